@@ -1,0 +1,97 @@
+"""Array kinds: what monotile needs to know of a NumPy array or a torch tensor, read without copying."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import dtypes
+from .dtypes import DType
+from .errors import ArgumentDType, ArgumentKind
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One array argument. Strides are in elements."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    device: str
+    writable: bool
+
+
+def is_array(item: Any) -> bool:
+    if isinstance(item, np.ndarray):
+        return True
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(item, torch.Tensor)
+
+
+def address(array: Any) -> int:
+    """Where the first element lies."""
+    if isinstance(array, np.ndarray):
+        return int(array.ctypes.data)
+    return int(array.data_ptr())
+
+
+def signature(array: Any) -> tuple[Any, ...]:
+    """Everything about an array but its address and contents, as quickly as it can be read."""
+    if isinstance(array, np.ndarray):
+        return array.shape, array.strides, array.dtype, array.flags.writeable
+    return tuple(array.shape), array.stride(), array.dtype, array.device, array.requires_grad
+
+
+def describe(name: str, array: Any) -> View:
+    """The array's facts, or an error that says why it cannot be an argument."""
+    if isinstance(array, np.ndarray):
+        return _describe_numpy(name, array)
+    if is_array(array):
+        return _describe_torch(name, array)
+    cure = "pass a NumPy array or a torch tensor"
+    raise ArgumentKind(f"{name!r} must be an array, found {type(array).__name__}; {cure}")
+
+
+def _describe_numpy(name: str, array: np.ndarray[Any, Any]) -> View:
+    dtype = dtypes.from_numpy(array.dtype) if array.dtype.isnative else None
+    if dtype is None:
+        raise ArgumentDType(f"{name!r} has dtype {array.dtype}; {_dtype_cure()}")
+    size = array.dtype.itemsize
+    if any(s % size for s in array.strides) or not array.flags.aligned:
+        raise ArgumentKind(f"{name!r} is not aligned to its elements; pass np.ascontiguousarray({name})")
+    return View(dtype, array.shape, tuple(s // size for s in array.strides), "cpu", array.flags.writeable)
+
+
+def _describe_torch(name: str, tensor: Any) -> View:
+    dtype = dtypes.BY_NAME.get(str(tensor.dtype).removeprefix("torch."))
+    if dtype is None:
+        raise ArgumentDType(f"{name!r} has dtype {tensor.dtype}; {_dtype_cure()}")
+    if tensor.layout is not sys.modules["torch"].strided or tensor.is_conj() or tensor.is_neg():
+        raise ArgumentKind(f"{name!r} is not an ordinary strided tensor; pass {name}.to_dense().resolve_conj().resolve_neg()")
+    return View(dtype, tuple(tensor.shape), tuple(tensor.stride()), str(tensor.device), True)
+
+
+def _dtype_cure() -> str:
+    return "monotile has " + ", ".join(d.name for d in dtypes.ALL)
+
+
+def span(view: View) -> tuple[int, int]:
+    """The bytes an array covers, relative to its address: first and one past the last; (0, 0) when empty."""
+    if 0 in view.shape:
+        return 0, 0
+    ends = [(n - 1) * s for n, s in zip(view.shape, view.strides, strict=True)]
+    low, high = sum(e for e in ends if e < 0), sum(e for e in ends if e > 0)
+    return low * view.dtype.bytes, (high + 1) * view.dtype.bytes
+
+
+def overlaps_itself(view: View) -> bool:
+    """Whether two elements may be the same memory (a broadcast view, say): then it cannot be an output."""
+    reach = 0
+    for stride, length in sorted((abs(s), n) for n, s in zip(view.shape, view.strides, strict=True) if n > 1):
+        if stride <= reach:
+            return True
+        reach += stride * (length - 1)
+    return False

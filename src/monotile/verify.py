@@ -1,0 +1,3 @@
+"""placeholder"""
+from .ir import Kernel
+def check(kernel: Kernel, stage: str) -> None: ...

@@ -34,6 +34,13 @@ class DType:
         """A storage format: loaded, stored and fed to `dot`, but computed with in a wider type."""
         return self.name in ("float16", "bfloat16", "int8", "uint8")
 
+    @property
+    def limits(self) -> tuple[int, int]:
+        """Least and greatest whole number an integer type holds."""
+        if self.name == "uint8":
+            return 0, 255
+        return -(2 ** (self.bits - 1)), 2 ** (self.bits - 1) - 1
+
     def __repr__(self) -> str:
         return self.name
 
@@ -73,7 +80,8 @@ def to_numpy(dtype: DType) -> np.dtype[Any]:
     if dtype is bfloat16:
         import ml_dtypes
 
-        return np.dtype(ml_dtypes.bfloat16)
+        found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return found
     return np.dtype(dtype.name)
 
 

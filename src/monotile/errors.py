@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import unicodedata
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .ir import Loc
+
+WIDEST = 160  # longer source lines are shown in part
+MOST_CALLS = 3  # of the helper calls that led to a mistake, how many are listed
 
 
 class MonotileError(Exception):
@@ -16,31 +20,66 @@ class InternalError(MonotileError):
     """A fault of monotile itself, never of the caller."""
 
 
-# ---- mistakes in a kernel's source -------------------------------------------------------------------------------------
+# ---- mistakes in a kernel's source -----------------------------------------------------------------------------------
 
 
 class KernelError(MonotileError):
     """A mistake in a kernel: what was found, the line with a caret under it, and the cure."""
 
     def __init__(self, found: str, cure: str, loc: Loc | None = None) -> None:
+        super().__init__(found)
         self.found, self.cure, self.loc = found, cure, loc
-        super().__init__(self.render())
+        self.calls: list[Loc] = []  # the calls of helpers that led here, innermost first
 
-    def render(self) -> str:
-        if self.loc is None:
-            return f"{self.found}\n  cure: {self.cure}"
-        text = self.loc.text.rstrip()
-        stripped = text.lstrip()
-        start = self.loc.column - (len(text) - len(stripped))
-        carets = "^" * max(1, min(self.loc.end, len(text)) - self.loc.column)
-        return (
-            f"{self.found}\n  {self.loc.file}, line {self.loc.line}:\n    {stripped}\n    {' ' * start}{carets}\n"
-            f"  cure: {self.cure}"
-        )
+    def __str__(self) -> str:
+        lines = [self.found]
+        if self.loc is not None:
+            lines += [f"  {self.loc.file}, line {self.loc.line}:", *underline(self.loc)]
+        for call in self.calls[:MOST_CALLS]:
+            lines.append(f"  called from {call.file}, line {call.line}: {call.text.strip()[:WIDEST]}")
+        if len(self.calls) > MOST_CALLS:
+            lines.append(f"  and {len(self.calls) - MOST_CALLS} calls further out")
+        return "\n".join([*lines, f"  cure: {self.cure}"])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.found, self.cure, self.loc), {"calls": self.calls}
+
+
+def underline(loc: Loc) -> tuple[str, str]:
+    """The source line and the line of carets under it, both indented for a message."""
+    text = loc.text.rstrip()
+    start = min(loc.column, len(text))
+    end = max(start + 1, min(loc.end, len(text)))
+    first = len(text) - len(text.lstrip())
+    before, after = "", ""
+    if len(text) - first > WIDEST:
+        first = max(first, start - WIDEST // 4)
+        before = "... " if text[:first].strip() else ""
+        after = " ..." if len(text) > first + WIDEST else ""
+        end = max(start + 1, min(end, first + WIDEST))
+    shown = text[first : first + WIDEST] if after else text[first:]
+    gap = "".join(c if c == "\t" else " " * _width(c) for c in text[first:start])
+    carets = "^" * max(1, sum(_width(c) for c in text[start:end]))
+    return f"    {before}{shown}{after}", f"    {' ' * len(before)}{gap}{carets}"
+
+
+def _width(character: str) -> int:
+    """Columns a character takes on a terminal."""
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
 class UnknownName(KernelError):
-    """A name that nothing defines where it is read."""
+    """A name that nothing defines."""
+
+
+class NameOutOfScope(KernelError):
+    """A name made inside a run-time loop or in one branch of an if, read where it may not exist."""
+
+
+class UnknownAttribute(KernelError):
+    """Something after a dot that tensors, tiles or modules do not have."""
 
 
 class UnsupportedPython(KernelError):
@@ -51,12 +90,44 @@ class WrongCall(KernelError):
     """A word or helper called with arguments it does not take."""
 
 
+class NotCallable(KernelError):
+    """A call of something that is not a word, a helper or a plain Python function."""
+
+
+class BadOperand(KernelError):
+    """A tensor, None, string or the like where a tile or a number is needed."""
+
+
+class ConstantFailed(KernelError):
+    """Arithmetic or a call on compile-time values that Python itself refuses."""
+
+
+class AssertionFailed(KernelError):
+    """The kernel's own assert does not hold for these constants."""
+
+
 class ShapeMismatch(KernelError):
     """Tiles whose shapes do not fit together."""
 
 
 class ShapeNotConstant(KernelError):
-    """A tile side, step or axis that is only known at run time."""
+    """A tile side, step, axis or tuple position that is only known at run time."""
+
+
+class BadSide(KernelError):
+    """A tile side that is not a whole number from 1 up."""
+
+
+class BadAxis(KernelError):
+    """An axis that the tile does not have."""
+
+
+class BadStep(KernelError):
+    """A loop that does not count upwards, or is too long to be written out."""
+
+
+class BadGrid(KernelError):
+    """A program_id that does not describe one grid for the whole kernel."""
 
 
 class RankTooHigh(KernelError):
@@ -64,7 +135,15 @@ class RankTooHigh(KernelError):
 
 
 class DTypeMismatch(KernelError):
-    """Element types that do not promote to a common one, or an operation a type does not have."""
+    """Element types that do not promote to a common one; the author must cast."""
+
+
+class UndefinedForDType(KernelError):
+    """An operation that an element type does not have."""
+
+
+class NumberDoesNotFit(KernelError):
+    """A number outside the range of the element type it meets."""
 
 
 class CarriedTypeChanged(KernelError):
@@ -75,16 +154,28 @@ class ReturnedValue(KernelError):
     """A kernel that returns something; kernels write to tensors."""
 
 
+class EarlyReturn(KernelError):
+    """A return inside a loop or branch that is decided at run time."""
+
+
+class NotIterable(KernelError):
+    """A for over something that is not a range, blocks or a tuple."""
+
+
 class BadIndex(KernelError):
     """A subscript that is not a slice, position or tile of positions."""
 
 
 class NotAssignable(KernelError):
-    """An assignment to something that cannot be written."""
+    """An assignment to something that cannot be written, or of something that cannot be stored."""
+
+
+class UnpackMismatch(KernelError):
+    """More or fewer names than values in an assignment."""
 
 
 class TruthOfTile(KernelError):
-    """A tile used where one true or false is needed."""
+    """A tile or tensor used where one true or false is needed."""
 
 
 class BadSignature(KernelError):
@@ -96,10 +187,10 @@ class NoSource(KernelError):
 
 
 class TooDeep(KernelError):
-    """Helper functions that call each other without end."""
+    """Helper functions that call each other without end, or expressions nested too deeply."""
 
 
-# ---- mistakes in a call ------------------------------------------------------------------------------------------------
+# ---- mistakes in a call ----------------------------------------------------------------------------------------------
 
 
 class CallError(MonotileError):
@@ -119,7 +210,11 @@ class ConstError(CallError):
 
 
 class ArgumentKind(CallError):
-    """An argument that is not an array, or a scalar that does not fit its type."""
+    """An argument that is not an array, or a scalar that is not a number of its type."""
+
+
+class ScalarDoesNotFit(CallError):
+    """A scalar argument outside the range of its type."""
 
 
 class ArgumentDType(CallError):
@@ -132,6 +227,10 @@ class ArgumentRank(CallError):
 
 class ArgumentShape(CallError):
     """Arrays whose lengths contradict the kernel's signature or each other."""
+
+
+class ArgumentAlignment(CallError):
+    """An array whose elements do not lie at multiples of their size."""
 
 
 class ArgumentDevice(CallError):

@@ -74,7 +74,7 @@ def _processors() -> int:
     return os.cpu_count() or 1
 
 
-# ---- teams -------------------------------------------------------------------------------------------------------------
+# ---- teams -----------------------------------------------------------------------------------------------------------
 
 
 class _Slot(ctypes.Structure):
@@ -191,7 +191,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_teams)
 
 
-# ---- memory ------------------------------------------------------------------------------------------------------------
+# ---- memory ----------------------------------------------------------------------------------------------------------
 
 
 class Arena:
@@ -232,7 +232,7 @@ def _libc() -> Any:
     return libc
 
 
-# ---- native code -------------------------------------------------------------------------------------------------------
+# ---- native code -----------------------------------------------------------------------------------------------------
 
 
 class _Native(NamedTuple):
@@ -332,8 +332,8 @@ define internal void @wake(ptr %slot) nounwind { ret void }
 declare i32 @usleep(i32)
 """
 
-# Slot states: 0 idle, 1 posted, 2 running, 3 sleeping. Plain fields are written by the owner before a slot is posted and
-# read by workers after they saw it posted; results travel back with the release store that makes a slot idle.
+# Slot states: 0 idle, 1 posted, 2 running, 3 sleeping. Plain fields are written by the owner before it posts a slot and
+# read by a worker after it saw its slot posted; results travel back with the release store that makes the slot idle.
 _POOL = """
 %slot = type { i32, ptr, [6 x i64] }
 %team = type { i64, [7 x i64], i64, i64, ptr, ptr, i64, i64, i64, i64, [1024 x %slot] }

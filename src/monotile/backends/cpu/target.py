@@ -1,0 +1,34 @@
+"""What the compiler needs to know of the processor: how wide a vector is and how big a register block may be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .jit import Host
+
+
+@dataclass(frozen=True)
+class Target:
+    """`lanes` float32s in a vector; a dot holds `rows` x `vectors` accumulators in registers."""
+
+    name: str
+    lanes: int
+    rows: int
+    vectors: int
+
+    @property
+    def panel(self) -> int:
+        """Lanes a register block covers."""
+        return self.lanes * self.vectors
+
+
+def target(host: Host) -> Target:
+    """Accumulators, one row of lane vectors and a broadcast must fit the registers: 32 with AVX-512 and NEON, 16 with AVX2."""
+    features = host.features.split(",")
+    if "+avx512f" in features and "+avx512vl" in features and "+avx512bw" in features:
+        return Target("avx512", lanes=16, rows=8, vectors=2)
+    if "+avx2" in features and "+fma" in features:
+        return Target("avx2", lanes=8, rows=4, vectors=2)
+    if host.triple.startswith(("aarch64", "arm64")):
+        return Target("neon", lanes=4, rows=4, vectors=4)
+    return Target("baseline", lanes=4, rows=2, vectors=2)

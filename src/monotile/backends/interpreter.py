@@ -1,0 +1,366 @@
+"""The definition of the language: every op of the IR, in NumPy, one program of the grid after another.
+
+It reads like a specification and is not fast. What another backend computes must agree with it: exactly where
+arithmetic is exact, within rounding where the order of a sum or the last bit of an exponential is free. It accepts IR
+before and after any pass, and raises InternalError where a pass has wrongly proved an access to be inside its tensor.
+
+In float64 mode every floating value is a float64 and nothing is rounded to a narrower type before a store: the same IR
+then computes the reference its own rounding errors are measured against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import dtypes, ir
+from ..dtypes import DType, float32
+from ..errors import InternalError
+from ..ir import Block, Op, Value
+from .base import Backend, Program
+
+Array = npt.NDArray[Any]
+
+
+def evaluate(
+    kernel: ir.Kernel,
+    arrays: Sequence[Array],
+    scalars: Sequence[Any],
+    *,
+    float64: bool = False,
+    skip_hidden: bool = True,
+) -> None:
+    """Runs a kernel's IR on NumPy arrays, one per tensor. Where the tensor is floating, any floating array will do."""
+    Run(kernel, arrays, scalars, float64, skip_hidden).every_program()
+
+
+@dataclass(frozen=True)
+class Interpreter(Backend):
+    """`skip_hidden=False` runs also the blocks of a loop whose `visible` is False everywhere: a correct kernel does not
+    notice."""
+
+    float64: bool = False
+    skip_hidden: bool = True
+    name = "interpreter"
+
+    def why_not(self) -> str | None:
+        return None
+
+    def accepts(self, device: str) -> bool:
+        return device == "cpu"
+
+    def compile(self, kernel: ir.Kernel) -> Program:
+        return Interpreted(kernel, self)
+
+    def stages(self, kernel: ir.Kernel) -> dict[str, Callable[[], str]]:
+        return {"ir": lambda: ir.show(kernel)}
+
+
+@dataclass(frozen=True)
+class Interpreted(Program):
+    kernel: ir.Kernel
+    options: Interpreter
+
+    def bind(self, words: Sequence[int]) -> None:
+        """Nothing to prepare: arrays know their lengths and strides."""
+
+    def launch(self, bound: Any, arrays: Sequence[Any], scalars: Sequence[Any], threads: int | None) -> None:
+        views = [_as_numpy(a) for a in arrays]
+        options = self.options
+        evaluate(self.kernel, views, scalars, float64=options.float64, skip_hidden=options.skip_hidden)
+
+
+BACKEND = Interpreter()
+
+
+def _as_numpy(array: Any) -> Array:
+    """The same memory as a NumPy array."""
+    if isinstance(array, np.ndarray):
+        return array
+    import torch
+
+    tensor = array.detach()
+    if tensor.dtype is torch.bfloat16:  # NumPy has no bfloat16 of its own: the bits pass as int16
+        bits: Array = tensor.view(torch.int16).numpy()
+        return bits.view(dtypes.to_numpy(dtypes.bfloat16))
+    plain: Array = tensor.numpy()
+    return plain
+
+
+# ---- conversions -----------------------------------------------------------------------------------------------------
+
+
+def convert(value: Array, target: np.dtype[Any]) -> Array:
+    """A cast. To a float: nearest, ties to even, too large becomes inf. To bool: not zero. Float to integer: towards
+    zero, held at the ends of the type, NaN is 0. Integer to integer: the low bits."""
+    source = value.dtype
+    if source == target:
+        return value
+    if target.kind == "b":
+        return np.asarray(value != 0)
+    if not _is_float(source):
+        # A narrow float is reached through float32, so that every machine rounds alike.
+        return value.astype(np.float32).astype(target) if _is_narrow_float(target) else value.astype(target)
+    if _is_float(target):
+        return value.astype(target)
+    limits = np.iinfo(target)
+    whole = np.trunc(value.astype(np.float64))
+    # The greatest int64 is no float64; compared with what it rounds to, nothing between the two is lost.
+    inside = (whole > float(limits.min)) & (whole < float(limits.max))
+    held = np.where(whole <= float(limits.min), limits.min, limits.max).astype(target)
+    held = np.where(np.isnan(whole), np.zeros((), target), held)
+    return np.where(inside, np.where(inside, whole, 0.0).astype(target), held)
+
+
+def _is_float(dtype: np.dtype[Any]) -> bool:
+    found = dtypes.from_numpy(dtype)
+    return dtype == np.float64 if found is None else found.is_float
+
+
+def _is_narrow_float(dtype: np.dtype[Any]) -> bool:
+    return _is_float(dtype) and dtype.itemsize == 2
+
+
+# ---- elementwise ops and folds ---------------------------------------------------------------------------------------
+
+ELEMENTWISE: dict[str, Callable[..., Any]] = {
+    "neg": np.negative,
+    "abs": np.abs,
+    "exp": np.exp,
+    "exp2": np.exp2,
+    "log": np.log,
+    "log2": np.log2,
+    "tanh": np.tanh,
+    "sqrt": np.sqrt,
+    "not": np.logical_not,
+    "add": np.add,  # integers wrap
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "floordiv": np.floor_divide,  # integers, rounded down; by 0 it is 0
+    "mod": np.remainder,  # the sign of the divisor; by 0 it is 0
+    "max": np.fmax,  # where one is NaN, the other
+    "min": np.fmin,
+    "and": np.logical_and,
+    "or": np.logical_or,
+    "lt": np.less,
+    "le": np.less_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "where": np.where,
+}
+
+
+def fold(kind: str, tile: Array, axis: int) -> Any:
+    """A reduce: sums in the tile's own type, extremes NaNs aside, any and all for bool."""
+    if kind == "sum":
+        return np.sum(tile, axis=axis, dtype=tile.dtype)
+    if tile.dtype.kind == "b":
+        return np.any(tile, axis=axis) if kind == "max" else np.all(tile, axis=axis)
+    if tile.dtype.kind == "f":
+        low, high = -np.inf, np.inf
+    else:
+        low, high = np.iinfo(tile.dtype).min, np.iinfo(tile.dtype).max
+    if kind == "max":
+        return np.fmax.reduce(tile, axis=axis, initial=low)
+    return np.fmin.reduce(tile, axis=axis, initial=high)
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+def overlap(op: Op, shape: Sequence[int], starts: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """The part of a tensor that a load or store touches, and the same part seen from the tile. A dimension at one
+    position counts as a run of length 1."""
+    inside_tensor, inside_tile = [], []
+    for n, (length, start) in enumerate(zip(shape, starts, strict=True)):
+        end = start + (op.attrs["extents"][n] or 1)
+        _require(op, n, op.attrs["checked"][n] or (start >= 0 and end <= length))
+        low = max(start, 0)
+        high = max(low, min(end, length))
+        inside_tensor.append(slice(low, high))
+        inside_tile.append(slice(low - start, high - start))
+    return tuple(inside_tensor), tuple(inside_tile)
+
+
+def _require(op: Op, dimension: int, holds: bool) -> None:
+    if not holds:
+        tensor, where = op.attrs["tensor"], f" at {op.loc.file}, line {op.loc.line}" if op.loc else ""
+        found = f"a {op.kind} of {tensor.name!r}{where} leaves dimension {dimension}, where it is marked as inside"
+        raise InternalError(f"{found}: a pass has proved something false")
+
+
+# ---- one launch ------------------------------------------------------------------------------------------------------
+
+
+class Run:
+    """One launch of a kernel. `values` holds what each SSA value is now."""
+
+    def __init__(
+        self, kernel: ir.Kernel, arrays: Sequence[Array], scalars: Sequence[Any], float64: bool, skip_hidden: bool
+    ) -> None:
+        self.kernel, self.arrays = kernel, arrays
+        self.float64, self.skip_hidden = float64, skip_hidden
+        names = [name for name, _ in kernel.scalars]
+        self.scalars: dict[str, Any] = dict(zip(names, scalars, strict=True))
+        self.position: tuple[int, ...] = ()
+        self.values: dict[Value, Array] = {}
+
+    def every_program(self) -> None:
+        with np.errstate(all="ignore"):
+            for position in np.ndindex(*self.grid()):
+                self.position = position
+                self.values.clear()
+                self.block(self.kernel.body)
+
+    def grid(self) -> tuple[int, ...]:
+        """The sizes given to program_id; a kernel without it is one program. Only what the sizes need is run."""
+        body = self.kernel.body.ops
+        at = next((n for n, op in enumerate(body) if op.kind == "program_id"), None)
+        if at is None:
+            return ()
+        needed, wanted = [], set(body[at].operands)
+        for op in reversed(body[:at]):
+            if wanted.intersection(op.results):
+                needed.append(op)
+                wanted.update(op.operands, *(inner.operands for b in op.blocks for inner in ir.walk(b)))
+        for op in reversed(needed):
+            self.op(op)
+        return tuple(max(0, self.number(v)) for v in body[at].operands)
+
+    # ---- values ------------------------------------------------------------------------------------------------------
+
+    def numpy_type(self, dtype: DType) -> np.dtype[Any]:
+        return np.dtype(np.float64) if self.float64 and dtype.is_float else dtypes.to_numpy(dtype)
+
+    def number(self, value: Value) -> int:
+        return int(self.values[value])
+
+    def set(self, value: Value, content: Any) -> None:
+        """Gives a value its content, in its own type and stretched to its own shape."""
+        array = np.asarray(content, self.numpy_type(value.dtype))
+        self.values[value] = array if array.shape == value.shape else np.broadcast_to(array, value.shape)
+
+    # ---- ops ---------------------------------------------------------------------------------------------------------
+
+    def block(self, block: Block) -> list[Array] | None:
+        """Runs a block and gives what it yields, or None if it found itself hidden and stopped."""
+        for op in block.ops:
+            if op.kind == "yield":
+                return [self.values[v] for v in op.operands]
+            if op.kind == "visible":
+                if self.skip_hidden and not self.values[op.operands[0]].any():
+                    return None
+            else:
+                self.op(op)
+        raise InternalError("a block without a yield")
+
+    def op(self, op: Op) -> None:
+        if op.kind in ELEMENTWISE:
+            self.set(op.result, ELEMENTWISE[op.kind](*(self.values[v] for v in op.operands)))
+        else:
+            HANDLERS[op.kind](self, op)
+
+    def const(self, op: Op) -> None:
+        self.set(op.result, op.attrs["value"])
+
+    def dim(self, op: Op) -> None:
+        self.set(op.result, self.arrays[op.attrs["tensor"].index].shape[op.attrs["axis"]])
+
+    def param(self, op: Op) -> None:
+        self.set(op.result, self.scalars[op.attrs["name"]])
+
+    def arange(self, op: Op) -> None:
+        self.set(op.result, np.arange(op.result.shape[0]))
+
+    def program_id(self, op: Op) -> None:
+        for result, index in zip(op.results, self.position, strict=True):
+            self.set(result, index)
+
+    def cast(self, op: Op) -> None:
+        self.set(op.result, convert(self.values[op.operands[0]], self.numpy_type(op.result.dtype)))
+
+    def expand(self, op: Op) -> None:
+        self.set(op.result, np.expand_dims(self.values[op.operands[0]], op.attrs["position"]))
+
+    def trans(self, op: Op) -> None:
+        self.set(op.result, self.values[op.operands[0]].T)
+
+    def broadcast(self, op: Op) -> None:
+        self.set(op.result, self.values[op.operands[0]])
+
+    def reduce(self, op: Op) -> None:
+        self.set(op.result, fold(op.attrs["fold"], self.values[op.operands[0]], op.attrs["axis"]))
+
+    def dot(self, op: Op) -> None:
+        a, b = (self.values[v].astype(self.numpy_type(float32), copy=False) for v in op.operands)
+        self.set(op.result, np.matmul(a, b))
+
+    def load(self, op: Op) -> None:
+        """What lies outside the tensor reads as zero."""
+        array = self.arrays[op.attrs["tensor"].index]
+        inside_tensor, inside_tile = overlap(op, array.shape, [self.number(v) for v in op.operands])
+        tile = np.zeros([extent or 1 for extent in op.attrs["extents"]], array.dtype)
+        tile[inside_tile] = array[inside_tensor]
+        self.set(op.result, tile.reshape(op.result.shape))
+
+    def store(self, op: Op) -> None:
+        """What lies outside the tensor is not written."""
+        array = self.arrays[op.attrs["tensor"].index]
+        value, starts = self.values[op.operands[0]], op.operands[1:]
+        inside_tensor, inside_tile = overlap(op, array.shape, [self.number(v) for v in starts])
+        tile = value.reshape([extent or 1 for extent in op.attrs["extents"]])
+        array[inside_tensor] = convert(tile[inside_tile], array.dtype)
+
+    def gather(self, op: Op) -> None:
+        """An element of the tensor for each element of the indices; outside it, zero."""
+        array = self.arrays[op.attrs["tensor"].index]
+        indices = [np.broadcast_to(self.values[v], op.result.shape).astype(np.int64) for v in op.operands]
+        inside = np.full(op.result.shape, True)
+        for n, (index, length) in enumerate(zip(indices, array.shape, strict=True)):
+            within = (index >= 0) & (index < length)
+            _require(op, n, op.attrs.get("checked", (True,) * array.ndim)[n] or bool(within.all()))
+            inside &= within
+        tile = np.zeros(op.result.shape, array.dtype)
+        tile[inside] = array[tuple(index[inside] for index in indices)]
+        self.set(op.result, tile)
+
+    def loop(self, op: Op) -> None:
+        """low, low + step, ... below high. A hidden iteration changes nothing."""
+        low, high, *inits = op.operands
+        (body,) = op.blocks
+        carried = [self.values[v] for v in inits]
+        for index in range(self.number(low), self.number(high), op.attrs["step"]):
+            self.set(body.params[0], index)
+            self.values.update(zip(body.params[1:], carried, strict=True))
+            leaving = self.block(body)
+            carried = carried if leaving is None else leaving
+        self.values.update(zip(op.results, carried, strict=True))
+
+    def branch(self, op: Op) -> None:
+        taken = self.block(op.blocks[0] if self.values[op.operands[0]] else op.blocks[1])
+        self.values.update(zip(op.results, taken or [], strict=True))
+
+
+HANDLERS: dict[str, Callable[[Run, Op], None]] = {
+    "const": Run.const,
+    "dim": Run.dim,
+    "param": Run.param,
+    "arange": Run.arange,
+    "program_id": Run.program_id,
+    "cast": Run.cast,
+    "expand": Run.expand,
+    "trans": Run.trans,
+    "broadcast": Run.broadcast,
+    "reduce": Run.reduce,
+    "dot": Run.dot,
+    "load": Run.load,
+    "store": Run.store,
+    "gather": Run.gather,
+    "for": Run.loop,
+    "if": Run.branch,
+}

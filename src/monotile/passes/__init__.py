@@ -1,0 +1,1 @@
+"""Rewrites and analyses shared by the backends. pipeline.py names them in order."""

@@ -1,0 +1,125 @@
+"""Axes: dimensions that meet in any op are one axis, for the whole kernel.
+
+Everything after this works on axes, so that a transpose or an added dimension costs nothing. An axis is *folded* if some
+reduce or dot sums over it; along an axis nothing folds, every op is pointwise.
+"""
+
+from __future__ import annotations
+
+from ..ir import ELEMENTWISE, Kernel, Op, Value, walk
+
+
+class Axis:
+    __slots__ = ("_up", "extent", "folded")
+
+    def __init__(self, extent: int) -> None:
+        self.extent, self.folded = extent, False
+        self._up: Axis | None = None
+
+    def root(self) -> Axis:
+        axis = self
+        while axis._up is not None:
+            axis = axis._up
+        return axis
+
+    def join(self, other: Axis) -> Axis:
+        a, b = self.root(), other.root()
+        if a is not b:
+            b._up = a
+            a.folded |= b.folded
+        return a
+
+    def __repr__(self) -> str:
+        return f"axis({self.extent}{', folded' if self.folded else ''})"
+
+
+class Axes:
+    """The axis of every dimension of every tile; None for a side of 1, which broadcasts against anything.
+
+    Elementwise ops, loops and branches always join dimensions. Ops that look at a value from another side (expand, trans,
+    dot) join too, unless one tile would then run over the same axis twice (`x[:, None] < x[None, :]`): there the reader
+    keeps an axis of its own and translates positions when it reads.
+    """
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._of: dict[Value, list[Axis | None]] = {}
+        self._views: list[tuple[Axis | None, Axis | None]] = []
+        self._together: list[tuple[Axis, Axis]] = []  # axes that are two dimensions of one thing
+        self.dots: dict[Op, tuple[Axis | None, Axis | None, Axis | None]] = {}  # m, k, n of each dot
+        for op in walk(kernel.body):
+            for block in op.blocks:
+                for param in block.params:
+                    self._fresh(param)
+            for result in op.results:
+                self._fresh(result)
+            self._visit(op)
+        for op in walk(kernel.body):  # what enters and leaves a loop or branch is one thing
+            if op.kind == "for":
+                (body,) = op.blocks
+                for group in zip(op.operands[2:], body.params[1:], body.terminator.operands, op.results, strict=True):
+                    self._same(*group)
+            elif op.kind == "if":
+                ends = (b.terminator.operands for b in op.blocks)
+                for group in zip(*ends, op.results, strict=True):
+                    self._same(*group)
+        for a, b in self._views:
+            if a is not None and b is not None and not self._meet(a.root(), b.root()):
+                a.join(b)
+        for m, k, n in self.dots.values():
+            if k is not None:
+                k.root().folded = True
+        self.dots = {op: tuple(a and a.root() for a in mkn) for op, mkn in self.dots.items()}  # type: ignore[misc]
+
+    def dims(self, value: Value) -> tuple[Axis | None, ...]:
+        return tuple(a.root() if a is not None else None for a in self._of.get(value, ()))
+
+    def of(self, value: Value) -> tuple[Axis, ...]:
+        """The axes a value really runs over."""
+        return tuple(a for a in self.dims(value) if a is not None)
+
+    def _meet(self, a: Axis, b: Axis) -> bool:
+        return any({x.root(), y.root()} == {a, b} for x, y in self._together) and a is not b
+
+    def _fresh(self, value: Value) -> list[Axis | None]:
+        dims: list[Axis | None] = [Axis(n) if n > 1 else None for n in value.shape]
+        self._of[value] = dims
+        self._pair(dims)
+        return dims
+
+    def _pair(self, dims: list[Axis | None]) -> None:
+        real = [a for a in dims if a is not None]
+        self._together += [(a, b) for i, a in enumerate(real) for b in real[i + 1 :]]
+
+    def _same(self, *values: Value) -> None:
+        for other in values[1:]:
+            for a, b in zip(self._of[values[0]], self._of[other], strict=True):
+                if a is not None and b is not None:
+                    a.join(b)
+
+    def _visit(self, op: Op) -> None:
+        if op.kind in ELEMENTWISE or op.kind in ("broadcast", "gather"):
+            for operand in op.operands:
+                if operand.shape:
+                    for a, b in zip(self._of[op.result], self._of[operand], strict=True):
+                        if a is not None and b is not None:
+                            a.join(b)
+        elif op.kind == "expand":
+            dims = list(self._of[op.result])
+            dims.pop(op.attrs["position"])
+            self._views += zip(dims, self._of[op.operands[0]], strict=True)
+        elif op.kind == "trans":
+            self._views += zip(self._of[op.result], self._of[op.operands[0]][::-1], strict=True)
+        elif op.kind == "reduce":
+            dims = list(self._of[op.operands[0]])
+            folded = dims.pop(op.attrs["axis"])
+            if folded is not None:
+                folded.root().folded = True
+            for a, b in zip(self._of[op.result], dims, strict=True):
+                if a is not None and b is not None:
+                    a.join(b)
+        elif op.kind == "dot":
+            m, n = self._of[op.result]
+            k = Axis(op.operands[0].shape[1]) if op.operands[0].shape[1] > 1 else None
+            self.dots[op] = (m, k, n)
+            self._pair([m, k, n])
+            self._views += zip([m, k, k, n], self._of[op.operands[0]] + self._of[op.operands[1]], strict=True)

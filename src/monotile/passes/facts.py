@@ -1,0 +1,32 @@
+"""Small facts about scalars that the passes rely on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..affine import Linear, linear
+from ..ir import Block, Kernel, Value, walk
+
+
+def loop_starts(kernel: Kernel) -> dict[Block, Value]:
+    """The first value of each loop's counter, by the loop's body."""
+    return {op.blocks[0]: op.operands[0] for op in walk(kernel.body) if op.kind == "for"}
+
+
+def nonnegative(form: Linear | None, starts: Mapping[Block, Value]) -> bool:
+    """Whether a sum of integer scalars is known to be 0 or more."""
+    if form is None or form.iotas:
+        return False
+    return form.const >= 0 and all(factor > 0 and _atom(v, starts) for v, factor in form.terms.items())
+
+
+def _atom(value: Value, starts: Mapping[Block, Value]) -> bool:
+    owner = value.owner
+    if isinstance(owner, Block):  # a loop's counter only grows
+        return value is owner.params[0] and owner in starts and nonnegative(linear(starts[owner]), starts)
+    if owner.kind in ("dim", "program_id"):
+        return True
+    parts = [nonnegative(linear(v), starts) for v in owner.operands]
+    if owner.kind == "max":
+        return any(parts)
+    return owner.kind in ("floordiv", "mod", "min", "mul") and all(parts)

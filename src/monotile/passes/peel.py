@@ -1,0 +1,273 @@
+"""Position tests and loops: `skip` leaves out blocks nothing sees, `peel` cuts a loop where its tests become known.
+
+A *guard* is something of the form `form < 0` over a whole tile, where `form` is linear in the loop counter, in scalars the
+loop does not change, and in positions within the tile: a comparison of positions, or the bounds of a load or store. For
+a block of a loop a guard is known true when it holds at the tile's worst position, and known false when it fails at its
+best. Both are bounds on the counter, so they are computed before the loop:
+
+    for j in low .. high       ->   for j in low .. a      every test kept
+                                    for j in a .. b        the guards are gone
+                                    for j in b .. high     every test kept
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ..affine import Linear, linear
+from ..builder import Builder
+from ..dtypes import bool_, int32
+from ..indexing import scalar
+from ..ir import Block, Kernel, Op, Tensor, Type, Value, clone, replace, uses, walk
+from .facts import loop_starts, nonnegative
+
+
+@dataclass(frozen=True)
+class Guard:
+    """`factor * counter + rest + offset < 0` for every offset from `low` to `high`."""
+
+    factor: int
+    rest: Linear
+    low: int
+    high: int
+
+
+# ---- guards ------------------------------------------------------------------------------------------------------------
+
+
+def _guard(form: Linear, shape: tuple[int, ...], body: Block, inside: set[Value]) -> Guard | None:
+    """`form < 0` as a guard of the loop with this body; None when the counter does not decide it."""
+    terms = dict(form.terms)
+    factor = terms.pop(body.params[0], 0)
+    if factor == 0 or any(v in inside for v in terms):
+        return None
+    low, high = form.offset_range(shape or (1, 1))
+    return Guard(factor, Linear(0, terms), low, high)
+
+
+def _below(op: Op) -> Linear | None:
+    """The form that is negative exactly where an integer comparison holds."""
+    left, right = (linear(v) for v in op.operands)
+    if op.kind not in ("lt", "le") or left is None or right is None:
+        return None
+    return left - right - Linear(1 if op.kind == "le" else 0)
+
+
+def _conjuncts(value: Value) -> Iterator[tuple[Op, tuple[int, ...]]]:
+    """The comparisons whose conjunction a bool value is; others are left out, which only makes it truer."""
+    op = value.op
+    if op is None:
+        return
+    if op.kind == "and":
+        for operand in op.operands:
+            yield from _conjuncts(operand)
+    elif op.kind in ("lt", "le"):
+        yield op, op.result.shape
+    elif op.kind in ("broadcast", "expand", "trans"):
+        yield from _conjuncts(op.operands[0])
+
+
+def _made_inside(body: Block) -> set[Value]:
+    inside = set(body.params)
+    for op in walk(body):
+        inside.update(op.results)
+        for block in op.blocks:
+            inside.update(block.params)
+    return inside
+
+
+def _limits(b: Builder, guards: list[Guard], best: bool) -> tuple[Value | None, Value | None]:
+    """Bounds on the counter between which all guards hold at the tile's best (or worst) position: first, one past the last.
+
+    factor > 0:  counter < ceil(-(rest + offset) / factor);   factor < 0:  counter > floor((rest + offset) / -factor)."""
+    low: Value | None = None
+    high: Value | None = None
+    for g in guards:
+        offset = g.low if best else g.high
+        if g.factor > 0:
+            bound = scalar(b, g.rest.times(-1) + Linear(g.factor - 1 - offset))
+            bound = b.binary("floordiv", bound, g.factor) if g.factor > 1 else bound
+            high = bound if high is None else b.binary("min", high, bound)
+        else:
+            bound = scalar(b, g.rest + Linear(offset))
+            bound = b.binary("floordiv", bound, -g.factor) if g.factor < -1 else bound
+            bound = b.binary("add", bound, 1)
+            low = bound if low is None else b.binary("max", low, bound)
+    return low, high
+
+
+def _on_grid(b: Builder, start: Value, bound: Value, step: int) -> Value:
+    """The first counter value start, start + step, ... that is at least `bound`."""
+    distance = b.binary("max", b.binary("sub", bound, start), 0)
+    return b.binary("add", start, b.binary("mul", b.cdiv(distance, step), step))
+
+
+# ---- skip --------------------------------------------------------------------------------------------------------------
+
+
+def skip(kernel: Kernel) -> None:
+    """Loops with a `visible` mark run only over the blocks it may hold in. The mark has then done its work."""
+    _each_loop(kernel.body, _skip)
+
+
+def _skip(block: Block, loop: Op) -> None:
+    (body,) = loop.blocks
+    marks = [op for op in body.ops if op.kind == "visible"]
+    body.ops = [op for op in body.ops if op.kind != "visible"]
+    inside = _made_inside(body)
+    guards = []
+    for mark in marks:
+        for test, shape in _conjuncts(mark.operands[0]):
+            form = _below(test)
+            guard = _guard(form, shape, body, inside) if form is not None else None
+            if guard is not None:
+                guards.append(guard)
+    b = Builder(block)
+    b.loc = loop.loc
+    low, high = _limits(b, guards, best=True)
+    start, end, *inits = loop.operands
+    if low is not None:
+        start = _on_grid(b, start, low, loop.attrs["step"])
+    if high is not None:
+        end = b.binary("min", end, high)
+    loop.operands = (start, end, *inits)
+    block.ops.append(loop)
+
+
+# ---- peel --------------------------------------------------------------------------------------------------------------
+
+
+def peel(kernel: Kernel) -> None:
+    _peel(kernel, bounds=False)
+
+
+def peel_with_bounds(kernel: Kernel) -> None:
+    _peel(kernel, bounds=True)
+
+
+def _peel(kernel: Kernel, bounds: bool) -> None:
+    starts = loop_starts(kernel)
+    renamed: dict[Value, Value] = {}
+    _each_loop(kernel.body, lambda block, loop: renamed.update(_peel_loop(block, loop, starts, bounds)))
+    replace(kernel.body, renamed)
+
+
+def _peel_loop(block: Block, loop: Op, starts: dict[Block, Value], bounds: bool) -> dict[Value, Value]:
+    (body,) = loop.blocks
+    nested = any(op.kind == "for" for op in walk(body))
+    b = Builder(block)
+    b.loc = loop.loc
+
+    def dim(tensor: Tensor, axis: int) -> Value:
+        return b.emit("dim", (), Type(int32), tensor=tensor, axis=axis).result
+
+    tests, accesses = ({}, {}) if nested else _find_guards(body, starts, bounds, dim)
+    guards = [*tests.values(), *(g for found in accesses.values() for _, pair in found for g in pair)]
+    if not guards:
+        block.ops.append(loop)
+        return {}
+    start, end, *inits = loop.operands
+    step = loop.attrs["step"]
+    low, high = _limits(b, guards, best=False)
+    first = start if low is None else _on_grid(b, start, low, step)
+    last = end if high is None else b.binary("min", end, high)
+    carried = tuple(inits)
+    if low is not None:
+        carried = _copy(block, loop, start, b.binary("min", first, end), carried)
+    carried = _copy(block, loop, first, last, carried, tests, accesses)
+    if high is not None:
+        carried = _copy(block, loop, _on_grid(b, first, last, step), end, carried)
+    return dict(zip(loop.results, carried, strict=True))
+
+
+Accesses = dict[Op, list[tuple[int, list[Guard]]]]
+
+
+def _find_guards(
+    body: Block, starts: dict[Block, Value], bounds: bool, dim: Callable[[Tensor, int], Value]
+) -> tuple[dict[Op, Guard], Accesses]:
+    """Comparisons in the loop's own block that something uses, and the bounds of its loads and stores."""
+    inside = _made_inside(body)
+    tests: dict[Op, Guard] = {}
+    accesses: Accesses = {}
+    used = uses(body)
+    for op in body.ops:
+        if op.kind in ("lt", "le") and op.operands[0].dtype.is_int and op.result in used:
+            form = _below(op)
+            guard = _guard(form, op.result.shape, body, inside) if form is not None else None
+            if guard is not None:
+                tests[op] = guard
+    for op in body.ops:
+        if (bounds or tests) and op.kind in ("load", "store"):  # a loop that is cut anyway is cut for its bounds too
+            found = [(axis, pair) for axis in range(len(op.attrs["checked"])) if (pair := _bounds(op, axis, body, inside, starts, dim))]
+            if found:
+                accesses[op] = found
+    return tests, accesses
+
+
+def _bounds(
+    op: Op, axis: int, body: Block, inside: set[Value], starts: dict[Block, Value], dim: Callable[[Tensor, int], Value]
+) -> list[Guard]:
+    """Guards under which an access stays inside its tensor along one dimension; empty when they are not known."""
+    if not op.attrs["checked"][axis]:
+        return []
+    start = linear(op.operands[(op.kind == "store") + axis])
+    if start is None:
+        return []
+    length = op.attrs["tensor"].dims[axis]
+    size = Linear(length) if isinstance(length, int) else Linear(terms={dim(op.attrs["tensor"], axis): 1})
+    above = _guard(start + Linear(op.attrs["extents"][axis] or 1) - size - Linear(1), (), body, inside)
+    if above is None:
+        return []
+    if nonnegative(start, starts):
+        return [above]
+    below = _guard(start.times(-1) - Linear(1), (), body, inside)
+    return [] if below is None else [above, below]
+
+
+def _copy(
+    block: Block,
+    loop: Op,
+    start: Value,
+    end: Value,
+    inits: tuple[Value, ...],
+    tests: dict[Op, Guard] | None = None,
+    accesses: Accesses | None = None,
+) -> tuple[Value, ...]:
+    """One of the loops the original becomes. In the clean one the tests are true and the accesses inside."""
+    mapping: dict[Value, Value] = {}
+    copy = clone(loop, mapping)
+    copy.operands = (start, end, *inits)
+    (body,) = copy.blocks
+    known = {mapping[op.result]: op for op in tests or ()}
+    ops, body.ops = body.ops, []
+    b = Builder(body)
+    truths: dict[Value, Value] = {}
+    inner = {new: old for old, new in zip(loop.blocks[0].ops, ops, strict=True)}
+    for op in ops:
+        if op.results and op.results[0] in known:
+            b.loc = op.loc
+            truths[op.result] = b.broadcast(b.const(True, bool_), op.result.shape)
+            continue
+        for axis, _ in (accesses or {}).get(inner[op], ()):
+            checked = list(op.attrs["checked"])
+            checked[axis] = False
+            op.attrs["checked"] = tuple(checked)
+        body.ops.append(op)
+    replace(body, truths)
+    block.ops.append(copy)
+    return copy.results
+
+
+def _each_loop(block: Block, visit: Callable[[Block, Op], None]) -> None:
+    """Calls visit(block, loop) for every loop, innermost first; visit appends what takes the loop's place."""
+    ops, block.ops = block.ops, []
+    for op in ops:
+        for inner in op.blocks:
+            _each_loop(inner, visit)
+        if op.kind == "for":
+            visit(block, op)
+        else:
+            block.ops.append(op)
+

@@ -1,0 +1,47 @@
+"""The passes, in order. Every rewrite is a function from a kernel to nothing that changes it in place; the verifier runs
+after each. Backends choose with `Options`; what they learn afterwards (axes, nests, storage) are analyses they call.
+
+| pass         | what it does                                                                                      |
+|--------------|---------------------------------------------------------------------------------------------------|
+| fold         | constants, identities, decided comparisons and branches, bounds that cannot be exceeded           |
+| cse          | equal pure ops become one                                                                         |
+| motion       | what a loop does not change moves before it                                                       |
+| dce          | ops nothing reads are removed                                                                     |
+| skip         | loops under `blocks(..., visible)` run only over blocks that may be visible                       |
+| peel         | a loop is cut where its position tests become known: masked blocks, clean blocks, masked blocks   |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .. import verify
+from ..ir import Kernel
+from .cse import cse, dce
+from .fold import fold
+from .motion import motion
+from .peel import peel, peel_with_bounds, skip
+
+Pass = Callable[[Kernel], None]
+CLEAN: tuple[Pass, ...] = (fold, cse, motion, dce)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a backend asks for."""
+
+    peel_bounds: bool = True  # also cut loops where loads and stores reach the edge of a tensor
+
+
+def passes(options: Options) -> tuple[Pass, ...]:
+    return (*CLEAN, skip, *CLEAN, peel_with_bounds if options.peel_bounds else peel, *CLEAN)
+
+
+def run(kernel: Kernel, options: Options, watch: Callable[[str, Kernel], None] | None = None) -> None:
+    """Runs every pass; `watch` sees the kernel after each."""
+    for each in passes(options):
+        each(kernel)
+        verify.check(kernel, each.__name__)
+        if watch is not None:
+            watch(each.__name__, kernel)

@@ -1,0 +1,387 @@
+"""The native thread pool: every program exactly once, whatever the threads, callers, forks and interrupts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+import pytest
+
+from monotile import cache as disk
+from monotile.backends.cpu import jit, pool
+from monotile.errors import BadThreadCount, InternalError
+
+SOURCES = str(Path(pool.__file__).parents[3])
+
+# args: [0] programs, [1] loop turns per program, [2] scratch bytes, [8 + p] what program p leaves.
+# `count` adds one to its place; `mark` leaves its scratch address if what it wrote there is still there after a while.
+KERNELS = """
+define i64 @programs(ptr %args) nounwind {
+  %n = load i64, ptr %args
+  ret i64 %n
+}
+define internal void @linger(ptr %args) nounwind {
+  %p = getelementptr i64, ptr %args, i64 1
+  %turns = load i64, ptr %p
+  br label %loop
+loop:
+  %i = phi i64 [ 0, %0 ], [ %i1, %loop ]
+  %seen = load volatile i64, ptr %p
+  %i1 = add i64 %i, 1
+  %more = icmp slt i64 %i1, %turns
+  br i1 %more, label %loop, label %end
+end:
+  ret void
+}
+define void @count(ptr %args, i64 %program, ptr %scratch) nounwind {
+  call void @linger(ptr %args)
+  %places = getelementptr i64, ptr %args, i64 8
+  %place = getelementptr i64, ptr %places, i64 %program
+  %old = atomicrmw add ptr %place, i64 1 monotonic
+  ret void
+}
+define void @mark(ptr %args, i64 %program, ptr %scratch) nounwind {
+  %p.bytes = getelementptr i64, ptr %args, i64 2
+  %bytes = load i64, ptr %p.bytes
+  %end = getelementptr i8, ptr %scratch, i64 %bytes
+  %last = getelementptr i64, ptr %end, i64 -1
+  store volatile i64 %program, ptr %scratch
+  store volatile i64 %program, ptr %last
+  call void @linger(ptr %args)
+  %first.now = load volatile i64, ptr %scratch
+  %last.now = load volatile i64, ptr %last
+  %beyond = getelementptr i8, ptr %end, i64 4088
+  %readable = load volatile i64, ptr %beyond
+  %a = icmp eq i64 %first.now, %program
+  %b = icmp eq i64 %last.now, %program
+  %kept = and i1 %a, %b
+  %address = ptrtoint ptr %scratch to i64
+  %result = select i1 %kept, i64 %address, i64 -1
+  %places = getelementptr i64, ptr %args, i64 8
+  %place = getelementptr i64, ptr %places, i64 %program
+  store i64 %result, ptr %place
+  ret void
+}
+"""
+UNLOADED_NEVER: list[object] = []  # code that workers of a test still run when it is over
+MILLISECOND = 1_000_000  # loop turns: between half a millisecond and a few
+
+
+@cache
+def code() -> jit.Loaded:
+    return jit.load_object(jit.compile_object(KERNELS))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded() -> None:
+    """Threads that all found `code` missing would each load it, and all but one copy would be unloaded under them."""
+    code()
+
+
+def arguments(programs: int, turns: int = 0, scratch_bytes: int = 0) -> np.ndarray[Any, np.dtype[np.int64]]:
+    args = np.zeros(8 + max(programs, 0), np.int64)
+    args[:3] = programs, turns, scratch_bytes
+    return args
+
+
+def launch(name: str, args: np.ndarray[Any, np.dtype[np.int64]], threads: int | None) -> list[int]:
+    pool.run(code().address(name), code().address("programs"), args.ctypes.data, int(args[2]), threads)
+    return [int(value) for value in args[8:]]
+
+
+def worker_threads() -> int:
+    return sum(thread.name.startswith("monotile-") for thread in threading.enumerate())
+
+
+@pytest.fixture
+def fresh_teams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_teams", pool._Teams())
+
+
+@pytest.fixture
+def fresh_default() -> Iterator[None]:
+    pool.default_threads.cache_clear()
+    yield
+    pool.default_threads.cache_clear()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4, None])
+@pytest.mark.parametrize("programs", [0, 1, 2, 1000])
+def test_every_program_runs_once(programs: int, threads: int | None) -> None:
+    for turns in (0, 200):
+        for _ in range(20):
+            assert launch("count", arguments(programs, turns), threads) == [1] * programs
+
+
+def test_launches_after_pauses_of_every_length() -> None:
+    """Workers are met spinning, on their way to sleep, and asleep."""
+    for pause_us in (0, 20, 50, 100, 200, 300, 500, 1000, 3000) * 15:
+        time.sleep(pause_us * 1e-6)
+        assert launch("count", arguments(7, 50), 3) == [1] * 7
+
+
+def test_polling_workers_take_part(fresh_teams: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sleep of systems without a futex, which this one can run as well."""
+    data = jit.compile_object(pool.native_text(jit.host().triple.replace("linux", "other").replace("apple", "other")))
+    monkeypatch.setattr(disk, "load", lambda key, kind: data)
+    native = pool._native.__wrapped__()
+    UNLOADED_NEVER.append(native)
+    monkeypatch.setattr(pool, "_native", lambda: native)
+    for pause_us in (0, 1000, 3000) * 5:
+        time.sleep(pause_us * 1e-6)
+        assert launch("count", arguments(40, 2000), 3) == [1] * 40
+
+
+@pytest.mark.usefixtures("fresh_teams")
+def test_one_thread_or_one_program_starts_no_worker() -> None:
+    before = worker_threads()
+    launch("count", arguments(1000), 1)
+    launch("count", arguments(1), 4)
+    launch("count", arguments(0), 4)
+    assert worker_threads() == before
+    launch("count", arguments(2), 4)
+    assert worker_threads() == before + 1
+    launch("count", arguments(100), 3)
+    assert worker_threads() == before + 2
+
+
+@pytest.mark.usefixtures("fresh_teams")
+def test_no_more_threads_from_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    launch("count", arguments(10), 2)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert launch("count", arguments(100), 4) == [1] * 100
+
+
+def test_more_than_one_thread_works() -> None:
+    """Long programs are shared: with two workers awake or asleep, one caller never has to do them all."""
+    args = arguments(400, MILLISECOND, 64)
+    assert len(set(launch("mark", args, 2))) == 2
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_scratch_is_private_aligned_and_grows(threads: int, fresh_teams: None) -> None:
+    for scratch_bytes in (64, 4096, 100_000, 3 << 20, 64, 5 << 20):
+        found = launch("mark", arguments(64, 2000, scratch_bytes), threads)
+        assert -1 not in found, "another program wrote to this scratch"
+        assert len(set(found)) <= threads
+        alignment = 1 << 21 if scratch_bytes >= 1 << 21 else 64
+        assert all(address % alignment == 0 for address in found)
+
+
+def test_simultaneous_callers() -> None:
+    failures: list[object] = []
+
+    def call(seed: int) -> None:
+        for i in range(60):
+            counted = launch("count", arguments(30, 100), 1 + (seed + i) % 3)
+            marked = launch("mark", arguments(30, 100, 64 << (i % 8)), 2)
+            if counted != [1] * 30 or -1 in marked:
+                failures.append((counted, marked))
+
+    callers = [threading.Thread(target=call, args=(seed,)) for seed in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(timeout=60)
+    assert not any(caller.is_alive() for caller in callers)
+    assert not failures
+
+
+def test_simultaneous_first_calls() -> None:
+    """The pool itself is compiled, loaded and started by whoever comes first."""
+    ending = """
+barrier = threading.Barrier(6)
+def call():
+    barrier.wait()
+    for _ in range(50): pool.run(kernel, few, 0, 4096, 3)
+callers = [threading.Thread(target=call) for _ in range(6)]
+for caller in callers: caller.start()
+for caller in callers: caller.join()
+"""
+    exits_cleanly(LOADING + ending)
+
+
+def interrupt(signal_number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_interrupt_stops_a_long_launch(threads: int) -> None:
+    args = arguments(100_000, MILLISECOND)
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.15)
+        with pytest.raises(KeyboardInterrupt):
+            launch("count", args, threads)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    done = int(args[8:].sum())
+    assert 0 < done < 100_000
+    time.sleep(0.05)
+    assert int(args[8:].sum()) == done, "a worker went on after the launch was stopped"
+    assert launch("count", arguments(100), threads) == [1] * 100
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_interrupts_at_every_moment(threads: int) -> None:
+    """Whatever an interrupt hits, ownership of the team is given back and nothing runs on."""
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for delay_us in range(1, 400, 7):
+            args = arguments(200, 300)
+            try:
+                signal.setitimer(signal.ITIMER_REAL, delay_us * 1e-6)
+                launch("count", args, threads)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                pass
+            assert set(args[8:].tolist()) <= {0, 1}
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    owners = [team._shared.owner for team in (pool._teams.crew(), *pool._teams.soloists)]
+    assert not any(owners)
+
+
+def test_launch_within_an_interrupted_launch() -> None:
+    """A signal handler may itself launch, on the thread whose launch it interrupts."""
+    inner: list[list[int]] = []
+    previous = signal.signal(signal.SIGALRM, lambda *_: inner.append(launch("count", arguments(10), 2)))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        assert launch("count", arguments(400, MILLISECOND), 2) == [1] * 400
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert inner == [[1] * 10]
+
+
+def child_works() -> bool:
+    """Fork; whether the child, left with none of the workers, can launch."""
+    child = os.fork()
+    if child == 0:
+        try:
+            right = all(launch("count", arguments(50, 100), threads) == [1] * 50 for threads in (2, 1, 3))
+            fresh = jit.load_object(jit.compile_object(KERNELS)).address("count") != 0
+            os._exit(0 if right and fresh else 1)
+        finally:
+            os._exit(2)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        finished, status = os.waitpid(child, os.WNOHANG)
+        if finished:
+            return os.waitstatus_to_exitcode(status) == 0
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return False
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # newer Pythons warn about any fork beside threads
+def test_fork() -> None:
+    launch("count", arguments(10), 3)
+    assert child_works()
+    assert launch("count", arguments(100), 3) == [1] * 100
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_fork_while_another_thread_launches() -> None:
+    args = arguments(300, MILLISECOND)
+    other = threading.Thread(target=launch, args=("count", args, 2))
+    other.start()
+    assert child_works()
+    other.join(timeout=60)
+    assert args[8:].tolist() == [1] * 300
+
+
+LOADING = """
+import threading, time
+from monotile.backends.cpu import jit, pool
+code = jit.load_object(jit.compile_object('''
+define i64 @programs(ptr %args) nounwind { ret i64 1000000000 }
+define i64 @few(ptr %args) nounwind { ret i64 20 }
+define void @kernel(ptr %args, i64 %program, ptr %scratch) nounwind { store i64 %program, ptr %scratch ret void }
+'''))
+kernel, few, many = code.address("kernel"), code.address("few"), code.address("programs")
+"""
+
+
+def exits_cleanly(script: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": SOURCES}
+    result = subprocess.run([sys.executable, "-c", script], env=environment, timeout=60, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        pytest.param("", id="spinning"),
+        pytest.param("time.sleep(0.1)", id="sleeping"),
+        pytest.param(
+            "threading.Thread(target=pool.run, args=(kernel, many, 0, 64, 2), daemon=True).start(); time.sleep(0.1)",
+            id="launching",
+        ),
+    ],
+)
+def test_interpreter_exit(ending: str) -> None:
+    exits_cleanly(LOADING + "pool.run(kernel, few, 0, 3 << 20, 3)\n" + ending)
+
+
+@pytest.mark.parametrize("threads", [0, -1, pool.MAX_THREADS + 1])
+def test_bad_thread_argument(threads: int) -> None:
+    with pytest.raises(BadThreadCount, match="expected a whole number from 1"):
+        launch("count", arguments(2), threads)
+
+
+@pytest.mark.usefixtures("fresh_default")
+@pytest.mark.parametrize("value", ["two", "0", "-1", "1.5", "²", "99999999999999999999"])
+def test_bad_thread_variable(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONOTILE_THREADS", value)
+    with pytest.raises(BadThreadCount, match="MONOTILE_THREADS"):
+        launch("count", arguments(2), None)
+
+
+@pytest.mark.usefixtures("fresh_default")
+def test_thread_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONOTILE_THREADS", " 3 ")
+    assert pool.default_threads() == 3
+    pool.default_threads.cache_clear()
+    monkeypatch.setenv("MONOTILE_THREADS", "")
+    assert 1 <= pool.default_threads() <= (os.cpu_count() or 1)
+
+
+@pytest.mark.parametrize("triple", ["aarch64-unknown-linux-gnu", "arm64-apple-darwin", "x86_64-apple-darwin"])
+def test_pool_compiles_for_other_machines(triple: str) -> None:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    machine = llvm.Target.from_triple(triple).create_target_machine(reloc="pic", codemodel="small")
+    assembly = machine.emit_assembly(llvm.parse_assembly(pool.native_text(triple)))
+    assert ("ulock_wait" if "apple" in triple else "syscall") in assembly
+
+
+def test_wrong_code_is_an_internal_error() -> None:
+    with pytest.raises(InternalError, match="LLVM rejects"):
+        jit.compile_object("define void @f() { ret i64 0 }")
+    with pytest.raises(InternalError, match="cannot load"):
+        jit.load_object(b"not an object").address("f")
+    with pytest.raises(InternalError, match="nothing_here"):
+        code().address("nothing_here")
+
+
+def test_stages_can_be_read() -> None:
+    assert "alloca" not in jit.optimise("define i64 @f(i64 %x) { %a = alloca i64 store i64 %x, ptr %a ret i64 %x }")
+    assert "programs" in jit.assembly(KERNELS)

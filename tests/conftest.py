@@ -1,0 +1,45 @@
+"""What every test shares: the examples on the path, a cache of its own, and the backends that can run here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from monotile import MonotileError, backends
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+
+
+def _usable(names: tuple[str, ...]) -> list[str]:
+    found = []
+    for name in names:
+        try:
+            backends.usable(name)
+        except (ImportError, MonotileError):
+            continue
+        found.append(name)
+    return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Compiled kernels of a test run stay in it and go with it."""
+    path = tmp_path_factory.mktemp("kernels")
+    before = os.environ.get("MONOTILE_CACHE_DIR")
+    os.environ["MONOTILE_CACHE_DIR"] = str(path)
+    yield path
+    if before is None:
+        del os.environ["MONOTILE_CACHE_DIR"]
+    else:
+        os.environ["MONOTILE_CACHE_DIR"] = before
+
+
+@pytest.fixture(params=_usable(("interpreter", "cpu")))
+def backend(request: pytest.FixtureRequest) -> str:
+    """Each backend that computes on arrays in this machine's memory."""
+    name: str = request.param
+    return name

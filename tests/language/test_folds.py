@@ -1,0 +1,188 @@
+"""sum, max and min along an axis, and dot."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from arrays import FLOATS, INTS, Array, numpy_type, poisoned, random, same
+
+from monotile.language import Const, Tensor, arange, cdiv, dot, float32, kernel, max, min, program_id, sum, zeros
+
+
+@kernel
+def fold(x: Tensor["M N"], y: Tensor["_"], *, f: Const, M: Const, N: Const):
+    """One program: a fold of the whole of x."""
+    r = f(x[:, :])
+    y[0 : r.shape[0]] = r
+
+
+@kernel
+def fold_all(x: Tensor["N"], y: Tensor["1"], *, f: Const, N: Const):
+    y[0] = f(x[:])
+
+
+SHAPES = ((1, 1), (1, 7), (7, 1), (5, 3), (16, 16), (17, 33), (2, 61))
+
+
+def computed(dtype: str) -> str:
+    return {"float16": "float32", "bfloat16": "float32", "int8": "int32", "uint8": "int32"}.get(dtype, dtype)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTS])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_extremes(backend: str, dtype: str, axis: int) -> None:
+    over_rows = axis == 0
+    highest = (lambda x: x.max(axis=0)) if over_rows else (lambda x: max(x, axis=1))
+    lowest = (lambda x: min(x, axis=0)) if over_rows else (lambda x: x.min(axis=-1))
+    for shape in SHAPES:
+        x = random(shape, dtype)
+        for f, oracle in ((highest, np.max), (lowest, np.min)):
+            y = poisoned(shape[1 - axis], computed(dtype))
+            fold(x, y, f=f, backend=backend)
+            same(y, oracle(x.astype(computed(dtype)), axis=axis))
+
+
+def test_extremes_ignore_nan(backend: str) -> None:
+    x = random((6, 9))
+    x[0, 3], x[2], x[4, :8] = np.nan, np.nan, -np.inf
+    high, low = poisoned(6), poisoned(6)
+    fold(x, high, f=lambda x: x.max(axis=1), backend=backend)
+    fold(x, low, f=lambda x: x.min(axis=1), backend=backend)
+    same(high, np.fmax.reduce(x, axis=1, initial=-np.inf))
+    same(low, np.fmin.reduce(x, axis=1, initial=np.inf))
+    assert high[2] == -np.inf and low[2] == np.inf
+
+
+def test_bool_max_is_any_and_min_is_all(backend: str) -> None:
+    x = np.array([[0, 0, 0], [0, 1, 0], [1, 1, 1]], bool)
+    y, z = poisoned(3, "bool"), poisoned(3, "bool")
+    fold(x, y, f=lambda x: x.max(axis=1), backend=backend)
+    fold(x, z, f=lambda x: x.min(axis=1), backend=backend)
+    same(y, x.any(axis=1))
+    same(z, x.all(axis=1))
+
+
+@pytest.mark.parametrize("dtype", INTS)
+def test_integer_sums_are_exact_and_wrap(backend: str, dtype: str) -> None:
+    x = random((9, 33), dtype)
+    if dtype in ("int32", "int64"):
+        x[0] = np.iinfo(dtype).max
+    y = poisoned(9, computed(dtype))
+    fold(x, y, f=lambda x: sum(x, axis=1), backend=backend)
+    same(y, x.sum(axis=1, dtype=computed(dtype)))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_float_sums_are_in_float32(backend: str, dtype: str, shape: tuple[int, int]) -> None:
+    """Any order of summation is allowed: at most one rounding per addition."""
+    x = random(shape, dtype)
+    for axis, f in ((0, lambda x: x.sum(axis=0)), (1, lambda x: x.sum(axis=1))):
+        y = poisoned(shape[1 - axis])
+        fold(x, y, f=f, backend=backend)
+        wide = x.astype(np.float64)
+        bound = shape[axis] * 2.0**-24 * np.abs(wide).sum(axis=axis)
+        assert (np.abs(y - wide.sum(axis=axis)) <= bound).all()
+
+
+def test_folding_a_row_gives_a_scalar(backend: str) -> None:
+    x, y = random(37, "int32"), poisoned(1, "int32")
+    for f, oracle in ((lambda x: x.max(axis=0), np.max), (lambda x: sum(x), np.sum), (lambda x: min(x, axis=0), np.min)):
+        y[:] = 77
+        fold_all(x, y, f=f, backend=backend)
+        assert y[0] == oracle(x)
+
+
+def test_sums_of_infinities(backend: str) -> None:
+    x = random((4, 5))
+    x[0, 1], x[1, 2], x[1, 3], x[2, 0] = np.inf, np.inf, -np.inf, np.nan
+    y = poisoned(4)
+    fold(x, y, f=lambda x: x.sum(axis=1), backend=backend)
+    assert y[0] == np.inf and np.isnan(y[1]) and np.isnan(y[2]) and np.isfinite(y[3])
+
+
+# ---- dot ---------------------------------------------------------------------------------------------------------------
+
+
+@kernel
+def product(a: Tensor["M K"], b: Tensor["K N"], c: Tensor["M N"], *, BM: Const, BN: Const, BK: Const):
+    i, j = program_id(cdiv(a.shape[0], BM), cdiv(b.shape[1], BN))
+    rows, cols = i * BM + arange(BM), j * BN + arange(BN)
+    acc = zeros((BM, BN))
+    for k in range(0, a.shape[1], BK):
+        acc += dot(a[rows, k + arange(BK)], b[k + arange(BK), cols])
+    c[rows, cols] = acc
+
+
+@kernel
+def product_transposed(a: Tensor["M K"], b: Tensor["N K"], c: Tensor["M N"], *, M: Const, N: Const, K: Const):
+    c[:, :] = dot(a[:, :], b[:, :].T)
+
+
+def check_product(c: Array, a: Array, b: Array) -> None:
+    """Each element within one rounding per multiply-add of the float64 product."""
+    wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
+    bound = (a.shape[1] + 1) * 2.0**-24 * (np.abs(wide_a) @ np.abs(wide_b))
+    assert (np.abs(c - wide_a @ wide_b) <= bound).all()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("shape", [(1, 1, 1), (8, 8, 8), (9, 17, 33), (31, 2, 5), (16, 16, 1), (1, 64, 40)])
+def test_dot(backend: str, dtype: str, shape: tuple[int, int, int]) -> None:
+    m, k, n = shape
+    a, b, c = random((m, k), dtype, 1), random((k, n), dtype, 2), poisoned((m, n))
+    product(a, b, c, BM=8, BN=16, BK=16, backend=backend)
+    check_product(c, a, b)
+
+
+def test_dot_of_mixed_types(backend: str) -> None:
+    a, b, c = random((5, 6), "float16", 1), random((6, 7), "bfloat16", 2), poisoned((5, 7))
+    product(a, b, c, BM=8, BN=8, BK=8, backend=backend)
+    check_product(c, a, b)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_dot_transposed(backend: str, dtype: str) -> None:
+    a, b, c = random((5, 12), dtype, 1), random((7, 12), dtype, 2), poisoned((5, 7))
+    product_transposed(a, b, c, backend=backend)
+    check_product(c, a, b.T)
+
+
+def test_dot_is_exact_on_whole_numbers(backend: str) -> None:
+    a, b = random((20, 30), "int8", 1).astype(np.float32), random((30, 10), "int8", 2).astype(np.float32)
+    c = poisoned((20, 10))
+    product(a, b, c, BM=8, BN=8, BK=8, backend=backend)
+    same(c, a @ b)
+
+
+def test_dot_does_not_round_its_narrow_products(backend: str) -> None:
+    """256 products of 1 + 2^-7: in float16 or bfloat16 the sum would be wrong in the second digit."""
+    a = np.full((1, 256), 1 + 2.0**-7, np.float32).astype(numpy_type("bfloat16"))
+    c = poisoned((1, 1))
+    product(a, a.T.copy(), c, BM=1, BN=1, BK=64, backend=backend)
+    same(c, np.full((1, 1), 256 * (1 + 2.0**-7) ** 2, np.float32))
+
+
+@kernel
+def weighted(p: Tensor["M K"], v: Tensor["K N"], o: Tensor["M N"], *, M: Const, N: Const, K: Const):
+    """The second product of attention: a computed left operand, cast to the type of the right one."""
+    o[:, :] = dot((p[:, :] * 2.0).astype(v.dtype), v[:, :]).astype(o.dtype)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_dot_of_a_computed_operand(backend: str, dtype: str) -> None:
+    p, v, o = random((6, 8), seed=1), random((8, 5), dtype, 2), poisoned((6, 5))
+    weighted(p, v, o, backend=backend)
+    check_product(o, (p * 2).astype(numpy_type(dtype)), v)
+
+
+def test_dtype_of_a_tile() -> None:
+    """dot gives float32 whatever it is given."""
+
+    def typed(x):
+        assert dot(x, x.T).dtype is float32
+        return x.max(axis=1)
+
+    x, y = random((4, 4), "float16"), poisoned(4)
+    fold(x, y, f=typed, backend="interpreter")
+    same(y, x.astype(np.float32).max(axis=1))

@@ -1,0 +1,212 @@
+"""The on-disk cache: damaged files are absent files, and nobody else's files are read."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from monotile import cache
+
+KEY = cache.fingerprint("a key")
+PAYLOAD = bytes(range(256)) * 40
+SOURCES = str(Path(cache.__file__).parents[1])
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    path = tmp_path / "kernels"
+    monkeypatch.setenv("MONOTILE_CACHE_DIR", str(path))
+    cache._warn_refused.cache_clear()
+    yield path
+    if path.is_dir():
+        path.chmod(0o700)  # so that pytest can remove it
+
+
+def only_file(folder: Path) -> Path:
+    (path,) = folder.iterdir()
+    return path
+
+
+def test_stored_payload_comes_back() -> None:
+    assert cache.load(KEY, "o") is None
+    cache.store(KEY, "o", PAYLOAD)
+    assert cache.load(KEY, "o") == PAYLOAD
+    assert cache.load(KEY, "ptx") is None
+    cache.store(KEY, "o", b"")
+    assert cache.load(KEY, "o") == b""
+
+
+def test_directory_and_files_are_private(folder: Path) -> None:
+    cache.store(KEY, "o", PAYLOAD)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE(only_file(folder).stat().st_mode) == 0o600
+
+
+def test_default_directory_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MONOTILE_CACHE_DIR")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache.directory() == tmp_path / ".cache/monotile"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache.directory() == tmp_path / "xdg/monotile"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert cache.directory() == tmp_path / "Library/Caches/monotile"
+
+
+def test_every_truncation_is_absent(folder: Path) -> None:
+    cache.store(KEY, "o", b"payload")
+    path = only_file(folder)
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        assert cache.load(KEY, "o") is None
+    path.write_bytes(whole + b"x")
+    assert cache.load(KEY, "o") is None
+
+
+def test_every_changed_byte_is_absent(folder: Path) -> None:
+    cache.store(KEY, "o", b"payload")
+    path = only_file(folder)
+    whole = path.read_bytes()
+    for position in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[position] ^= 0x40
+        path.write_bytes(damaged)
+        assert cache.load(KEY, "o") is None
+    path.write_bytes(whole)
+    assert cache.load(KEY, "o") == b"payload"
+
+
+def test_foreign_things_are_absent_and_replaced(folder: Path) -> None:
+    cache.store(KEY, "o", PAYLOAD)
+    path = only_file(folder)
+    path.write_bytes(b"\x7fELF not ours")
+    assert cache.load(KEY, "o") is None
+    cache.store(KEY, "o", PAYLOAD)
+    assert cache.load(KEY, "o") == PAYLOAD
+    path.unlink()
+    path.mkdir()
+    assert cache.load(KEY, "o") is None
+    cache.store(KEY, "o", PAYLOAD)
+    assert list(folder.iterdir()) == [path], "a failed store must not leave its temporary file"
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o720, 0o702])
+def test_directory_others_may_write_to_is_refused(folder: Path, mode: int) -> None:
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.warns(RuntimeWarning, match=r"other users may write to it.*chmod go-w"):
+        cache.store(KEY, "o", PAYLOAD)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the warning is given once
+        assert cache.load(KEY, "o") == PAYLOAD
+        used = cache.directory()
+    assert not list(folder.iterdir())
+    assert used != folder
+    assert stat.S_IMODE(used.stat().st_mode) == 0o700
+    (used / f"{KEY}.o").unlink()
+
+
+def test_directory_of_another_user_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.mkdir(mode=0o700)
+    monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
+    with pytest.warns(RuntimeWarning, match="belongs to another user"):
+        assert cache.directory() != folder
+
+
+def test_temporary_directory_goes_with_its_process(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o777)
+    code = (
+        "import os, warnings; warnings.simplefilter('ignore')\n"
+        "from monotile import cache\n"
+        "print(cache.directory(), flush=True)\n"
+        "child = os.fork()\n"
+        "if child: os.waitpid(child, 0); assert cache.directory().exists()\n"
+    )
+    result = subprocess.run(command(code), env=environment(), capture_output=True, text=True, timeout=60, check=True)
+    assert not Path(result.stdout.strip()).exists()
+
+
+def test_unwritable_directory_is_no_error(folder: Path) -> None:
+    cache.store(KEY, "o", PAYLOAD)
+    folder.chmod(0o500)
+    cache.store("other", "o", PAYLOAD)  # root may write all the same; nobody may fail
+    assert cache.load(KEY, "o") == PAYLOAD
+
+
+def test_full_disk_is_no_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def replace(source: str, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", replace)
+    cache.store(KEY, "o", PAYLOAD)
+    assert cache.load(KEY, "o") is None
+    assert not list(folder.iterdir())
+
+
+def test_directory_that_cannot_be_made_is_no_error(folder: Path) -> None:
+    folder.write_text("a file")
+    cache.store(KEY, "o", PAYLOAD)
+    assert cache.load(KEY, "o") == PAYLOAD
+    (cache.directory() / f"{KEY}.o").unlink()
+
+
+def test_directory_removed_while_running(folder: Path) -> None:
+    cache.store(KEY, "o", PAYLOAD)
+    shutil.rmtree(folder)
+    assert cache.load(KEY, "o") is None
+    cache.store(KEY, "o", PAYLOAD)
+    assert cache.load(KEY, "o") == PAYLOAD
+
+
+def test_many_processes_write_one_key(folder: Path) -> None:
+    code = (
+        "import sys; from monotile import cache\n"
+        "seen = 0\n"
+        "for i in range(150):\n"
+        "    cache.store('shared', 'o', bytes([i % 251]) * (1 + 997 * int(sys.argv[1])))\n"
+        "    found = cache.load('shared', 'o')\n"
+        "    assert found is not None and len(set(found)) == 1 and len(found) % 997 == 1\n"
+    )
+    writers = [subprocess.Popen([*command(code), str(i)], env=environment()) for i in range(4)]
+    assert [writer.wait(timeout=60) for writer in writers] == [0] * 4
+    assert [path.name for path in folder.iterdir()] == ["shared.o"]
+
+
+def test_fingerprint_tells_parts_apart() -> None:
+    assert cache.fingerprint("ab", "c") != cache.fingerprint("a", "bc")
+    assert cache.fingerprint("ab") != cache.fingerprint("ab", "")
+    assert cache.fingerprint("é") == cache.fingerprint("é".encode())
+    assert len(cache.fingerprint()) == 64
+
+
+def test_compiler_fingerprint_follows_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "package"
+    (package / "sub").mkdir(parents=True)
+    (package / "sub/one.py").write_text("x = 1\n")
+    monkeypatch.setattr(cache, "__file__", str(package / "cache.py"))
+    uncached = cache.compiler_fingerprint.__wrapped__
+    first = uncached()
+    assert uncached() == first
+    (package / "sub/one.py").write_text("x = 2\n")
+    second = uncached()
+    (package / "sub/one.py").rename(package / "one.py")
+    assert len({first, second, uncached()}) == 3
+
+
+def command(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": SOURCES}

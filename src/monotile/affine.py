@@ -1,16 +1,19 @@
-"""Integer values as linear forms: `constant + sum(coefficient * scalar) + sum(coefficient * position along a dimension)`.
+"""Integer values as linear forms: `constant + sum(factor * scalar) + sum(factor * position along a dimension)`.
 
 The front end uses them to recognise slices (`start + arange(n)`), the passes to decide comparisons of positions.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from .dtypes import DType
 from .ir import Value
 
 K = TypeVar("K")
+TAKEN_APART = frozenset({"add", "sub", "mul", "neg", "expand", "trans", "broadcast", "cast"})
 
 
 @dataclass(frozen=True)
@@ -60,33 +63,47 @@ def _merge(a: dict[K, int], b: dict[K, int]) -> dict[K, int]:
 
 def linear(value: Value) -> Linear | None:
     """The linear form of an integer value, or None when it has none. A scalar always has one: itself."""
+    known: dict[Value, Linear | None] = {}
+    stack = [value]
+    while stack:  # not recursive: a chain of additions may be longer than Python's stack
+        current = stack[-1]
+        if current not in known:
+            missing = [v for v in _parts(current) if v not in known]
+            stack += missing
+            if missing:
+                continue
+            form = _from_op(current, known)
+            known[current] = (
+                form if form is not None or current.shape or not current.dtype.is_int else Linear(terms={current: 1})
+            )
+        stack.pop()
+    return known[value]
+
+
+def _parts(value: Value) -> tuple[Value, ...]:
+    """What the form of a value is made of."""
     op = value.op
-    if not value.dtype.is_int:
+    if op is None or not value.dtype.is_int or op.kind not in TAKEN_APART:
+        return ()
+    return op.operands
+
+
+def _from_op(value: Value, known: Mapping[Value, Linear | None]) -> Linear | None:
+    op = value.op
+    if op is None or not value.dtype.is_int:
         return None
-    if op is not None:
-        form = _from_op(value)
-        if form is not None:
-            return form
-    return None if value.shape else Linear(terms={value: 1})
-
-
-def _from_op(value: Value) -> Linear | None:
-    op = value.op
-    assert op is not None
     if op.kind == "const":
         return Linear(int(op.attrs["value"]))
     if op.kind == "arange":
-        return Linear(iotas={0: 1})
-    if op.kind not in ("add", "sub", "mul", "neg", "expand", "trans", "broadcast", "cast"):
+        # A single position is always 0, also where it is broadcast.
+        return Linear(iotas={0: 1}) if value.shape[0] > 1 else Linear()
+    if op.kind not in TAKEN_APART:
         return None
-    forms = [linear(v) for v in op.operands]
-    if any(f is None for f in forms):
+    first, second = (*(known[v] for v in op.operands), None)[:2]
+    if first is None or (second is None and len(op.operands) == 2):
         return None
-    first = forms[0]
-    assert first is not None
     if op.kind == "cast":
-        # Narrowing may wrap, so a sum may not be taken apart through it.
-        return first if op.operands[0].dtype.bits <= value.dtype.bits else None
+        return first if _keeps(op.operands[0].dtype, value.dtype) else None
     if op.kind == "expand":
         at = op.attrs["position"]
         return Linear(first.const, first.terms, {d + (d >= at): c for d, c in first.iotas.items()})
@@ -94,10 +111,8 @@ def _from_op(value: Value) -> Linear | None:
         return Linear(first.const, first.terms, {1 - d: c for d, c in first.iotas.items()})
     if op.kind == "neg":
         return first.times(-1)
-    if op.kind == "broadcast":
+    if second is None:  # broadcast
         return first
-    second = forms[1]
-    assert second is not None
     if op.kind == "add":
         return first + second
     if op.kind == "sub":
@@ -106,3 +121,9 @@ def _from_op(value: Value) -> Linear | None:
         if b.is_const:
             return a.times(b.const)
     return None
+
+
+def _keeps(source: DType, target: DType) -> bool:
+    """Whether a cast keeps every number: narrowing may wrap, so a sum may not be taken apart through it."""
+    (low, high), (least, most) = source.limits, target.limits
+    return least <= low and high <= most

@@ -7,8 +7,20 @@ from typing import Any
 
 from . import dtypes, ir
 from .dtypes import DType, bool_, float32, int32
-from .errors import DTypeMismatch, KernelError, RankTooHigh, ShapeMismatch, ShapeNotConstant
-from .ir import Block, Loc, Op, Type, Value
+from .errors import (
+    BadAxis,
+    BadGrid,
+    BadSide,
+    ConstantFailed,
+    DTypeMismatch,
+    KernelError,
+    NumberDoesNotFit,
+    RankTooHigh,
+    ShapeMismatch,
+    ShapeNotConstant,
+    UndefinedForDType,
+)
+from .ir import Block, Loc, Op, Tensor, Type, Value
 
 Number = int | float | bool
 Operand = Value | int | float | bool
@@ -16,15 +28,23 @@ Operand = Value | int | float | bool
 SYMBOLS = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%", "lt": "<", "le": "<=", "eq": "==",
     "ne": "!=", "and": "&", "or": "|", "max": "maximum", "min": "minimum",
+    "neg": "-", "not": "~",
 }  # fmt: skip
+
+
+LARGEST = float.fromhex("0x1.ffffffp127")  # what rounds to a finite float32 is below this
+MAX_SIDE = 2**16  # launch.MAX_LENGTH leaves this margin below 2**31
+GRID = ir.ELEMENTWISE | {"const", "dim", "param"}  # what the size of a grid may be computed with
 
 
 class Builder:
     """Appends ops to the current block. `loc` is the place every new op and every error points at."""
 
     def __init__(self, block: Block) -> None:
-        self.block = block
+        self.entry = self.block = block
         self.loc: Loc | None = None
+        self._dims: dict[str | int, Value] = {}
+        self._has_grid = False
 
     def fail(self, kind: type[KernelError], found: str, cure: str) -> KernelError:
         return kind(found, cure, self.loc)
@@ -34,37 +54,51 @@ class Builder:
         self.block.ops.append(op)
         return op
 
-    # ---- constants -----------------------------------------------------------------------------------------------------
+    # ---- constants ---------------------------------------------------------------------------------------------------
 
     def const(self, value: Number, dtype: DType) -> Value:
-        if dtype.is_float:
-            value = float(value)
-        elif dtype is bool_:
-            value = bool(value)
-        elif not -(2 ** (dtype.bits - 1)) <= value < 2 ** (dtype.bits - 1):
-            raise self.fail(DTypeMismatch, f"{value} does not fit {dtype}", "cast the other operand: .astype(int64)")
+        """A constant of a type that is computed with."""
+        self.fits(value, dtype)
+        value = float(value) if dtype.is_float else bool(value) if dtype is bool_ else int(value)
         return self.emit("const", (), Type(dtype), value=value).result
+
+    def fits(self, value: Number, dtype: DType) -> None:
+        """A number must be in the range of the type it becomes."""
+        if dtype.is_int:
+            low, high = dtype.limits
+            if not low <= value <= high:
+                cure = "use a smaller number" if dtype.bits == 64 else "use a wider type: .astype(int64)"
+                raise self.fail(NumberDoesNotFit, f"{_digits(value)} does not fit {dtype} ({low} to {high})", cure)
+        elif dtype.is_float and abs(value) >= LARGEST and not (isinstance(value, float) and math.isinf(value)):
+            raise self.fail(NumberDoesNotFit, f"{_digits(value)} does not fit {dtype}", "use a smaller number, or inf")
 
     def value(self, operand: Operand, like: DType | None = None) -> Value:
         """A number becomes a constant of the type it meets; on its own an int is int32 and a float is float32."""
         if isinstance(operand, Value):
             return operand
-        if isinstance(operand, bool):
-            found, natural = "bool", bool_
-        elif isinstance(operand, int):
-            found, natural = "int", int32
-        else:
-            found, natural = "float", float32
+        natural = bool_ if isinstance(operand, bool) else int32 if isinstance(operand, int) else float32
         if like is None:
             return self.const(operand, natural)
-        like = dtypes.computed(like)
-        fits = like.kind == found or (found == "int" and like.is_float)
-        if not fits:
-            cure = "cast the tile first: .astype(float32)" if found == "float" else f"write a {like.kind} here"
-            raise self.fail(DTypeMismatch, f"the number {operand} does not promote with {like}", cure)
-        return self.const(operand, like)
+        if like.kind != natural.kind and not (natural is int32 and like.is_float):
+            what = {"float": "the tile first: .astype(float32)", "bool": "the bool: int(x)"}.get(natural.kind)
+            cure = f"cast {what}" if what else "compare first: x != 0"
+            raise self.fail(DTypeMismatch, f"the number {_digits(operand)} does not promote with {like}", cure)
+        self.fits(operand, like)
+        return self.const(operand, dtypes.computed(like))
 
-    # ---- elementwise ---------------------------------------------------------------------------------------------------
+    def dim(self, tensor: Tensor, axis: int) -> Operand:
+        """A length. Those known at run time are read once, at the top of the kernel; equal names are one value."""
+        length = tensor.dims[axis]
+        if isinstance(length, int):
+            return length
+        if length not in self._dims:
+            op = Op("dim", (), {"tensor": tensor, "axis": axis}, (Type(int32),), loc=self.loc)
+            op.result.hint = f"{tensor.name}_{axis}"
+            self.entry.ops.insert(len(self._dims), op)
+            self._dims[length] = op.result
+        return self._dims[length]
+
+    # ---- elementwise -------------------------------------------------------------------------------------------------
 
     def binary(self, kind: str, left: Operand, right: Operand) -> Value:
         if kind in ("gt", "ge"):
@@ -80,7 +114,9 @@ class Builder:
         }
         allowed, cure = cures.get(kind, (dtype is not bool_ or kind in ("eq", "ne"), "cast the bool: .astype(int32)"))
         if not allowed:
-            raise self.fail(DTypeMismatch, f"'{SYMBOLS[kind]}' is not defined for {dtype}", cure)
+            raise self.fail(UndefinedForDType, f"'{SYMBOLS[kind]}' is not defined for {dtype}", cure)
+        if kind in ("floordiv", "mod") and ir.constant(b) == 0:
+            raise self.fail(ConstantFailed, f"'{SYMBOLS[kind]}' divides by zero", "correct the constants")
         return self._elementwise(kind, (a, b), bool_ if kind in ir.COMPARE else dtype)
 
     def unary(self, kind: str, operand: Operand) -> Value:
@@ -93,15 +129,23 @@ class Builder:
         else:
             allowed, cure = value.dtype.is_float, "cast first: .astype(float32)"
         if not allowed:
-            raise self.fail(DTypeMismatch, f"{kind} is not defined for {value.dtype}", cure)
+            raise self.fail(UndefinedForDType, f"'{SYMBOLS.get(kind, kind)}' is not defined for {value.dtype}", cure)
         return self._elementwise(kind, (value,), value.dtype)
 
     def where(self, condition: Operand, yes: Operand, no: Operand) -> Value:
         c = self.value(condition)
         if c.dtype is not bool_:
-            raise self.fail(DTypeMismatch, f"where needs a bool condition, found {c.dtype}", "compare: where(x != 0, ...)")
+            found = f"where needs a bool condition, found {c.type}"
+            raise self.fail(UndefinedForDType, found, "compare: where(x != 0, ...)")
         a, b = self._pair("where", yes, no)
         return self._elementwise("where", (c, a, b), a.dtype)
+
+    def choose(self, first: bool, yes: Operand, no: Operand) -> Operand:
+        """where() with a condition known now: the type and shape do not depend on which side is taken."""
+        if not isinstance(yes, Value) and not isinstance(no, Value):
+            return yes if first else no
+        a, b = self._pair("where", yes, no)
+        return self.broadcast(a if first else b, self.broadcast_shape((a, b)))
 
     def cast(self, operand: Operand, dtype: DType) -> Value:
         value = self.value(operand)
@@ -110,8 +154,8 @@ class Builder:
     def _pair(self, kind: str, left: Operand, right: Operand) -> tuple[Value, Value]:
         like_left = right.dtype if isinstance(right, Value) else None
         like_right = left.dtype if isinstance(left, Value) else None
-        if like_left is None and like_right is None and isinstance(left, float) != isinstance(right, float):
-            left, right = float(left), float(right)  # type: ignore[arg-type]
+        if not isinstance(left, Value) and not isinstance(right, Value):
+            like_left = like_right = float32 if {type(left), type(right)} == {int, float} else None
         a, b = self.value(left, like_left), self.value(right, like_right)
         dtype = dtypes.promote(a.dtype, b.dtype)
         if dtype is None:
@@ -143,7 +187,7 @@ class Builder:
             shape.append(max(sides - {1}, default=1))
         return tuple(shape)
 
-    # ---- shapes --------------------------------------------------------------------------------------------------------
+    # ---- shapes ------------------------------------------------------------------------------------------------------
 
     def arange(self, count: int) -> Value:
         self.side(count)
@@ -154,16 +198,19 @@ class Builder:
             cure = "tile sides are compile-time: use a Const parameter, or name the dimension after a Const"
             raise self.fail(ShapeNotConstant, "a tile side is only known at run time", cure)
         if isinstance(count, bool) or not isinstance(count, int):
-            raise self.fail(ShapeNotConstant, f"a tile side must be a whole number, found {count!r}", "use an int")
-        if count < 1:
-            raise self.fail(ShapeMismatch, f"a tile side must be at least 1, found {count}", "use a side from 1 up")
+            found = f"a tile side must be a whole number, found {type(count).__name__}"
+            raise self.fail(BadSide, found, "use an int, or a tuple of one or two for a shape")
+        if not 1 <= count <= MAX_SIDE:
+            found = f"a tile side must be from 1 to {MAX_SIDE}, found {_digits(count)}"
+            raise self.fail(BadSide, found, "use a side from 1 up; loop over the rest")
         return count
 
     def full(self, operand: Operand, shape: tuple[int, ...]) -> Value:
         self.rank(len(shape))
         value = self.value(operand)
         if value.shape:
-            raise self.fail(ShapeMismatch, f"full takes one number, found a tile {value.type}", "use broadcasting instead")
+            found = f"full takes one number, found a tile {value.type}"
+            raise self.fail(ShapeMismatch, found, "let the tile broadcast instead: x + zeros(shape)")
         for side in shape:
             self.side(side)
         return self.broadcast(value, shape)
@@ -176,7 +223,8 @@ class Builder:
     def rank(self, rank: int) -> None:
         if rank > 2:
             cure = "index one dimension with a single position, or work on one slice per program"
-            raise self.fail(RankTooHigh, f"this would be a tile of rank {rank}; tiles have at most two dimensions", cure)
+            found = f"this would be a tile of rank {rank}; tiles have at most two dimensions"
+            raise self.fail(RankTooHigh, found, cure)
 
     def expand(self, value: Value, position: int) -> Value:
         self.rank(len(value.shape) + 1)
@@ -189,16 +237,16 @@ class Builder:
             raise self.fail(ShapeMismatch, f".T needs a tile of rank 2, found {value.type}", cure)
         return self.emit("trans", (value,), Type(value.dtype, value.shape[::-1])).result
 
-    # ---- folds ---------------------------------------------------------------------------------------------------------
+    # ---- folds -------------------------------------------------------------------------------------------------------
 
     def reduce(self, fold: str, value: Value, axis: int) -> Value:
         rank = len(value.shape)
         if not -rank <= axis < rank:
             cure = "give an axis the tile has, counted from 0" if rank else "scalars cannot be reduced"
-            raise self.fail(ShapeMismatch, f"axis {axis} does not exist in {value.type}", cure)
+            raise self.fail(BadAxis, f"axis {_digits(axis)} does not exist in {value.type}", cure)
         axis %= rank
         if value.dtype is bool_ and fold == "sum":
-            raise self.fail(DTypeMismatch, "sum is not defined for bool", "cast first: .astype(int32)")
+            raise self.fail(UndefinedForDType, "sum is not defined for bool", "cast first: .astype(int32)")
         value = self.cast(value, dtypes.computed(value.dtype))
         shape = value.shape[:axis] + value.shape[axis + 1 :]
         return self.emit("reduce", (value,), Type(value.dtype, shape), fold=fold, axis=axis).result
@@ -211,16 +259,48 @@ class Builder:
         for operand in (a, b):
             if not operand.dtype.is_float:
                 found = f"dot is not defined for {operand.dtype}"
-                raise self.fail(DTypeMismatch, found, "cast first: .astype(float32)")
+                raise self.fail(UndefinedForDType, found, "cast first: .astype(float32)")
         if a.dtype is not b.dtype:
             a, b = self.cast(a, float32), self.cast(b, float32)
         return self.emit("dot", (a, b), Type(float32, (a.shape[0], b.shape[1]))).result
 
     def program_id(self, counts: list[Operand]) -> tuple[Value, ...]:
-        sizes = tuple(self.cast(self.value(c), int32) for c in counts)
+        """One grid for the whole kernel, whose size is known before any program runs."""
+        if self._has_grid or self.block is not self.entry:
+            found = "program_id is called twice" if self._has_grid else "program_id inside a run-time loop or branch"
+            raise self.fail(BadGrid, found, "call it once, at the top: i, j = program_id(cdiv(m, BM), cdiv(n, BN))")
+        for count in counts:
+            if not isinstance(count, Value) and count < 0:
+                raise self.fail(BadGrid, f"a grid of {_digits(count)} programs", "use a count from 0 up")
+        sizes = tuple(self.cast(c, int32) for c in counts)
+        if not all(_known_before(size) for size in sizes):
+            cure = "compute it from lengths, scalars and constants"
+            raise self.fail(BadGrid, "the size of the grid depends on what a tensor holds", cure)
+        self._has_grid = True
         return self.emit("program_id", sizes, *(Type(int32) for _ in sizes)).results
 
     def cdiv(self, a: Operand, b: Operand) -> Operand:
+        if not isinstance(b, Value) and b < 1:
+            raise self.fail(ConstantFailed, f"cdiv divides by {_digits(b)}", "divide by a number from 1 up")
         if not isinstance(a, Value) and not isinstance(b, Value):
-            return math.ceil(a / b) if isinstance(a, float) else -(-a // b)
-        return self.binary("floordiv", self.binary("add", a, self.binary("sub", b, 1) if isinstance(b, Value) else b - 1), b)
+            return -(-a // b)
+        less = self.binary("sub", b, 1) if isinstance(b, Value) else b - 1
+        return self.binary("floordiv", self.binary("add", a, less), b)
+
+
+def _known_before(size: Value) -> bool:
+    """Whether a value is computed from lengths, scalars and constants alone."""
+    seen, stack = {size}, [size]
+    while stack:
+        op = stack.pop().op
+        if op is None or op.kind not in GRID:
+            return False
+        fresh = [v for v in op.operands if v not in seen]
+        seen.update(fresh)
+        stack += fresh
+    return True
+
+
+def _digits(value: Number) -> str:
+    """A number for a message; Python refuses to print very long ones."""
+    return str(value) if isinstance(value, float) or abs(value) < 10**40 else "a number of more than 40 digits"

@@ -4,50 +4,51 @@ from __future__ import annotations
 
 import ast
 import builtins
+import inspect
+import operator
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from . import indexing, ir
+import numpy as np
+
+from . import indexing, ir, language
 from .builder import Builder
 from .dtypes import DType, bool_
-from .errors import BadIndex, KernelError, ShapeNotConstant, TruthOfTile, UnknownName, UnsupportedPython, WrongCall
+from .errors import (
+    BadIndex,
+    BadOperand,
+    ConstantFailed,
+    KernelError,
+    NameOutOfScope,
+    NotCallable,
+    ShapeNotConstant,
+    TruthOfTile,
+    UnknownAttribute,
+    UnknownName,
+    UnsupportedPython,
+    WrongCall,
+)
 from .ir import Value
+from .objects import Closure, Loop, Method, describe
 from .source import FunctionNode, place
+from .unsupported import CURES, TITLES
 
-BINARY = {
-    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.FloorDiv: "floordiv", ast.Mod: "mod",
-    ast.BitAnd: "and", ast.BitOr: "or",
+# The operators: what they build on tiles, and what they do on compile-time values.
+BINARY: dict[type[ast.operator], tuple[str | None, Callable[[Any, Any], Any]]] = {
+    ast.Add: ("add", operator.add), ast.Sub: ("sub", operator.sub), ast.Mult: ("mul", operator.mul),
+    ast.Div: ("div", operator.truediv), ast.FloorDiv: ("floordiv", operator.floordiv), ast.Mod: ("mod", operator.mod),
+    ast.BitAnd: ("and", operator.and_), ast.BitOr: ("or", operator.or_), ast.BitXor: (None, operator.xor),
+    ast.Pow: (None, operator.pow), ast.LShift: (None, operator.lshift), ast.RShift: (None, operator.rshift),
+    ast.MatMult: (None, operator.matmul),
 }  # fmt: skip
-COMPARE = {ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne"}
-PLAIN = (int, float, bool, str, type(None), DType)
-
-
-@dataclass
-class Loop:
-    """What a `for` runs over when its bounds are known only at run time."""
-
-    low: Value
-    high: Value
-    step: int
-    visible: Any = None
-
-
-@dataclass
-class Closure:
-    """A function or lambda written inside a kernel."""
-
-    node: FunctionNode
-    scope: Expressions
-
-
-@dataclass
-class Method:
-    """A word reached through a dot: `x.sum`, `x.astype`."""
-
-    name: str
-    owner: Any
+COMPARE: dict[type[ast.cmpop], tuple[str, Callable[[Any, Any], Any]]] = {
+    ast.Lt: ("lt", operator.lt), ast.LtE: ("le", operator.le), ast.Gt: ("gt", operator.gt), ast.GtE: ("ge", operator.ge),
+    ast.Eq: ("eq", operator.eq), ast.NotEq: ("ne", operator.ne),
+}  # fmt: skip
+PLAIN = (int, float, str, type(None), DType)
+MAX_BITS = 4096  # of a compile-time int, so that a slip such as 10**10**10 ends at once
+MAX_ITEMS = 2**16  # of a compile-time tuple or string made with *
 
 
 class Expressions:
@@ -57,6 +58,8 @@ class Expressions:
         self, builder: Builder, names: dict[str, Any], captured: dict[str, Any], globals_: dict[str, Any]
     ) -> None:
         self.builder, self.names, self.captured, self.globals = builder, names, captured, globals_
+        self.local: set[str] = set()  # names this function assigns somewhere, which therefore hide outer ones
+        self.lost: dict[str, str] = {}  # names a loop or branch made and kept
 
     def at(self, node: ast.AST) -> None:
         self.builder.loc = place(node, self.file)
@@ -71,147 +74,180 @@ class Expressions:
         handler: Callable[[Any], Any] | None = getattr(self, f"on_{type(node).__name__}", None)
         if handler is None:
             self.at(node)
-            found = f"'{type(node).__name__}' expressions are not part of the kernel language"
-            raise self.fail(UnsupportedPython, found, "use the operators and words of monotile.language")
+            kind = type(node).__name__
+            found = f"{TITLES.get(kind, kind)} is not part of the kernel language"
+            raise self.fail(
+                UnsupportedPython, found, CURES.get(kind, "use the operators and words of monotile.language")
+            )
         return handler(node)
 
-    # ---- names and literals --------------------------------------------------------------------------------------------
+    def now(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Python's own work on compile-time values; whatever it raises is the author's constants' fault."""
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            text = str(error) or type(error).__name__
+            raise self.fail(ConstantFailed, f"this fails at compile time: {text}", "correct the constants") from None
+
+    # ---- names and literals ------------------------------------------------------------------------------------------
 
     def on_Constant(self, node: ast.Constant) -> Any:
         return node.value
 
-    def on_Tuple(self, node: ast.Tuple) -> Any:
-        return tuple(self.eval(e) for e in node.elts)
+    def on_Tuple(self, node: ast.Tuple | ast.List) -> Any:
+        return tuple([self.eval(e) for e in node.elts])
 
     on_List = on_Tuple
 
     def on_Lambda(self, node: ast.Lambda) -> Closure:
-        return Closure(node, self)
+        return self.closure(node)
+
+    def closure(self, node: FunctionNode) -> Closure:
+        defaults = tuple([self.eval(d) for d in node.args.defaults])
+        pairs = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+        return Closure(node, self, defaults, {p.arg: self.eval(d) for p, d in pairs if d is not None})
 
     def on_Name(self, node: ast.Name) -> Any:
-        for names in (self.names, self.captured, self.globals, vars(builtins)):
-            if node.id in names:
-                return names[node.id]
+        name = node.id
+        if name in self.names:
+            return self.names[name]
+        if name not in self.local:
+            for names in (self.captured, self.globals, vars(builtins)):
+                if name in names:
+                    return names[name]
         self.at(node)
-        cure = "define it before this line; a name made inside a loop or branch does not leave it"
-        raise self.fail(UnknownName, f"{node.id!r} is not defined here", cure)
+        if name in self.lost:
+            cure = f"give {name!r} a value before it, of the type it gets there"
+            raise self.fail(NameOutOfScope, f"{name!r} is only defined inside {self.lost[name]}", cure)
+        cure = "define it before this line" if name in self.local else "import or define it before this line"
+        raise self.fail(UnknownName, f"{name!r} is not defined here", cure)
 
     def on_Attribute(self, node: ast.Attribute) -> Any:
         owner, name = self.eval(node.value), node.attr
+        self.at(node)
         if isinstance(owner, ir.Tensor):
             if name == "shape":
-                return tuple(self.dim(owner, n) for n in range(owner.rank))
+                return tuple([self.builder.dim(owner, n) for n in range(owner.rank)])
             if name in ("dtype", "ndim"):
                 return owner.dtype if name == "dtype" else owner.rank
         elif isinstance(owner, Value):
             if name == "T":
-                self.at(node)
                 return self.builder.trans(owner)
             if name in ("shape", "dtype", "ndim"):
                 return {"shape": owner.shape, "dtype": owner.dtype, "ndim": len(owner.shape)}[name]
             if name in ("astype", "sum", "max", "min"):
                 return Method(name, owner)
-        elif isinstance(owner, tuple) and (name in getattr(owner, "_fields", ()) or name == "_replace"):
-            return getattr(owner, name)
-        elif isinstance(owner, types.ModuleType | type | DType) and hasattr(owner, name):
-            return getattr(owner, name)
-        self.at(node)
-        what = f"tensor {owner.name!r}" if isinstance(owner, ir.Tensor) else type(owner).__name__.lower()
+        elif (isinstance(owner, tuple) and (name in getattr(owner, "_fields", ()) or name == "_replace")) or (
+            isinstance(owner, types.ModuleType | type | DType) and self.now(hasattr, owner, name)
+        ):
+            return self.now(getattr, owner, name)
         cure = "tensors have .shape, .dtype and .ndim; tiles also .T, .astype, .sum, .max and .min"
-        raise self.fail(UnknownName, f"a {what} has no {name!r} in the kernel language", cure)
+        raise self.fail(UnknownAttribute, f"{describe(owner)} has no {name!r} in the kernel language", cure)
 
-    def dim(self, tensor: ir.Tensor, n: int) -> Any:
-        from .dtypes import int32
-
-        length = tensor.dims[n]
-        if isinstance(length, int):
-            return length
-        value = self.builder.emit("dim", (), ir.Type(int32), tensor=tensor, axis=n).result
-        value.hint = f"{tensor.name}_{n}"
-        return value
-
-    # ---- operators -----------------------------------------------------------------------------------------------------
+    # ---- operators ---------------------------------------------------------------------------------------------------
 
     def on_BinOp(self, node: ast.BinOp) -> Any:
         left, right = self.eval(node.left), self.eval(node.right)
         self.at(node)
+        kind, plain = BINARY[type(node.op)]
         if not isinstance(left, Value) and not isinstance(right, Value):
-            return self.constant(node, left, right)
-        kind = BINARY.get(type(node.op))
+            return self.constant(plain, left, right)
         if kind is None:
-            found = f"the operator {type(node.op).__name__} is not part of the kernel language"
-            raise self.fail(UnsupportedPython, found, "for powers multiply, or use exp2(y * log2(x)); for a @ b use dot(a, b)")
+            found = f"{TITLES[type(node.op).__name__]} on run-time values is not part of the kernel language"
+            raise self.fail(UnsupportedPython, found, CURES[type(node.op).__name__])
         return self.builder.binary(kind, self.number(left), self.number(right))
 
-    def constant(self, node: ast.BinOp, left: Any, right: Any) -> Any:
-        """Arithmetic on compile-time values is Python's own."""
-        tree = ast.Expression(ast.BinOp(ast.Name("a", ast.Load()), node.op, ast.Name("b", ast.Load())))
-        try:
-            return eval(compile(ast.fix_missing_locations(tree), "<const>", "eval"), {}, {"a": left, "b": right})
-        except (TypeError, ZeroDivisionError, ValueError, OverflowError) as error:
-            raise self.fail(WrongCall, f"this compile-time value fails: {error}", "correct the constants") from None
+    def constant(self, plain: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+        """Arithmetic on compile-time values is Python's own: numbers, and tuples and strings as far as they go."""
+        left, right = (x if isinstance(x, tuple | str) else self.number(x) for x in (left, right))
+        bits = items = 0
+        if isinstance(left, int) and isinstance(right, int):
+            if plain is operator.pow:
+                bits = left.bit_length() * max(right, 0)
+            elif plain is operator.lshift:
+                bits = left.bit_length() + max(right, 0)
+        if plain is operator.mul:
+            for many, times in ((left, right), (right, left)):
+                if isinstance(many, tuple | str) and isinstance(times, int):
+                    items = len(many) * times
+        if bits > MAX_BITS or items > MAX_ITEMS:
+            raise self.fail(ConstantFailed, "this compile-time value is too large", "use smaller constants")
+        return self.now(plain, left, right)
 
     def number(self, item: Any) -> Any:
+        """What arithmetic takes: a tile, a run-time scalar or a Python number."""
         if isinstance(item, Value | int | float):
             return item
-        found = f"{item.name!r} is a tensor" if isinstance(item, ir.Tensor) else f"{type(item).__name__} in arithmetic"
-        raise self.fail(WrongCall, found, "load a tile first: t[rows]" if isinstance(item, ir.Tensor) else "use tiles or numbers")
+        if isinstance(item, np.generic) and item.dtype.kind in "biuf":
+            return item.item()
+        cure = "use tiles or numbers here"
+        if isinstance(item, ir.Tensor):
+            cure = f"load a tile first: {item.name}[rows]"
+        elif item is None:
+            cure = "test it with 'is None' and keep it out of arithmetic"
+        raise self.fail(BadOperand, f"{describe(item)} where a tile or a number is needed", cure)
 
     def on_UnaryOp(self, node: ast.UnaryOp) -> Any:
         if isinstance(node.op, ast.Not):
             test = self.truth(node.operand)
+            self.at(node)
             return self.builder.unary("not", test) if isinstance(test, Value) else not test
         item = self.eval(node.operand)
         self.at(node)
-        if not isinstance(item, Value):
-            if isinstance(node.op, ast.Invert):
-                return not item if isinstance(item, bool) else ~item
-            return -self.number(item) if isinstance(node.op, ast.USub) else item
+        item = self.number(item)
         if isinstance(node.op, ast.UAdd):
             return item
-        return self.builder.unary("neg" if isinstance(node.op, ast.USub) else "not", item)
+        if isinstance(item, Value):
+            return self.builder.unary("neg" if isinstance(node.op, ast.USub) else "not", item)
+        if isinstance(node.op, ast.USub):
+            return -item
+        return not item if isinstance(item, bool) else self.now(operator.invert, item)
 
     def on_Compare(self, node: ast.Compare) -> Any:
         sides = [self.eval(e) for e in (node.left, *node.comparators)]
+        self.at(node)
         result: Any = True
         for op, left, right in zip(node.ops, sides, sides[1:], strict=False):
-            self.at(node)
             test = self.compare(op, left, right)
             if isinstance(test, Value) and isinstance(result, Value):
                 result = self.builder.binary("and", result, test)
             elif isinstance(test, Value):
                 result = test if result else False
             else:
+                test = self.now(bool, test)
                 result = (result if test else False) if isinstance(result, Value) else result and test
         return result
 
     def compare(self, op: ast.cmpop, left: Any, right: Any) -> Any:
         if isinstance(op, ast.Is | ast.IsNot):
-            same = left is right or (isinstance(left, PLAIN) and isinstance(right, PLAIN) and left == right)
-            return same if isinstance(op, ast.Is) else not same
+            alike = isinstance(left, PLAIN) and type(left) is type(right) and left == right
+            return (left is right or alike) == isinstance(op, ast.Is)
         if isinstance(op, ast.In | ast.NotIn):
-            if isinstance(left, Value) or not isinstance(right, tuple):
+            values = right if isinstance(right, tuple) else ()
+            if any(isinstance(x, Value | ir.Tensor) for x in (left, right, *values)):
                 raise self.fail(UnsupportedPython, "'in' on run-time values", "compare: (x == a) | (x == b)")
-            return (left in right) == isinstance(op, ast.In)
-        if isinstance(left, Value) or isinstance(right, Value):
-            return self.builder.binary(COMPARE[type(op)], self.number(left), self.number(right))
-        kind = COMPARE[type(op)]
-        if kind in ("eq", "ne"):
-            return (left == right) == (kind == "eq")
-        return {"lt": left < right, "le": left <= right, "gt": left > right, "ge": left >= right}[kind]
+            return self.now(operator.contains, right, left) == isinstance(op, ast.In)
+        kind, plain = COMPARE[type(op)]
+        if any(isinstance(x, Value | ir.Tensor | Method | Loop) for x in (left, right)):
+            return self.builder.binary(kind, self.number(left), self.number(right))
+        return self.now(plain, left, right)
 
     def on_BoolOp(self, node: ast.BoolOp) -> Any:
-        """`and` / `or`: a compile-time side decides at once; two run-time scalars become & or |."""
+        """`and` / `or`: a compile-time side decides at once, as in Python; run-time scalars become & or |."""
         stop = isinstance(node.op, ast.Or)
-        result: Any = not stop
+        result: Value | None = None
+        item: Any = None
         for part in node.values:
-            test = self.truth(part)
+            item = self.eval(part)
+            test = self.truth_of(item, part)
             if not isinstance(test, Value):
-                if bool(test) == stop:
-                    return stop
-                continue
-            result = self.builder.binary("or" if stop else "and", result, test) if isinstance(result, Value) else test
-        return result
+                if test == stop:
+                    return item if result is None else stop
+            elif result is None:
+                result = test
+            else:
+                result = self.builder.binary("or" if stop else "and", result, test)
+        return item if result is None else result
 
     def on_IfExp(self, node: ast.IfExp) -> Any:
         test = self.truth(node.test)
@@ -222,17 +258,19 @@ class Expressions:
         return self.builder.where(test, self.number(yes), self.number(no))
 
     def truth(self, node: ast.expr) -> Any:
+        return self.truth_of(self.eval(node), node)
+
+    def truth_of(self, test: Any, node: ast.expr) -> Any:
         """What an `if` tests: a compile-time truth, or a run-time bool scalar."""
-        test = self.eval(node)
         self.at(node)
-        if not isinstance(test, Value):
-            return bool(test)
-        if test.shape:
+        if isinstance(test, ir.Tensor | Method | Loop) or (isinstance(test, Value) and test.shape):
             cure = "use where(condition, a, b), combine tiles with & and |, or reduce first: .max(axis=0)"
-            raise self.fail(TruthOfTile, f"a tile {test.type} is neither true nor false", cure)
+            raise self.fail(TruthOfTile, f"{describe(test)} is neither true nor false", cure)
+        if not isinstance(test, Value):
+            return self.now(bool, test)
         return test if test.dtype is bool_ else self.builder.binary("ne", test, 0)
 
-    # ---- subscripts ----------------------------------------------------------------------------------------------------
+    # ---- subscripts --------------------------------------------------------------------------------------------------
 
     def on_Subscript(self, node: ast.Subscript) -> Any:
         owner = self.eval(node.value)
@@ -240,20 +278,25 @@ class Expressions:
         self.at(node)
         if isinstance(owner, ir.Tensor):
             return indexing.load(self.builder, owner, subscript)
-        if isinstance(owner, tuple):
-            if isinstance(subscript, int | slice) and not isinstance(subscript, Value):
-                try:
-                    return owner[subscript]
-                except IndexError:
-                    raise self.fail(BadIndex, f"a tuple of {len(owner)} has no item {subscript}", "count from 0") from None
-            raise self.fail(ShapeNotConstant, "a tuple is indexed by a run-time value", "use a constant position")
         if isinstance(owner, Value):
             return self.reshape(owner, subscript)
-        raise self.fail(BadIndex, f"{type(owner).__name__} cannot be indexed in a kernel", "index tensors, tiles and tuples")
+        if not isinstance(owner, tuple):
+            cure = "index tensors, tiles and tuples; pass tables in as tensors"
+            raise self.fail(BadIndex, f"{describe(owner)} cannot be indexed in a kernel", cure)
+        parts = (subscript.start, subscript.stop, subscript.step) if isinstance(subscript, slice) else (subscript,)
+        if any(isinstance(part, Value) for part in parts):
+            raise self.fail(ShapeNotConstant, "a tuple is indexed by a run-time value", "use a constant position")
+        try:
+            return owner[subscript]
+        except Exception:
+            found = f"a tuple of {len(owner)} has no item {describe(subscript)}"
+            if isinstance(subscript, int) and abs(subscript) < 10**9:
+                found = f"a tuple of {len(owner)} has no item {subscript}"
+            raise self.fail(BadIndex, found, f"use a position from 0 to {len(owner) - 1}") from None
 
     def subscript(self, node: ast.expr) -> Any:
         if isinstance(node, ast.Tuple):
-            return tuple(self.subscript(e) for e in node.elts)
+            return tuple([self.subscript(e) for e in node.elts])
         if isinstance(node, ast.Slice):
             parts = [None if p is None else self.eval(p) for p in (node.lower, node.upper, node.step)]
             return slice(*parts)
@@ -262,25 +305,32 @@ class Expressions:
     def reshape(self, tile: Value, subscript: Any) -> Value:
         """`x[:, None]` and `x[None, :]`."""
         items = subscript if isinstance(subscript, tuple) else (subscript,)
-        whole = [i for i in items if i == slice(None)]
-        if any(i is not None and i != slice(None) for i in items) or len(whole) != len(tile.shape):
+        whole = [isinstance(i, slice) and i.start is None and i.stop is None and i.step is None for i in items]
+        if any(i is not None and not w for i, w in zip(items, whole, strict=True)) or sum(whole) != len(tile.shape):
             cure = "tiles take x[:, None] and x[None, :]; to take part of a tensor, index the tensor"
-            raise self.fail(BadIndex, f"this subscript of a tile {tile.type} is not supported", cure)
+            raise self.fail(BadIndex, f"this subscript of {describe(tile)} is not supported", cure)
         for position, item in enumerate(items):
             if item is None:
                 tile = self.builder.expand(tile, position)
         return tile
 
-    # ---- calls ---------------------------------------------------------------------------------------------------------
+    # ---- calls -------------------------------------------------------------------------------------------------------
 
     def on_Call(self, node: ast.Call) -> Any:
         function = self.eval(node.func)
         args: list[Any] = []
         for a in node.args:
-            args.extend(self.eval(a.value)) if isinstance(a, ast.Starred) else args.append(self.eval(a))
+            if not isinstance(a, ast.Starred):
+                args.append(self.eval(a))
+                continue
+            items = self.eval(a.value)
+            if not isinstance(items, tuple):
+                self.at(a)
+                raise self.fail(UnsupportedPython, f"* before {describe(items)}", "only a tuple can be spread with *")
+            args += items
         if any(k.arg is None for k in node.keywords):
             self.at(node)
-            raise self.fail(UnsupportedPython, "** in a call", "name every argument")
+            raise self.fail(UnsupportedPython, "** in a call is not part of the kernel language", "name every argument")
         kwargs = {str(k.arg): self.eval(k.value) for k in node.keywords}
         self.at(node)
         return self.call(function, tuple(args), kwargs)
@@ -288,30 +338,35 @@ class Expressions:
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         from .words import WORDS, method
 
-        handler = WORDS.get(function) if isinstance(function, types.FunctionType | types.BuiltinFunctionType | type) else None
-        if handler is not None:
-            try:
-                return handler(self, *args, **kwargs)
-            except TypeError as error:
-                name = getattr(function, "__name__", "this word")
-                raise self.fail(WrongCall, f"{name}: {error}", "see the word's arguments in docs/language.md") from error
+        if isinstance(function, types.FunctionType | types.BuiltinFunctionType | type) and function in WORDS:
+            return self.word(function.__name__, WORDS[function], args, kwargs)
         if isinstance(function, Method):
-            return method(self, function, args, kwargs)
+            return self.word(f".{function.name}", method(function), args, kwargs)
         if isinstance(function, types.FunctionType | Closure):
             return self.inline(function, args, kwargs)
-        if isinstance(function, type) and issubclass(function, tuple) and hasattr(function, "_fields"):
-            return self.python(function, args, kwargs)
-        if isinstance(getattr(function, "__self__", None), tuple) and function.__name__ == "_replace":
-            return self.python(function, args, kwargs)
-        plain = all(not isinstance(x, Value | ir.Tensor) for x in (*args, *kwargs.values()))
-        if callable(function) and plain:
-            return self.python(function, args, kwargs)
-        found = f"{getattr(function, '__name__', function)!r} cannot be called with run-time values in a kernel"
-        raise self.fail(WrongCall, found, "use the words of monotile.language, or a plain Python helper function")
+        if isinstance(function, Value | ir.Tensor | Loop | language.Tensor) or not callable(function):
+            cure = "call words, helper functions and plain Python functions; index with [...]"
+            raise self.fail(NotCallable, f"{describe(function)} cannot be called", cure)
+        name = getattr(function, "__name__", type(function).__name__)
+        if type(function).__name__ == "Kernel":
+            raise self.fail(
+                NotCallable, f"the kernel {name!r} cannot be called from a kernel", "make it a plain function"
+            )
+        of_tuple = isinstance(getattr(function, "__self__", None), tuple)
+        builds_tuple = isinstance(function, type) and issubclass(function, tuple)
+        runtime = any(isinstance(x, Value | ir.Tensor | Closure | Loop | Method) for x in (*args, *kwargs.values()))
+        if runtime and not of_tuple and not builds_tuple:
+            cure = "use the words of monotile.language, or a plain Python helper function"
+            if name in language.__all__:
+                cure = f"use monotile.language.{name}"
+            raise self.fail(NotCallable, f"{name!r} cannot be called with run-time values in a kernel", cure)
+        return self.now(function, *args, **kwargs)
 
-    def python(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An ordinary call at compile time."""
+    def word(self, name: str, handler: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        signature = inspect.signature(handler)
         try:
-            return function(*args, **kwargs)
-        except Exception as error:
-            raise self.fail(WrongCall, f"this call fails at compile time: {error}", "correct the constants") from error
+            signature.bind(self, *args, **kwargs)
+        except TypeError as error:
+            shown = ", ".join([str(p.replace(annotation=p.empty)) for p in list(signature.parameters.values())[1:]])
+            raise self.fail(WrongCall, f"{name}: {error}", f"write {name}({shown})") from None
+        return handler(self, *args, **kwargs)

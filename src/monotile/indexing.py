@@ -7,7 +7,7 @@ from typing import Any
 
 from .affine import Linear, linear
 from .builder import Builder
-from .dtypes import int32
+from .dtypes import DType, int32
 from .errors import BadIndex, DTypeMismatch, ShapeMismatch, ShapeNotConstant
 from .ir import Tensor, Type, Value
 
@@ -37,12 +37,13 @@ def load(b: Builder, tensor: Tensor, subscript: Any) -> Value:
 def store(b: Builder, tensor: Tensor, subscript: Any, value: Any) -> None:
     dims = _parse(b, tensor, subscript)
     if any(d.tile is not None or d.along is not None for d in dims):
-        raise b.fail(BadIndex, "a store needs runs of positions", "write t[rows] = x with rows = start + arange(n)")
+        cure = "write t[rows, cols] = x with rows = start + arange(n)"
+        raise b.fail(BadIndex, "a store goes to runs of positions, not to scattered ones", cure)
     shape = tuple(d.extent for d in dims if d.extent is not None)
     b.rank(len(shape))
-    tile = b.value(value, tensor.dtype) if not isinstance(value, Value) else value
+    tile = b.value(value, tensor.dtype)
     if tile.dtype.kind != tensor.dtype.kind:
-        found = f"a {tile.dtype} tile does not store into {tensor.name!r}, a tensor of {tensor.dtype}"
+        found = f"{tile.type} does not store into {tensor.name!r}, a tensor of {tensor.dtype}"
         raise b.fail(DTypeMismatch, found, f"cast it: .astype({tensor.name}.dtype)")
     tile = b.cast(tile, tensor.dtype)
     tile = _fit(b, tile, shape)
@@ -72,8 +73,8 @@ def _slice(b: Builder, tensor: Tensor, dims: list[Dim]) -> Value:
     b.rank(len(shape))
     extents = tuple(d.extent for d in dims)
     operands = tuple(_start(d) for d in dims)
-    op = b.emit("load", operands, Type(tensor.dtype, shape), tensor=tensor, extents=extents, checked=(True,) * tensor.rank)
-    return op.result
+    type_ = Type(tensor.dtype, shape)
+    return b.emit("load", operands, type_, tensor=tensor, extents=extents, checked=(True,) * tensor.rank).result
 
 
 def _gather(b: Builder, tensor: Tensor, dims: list[Dim]) -> Value:
@@ -89,8 +90,7 @@ def _gather(b: Builder, tensor: Tensor, dims: list[Dim]) -> Value:
             continue
         index = dim.tile if dim.tile is not None else b.binary("add", _start(dim), b.arange(dim.extent or 1))
         if len(index.shape) == 1 and rank == 2:
-            at = spread.index(dim) if orthogonal else dim.along
-            index = b.expand(index, 1 - (at or 0))
+            index = b.expand(index, 0 if dim is spread[1] else 1)
         indices.append(index)
     shape = b.broadcast_shape(tuple(indices))
     return b.emit("gather", tuple(indices), Type(tensor.dtype, shape), tensor=tensor).result
@@ -121,35 +121,53 @@ def _parse(b: Builder, tensor: Tensor, subscript: Any) -> list[Dim]:
 def _dim(b: Builder, tensor: Tensor, n: int, item: Any) -> Dim:
     if isinstance(item, slice):
         return _from_slice(b, tensor, n, item)
-    if isinstance(item, bool) or not isinstance(item, int | Value):
-        found = f"a subscript of {tensor.name!r} is {type(item).__name__}"
-        raise b.fail(BadIndex, found, "use a position, a slice, or a tile such as start + arange(n)")
-    value = b.value(item)
-    if not value.dtype.is_int:
-        raise b.fail(BadIndex, f"a subscript of {tensor.name!r} has type {value.type}", "use whole numbers: .astype(int32)")
+    value = _whole(b, tensor, item)
     if not value.shape:
         return Dim(start=value)
     form = linear(value)
     if form is not None and list(form.iotas.values()) == [1]:
         ((along, _),) = form.iotas.items()
         if all(side == 1 for dim, side in enumerate(value.shape) if dim != along):
-            start = scalar(b, Linear(form.const, form.terms))
+            start = scalar(b, Linear(form.const, form.terms), value.dtype)
             return Dim(start=start, extent=value.shape[along], along=along if len(value.shape) == 2 else None)
     return Dim(tile=value)
+
+
+def _whole(b: Builder, tensor: Tensor, item: Any) -> Value:
+    """A subscript or end of a slice: whole numbers, and not Python's counting from the end."""
+    if item is None:
+        cure = f"load first, then add the dimension: {tensor.name}[rows][:, None]"
+        raise b.fail(BadIndex, f"None in a subscript of the tensor {tensor.name!r}", cure)
+    if isinstance(item, bool) or not isinstance(item, int | Value):
+        found = f"a subscript of {tensor.name!r} is of type {type(item).__name__}"
+        raise b.fail(BadIndex, found, "use a position, a slice, or a tile such as start + arange(n)")
+    if isinstance(item, int) and item < 0:
+        cure = f"count from the end with {tensor.name}.shape"
+        raise b.fail(BadIndex, f"a negative position in a subscript of {tensor.name!r}", cure)
+    value = b.value(item)
+    if not value.dtype.is_int:
+        cure = "use whole numbers: .astype(int32)" if value.dtype.is_float else "choose with where(condition, a, b)"
+        raise b.fail(BadIndex, f"a subscript of {tensor.name!r} has type {value.type}", cure)
+    return value
 
 
 def _from_slice(b: Builder, tensor: Tensor, n: int, item: slice) -> Dim:
     length = tensor.dims[n]
     if item.step is not None:
-        raise b.fail(BadIndex, "slices with a step are not supported", "take every element, or give a tile of positions")
-    start = b.value(0 if item.start is None else item.start)
-    if item.stop is None:
-        low = linear(start)
+        cure = "take every element, or give a tile of positions"
+        raise b.fail(BadIndex, "slices with a step are not supported", cure)
+    start = _whole(b, tensor, 0 if item.start is None else item.start)
+    stop = None if item.stop is None else _whole(b, tensor, item.stop)
+    if start.shape or (stop is not None and stop.shape):
+        raise b.fail(BadIndex, "a slice begins and ends at single positions", f"write {tensor.name}[rows]")
+    low = linear(start)
+    if stop is None:
         if not isinstance(length, int) or low is None or not low.is_const:
-            cure = f"name dimension {n} after a Const, or write {tensor.name}[..., start + arange(n)]"
-            raise b.fail(ShapeNotConstant, f"dimension {n} of {tensor.name!r} has a length known only at run time", cure)
+            found = f"dimension {n} of {tensor.name!r} has a length known only at run time"
+            cure = "name the dimension after a Const, or write start + arange(n) in place of the slice"
+            raise b.fail(ShapeNotConstant, found, cure)
         return Dim(start=start, extent=b.side(length - low.const))
-    low, high = linear(start), linear(b.value(item.stop))
+    high = linear(stop)
     extent = high - low if low is not None and high is not None else None
     if extent is None or not extent.is_const:
         cure = "write start : start + n with n constant, or start + arange(n)"
@@ -157,11 +175,12 @@ def _from_slice(b: Builder, tensor: Tensor, n: int, item: slice) -> Dim:
     return Dim(start=start, extent=b.side(extent.const))
 
 
-def scalar(b: Builder, form: Linear) -> Value:
-    """Code for a linear form without positions."""
+def scalar(b: Builder, form: Linear, dtype: DType = int32) -> Value:
+    """Code, in this type, for a linear form without positions."""
     total: Value | None = None
     for value, factor in form.terms.items():
-        term = value if factor == 1 else b.binary("mul", value, factor)
+        wide = b.cast(value, dtype)
+        term = wide if factor == 1 else b.binary("mul", wide, factor)
         total = term if total is None else b.binary("add", total, term)
     if total is None:
         return b.const(form.const, int32)

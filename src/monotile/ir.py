@@ -188,6 +188,14 @@ def clone(op: Op, mapping: dict[Value, Value]) -> Op:
     return copy
 
 
+def copy(kernel: Kernel) -> Kernel:
+    """A kernel that can be changed without changing this one."""
+    fresh = Kernel(kernel.name, kernel.tensors, kernel.scalars, consts=kernel.consts)
+    mapping: dict[Value, Value] = {}
+    fresh.body.ops = [clone(op, mapping) for op in kernel.body.ops]
+    return fresh
+
+
 def constant(value: Value) -> int | float | bool | None:
     """The number a scalar or broadcast value is known to be, else None."""
     op = value.op

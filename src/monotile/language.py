@@ -5,12 +5,13 @@ docs/language.md is the manual. `@kernel` itself makes a `launch.Kernel`, which 
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .dtypes import DType, bfloat16, bool_, float16, float32, int8, int32, int64, uint8
-from .errors import OutsideKernel
+from .errors import BadSignature, OutsideKernel
 
 if TYPE_CHECKING:
     from .launch import Kernel
@@ -31,25 +32,30 @@ class Const:
 
 
 class Tensor:
-    """Annotates a tensor with its shape: `Tensor["M K"]`. A name that is also a Const parameter is a compile-time length
-    and binds that Const; equal names must have equal lengths; a number is a fixed length; `_` is any length."""
+    """Annotates a tensor with its shape: `Tensor["M K"]`. A name that is also a Const parameter is a compile-time
+    length and binds that Const; equal names must have equal lengths; a number is a fixed length; `_` is any length."""
 
     def __init__(self, dims: tuple[str | int, ...]) -> None:
         self.dims = dims
 
     def __class_getitem__(cls, spec: str) -> Tensor:
-        return cls(tuple(int(d) if d.isdecimal() else d for d in spec.split()))
+        names = spec.split() if isinstance(spec, str) else []
+        if not names or not all(n.isidentifier() or (n.isascii() and n.isdecimal()) for n in names):
+            cure = 'name every dimension, separated by spaces: Tensor["M K"], Tensor["M 3"], Tensor["_ K"]'
+            raise BadSignature(f"Tensor[{spec!r}] is not a shape", cure)
+        return cls(tuple(int(d) if d.isdecimal() else d for d in names))
 
 
 def word(function: F) -> F:
     """A name of the language. The front end recognises the function object and never runs it."""
 
     def stand_in(*args: Any, **kwargs: Any) -> Any:
-        raise OutsideKernel(f"{function.__name__}() is a word of the kernel language: call it inside a @kernel function")
+        name = function.__name__
+        raise OutsideKernel(f"{name}() is a word of the kernel language: call it inside a @kernel function")
 
     stand_in.__name__ = function.__name__
     stand_in.__doc__ = function.__doc__
-    stand_in.__signature__ = __import__("inspect").signature(function)  # type: ignore[attr-defined]
+    stand_in.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     return stand_in  # type: ignore[return-value]
 
 

@@ -17,10 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from . import backends, frontend, ir, tensors, verify
+from . import backends, frontend, tensors, verify
+from . import ir as ir_form
 from .backends.base import Backend, Program
-from .dtypes import DType, bool_, float32, int32, int64
+from .builder import LARGEST
+from .dtypes import DType, bool_, float32, int32
 from .errors import (
+    ArgumentAlignment,
     ArgumentCount,
     ArgumentDevice,
     ArgumentKind,
@@ -29,40 +32,33 @@ from .errors import (
     BadSignature,
     BadThreadCount,
     ConstError,
+    InternalError,
+    MonotileError,
     OverlappingOutput,
     ReadOnlyOutput,
+    ScalarDoesNotFit,
+    UnknownBackend,
 )
-from .language import Const, Tensor
-from .source import function_node, place
-from .tensors import View
+from .signature import check_const, const_key, plain_const, read_signature
+from .tensors import View, numpy_address
 
 MAX_LENGTH = 2**31 - 2**16  # positions are int32; the margin keeps `start + tile side` from wrapping
 MAX_PLANS = 4096
-RESERVED = ("backend", "threads")
-SCALARS: dict[Any, DType] = {
-    float: float32, int: int32, bool: bool_, "float": float32, "int": int32, "bool": bool_,
-    float32: float32, int32: int32, int64: int64,
-}  # fmt: skip
+NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
 
 
-@dataclass(frozen=True)
-class Parameter:
-    name: str
-    dims: tuple[str | int, ...] | None = None  # of an annotated tensor
-    dtype: DType | None = None  # of an annotated scalar
-
-
-@dataclass
+@dataclass(slots=True)
 class Plan:
-    """A checked call: only addresses are left to look at."""
+    """A checked call: only addresses, scalars and what may be written are left to look at."""
 
     program: Program
     bound: Any
     array_at: tuple[int, ...]
-    scalar_at: tuple[int, ...]
-    scalar_dtypes: tuple[DType, ...]
-    spans: tuple[tuple[int, int], ...]
+    scalars: tuple[tuple[int, str, DType], ...]  # position, name and type of each scalar
+    spans: tuple[tuple[int, int], ...]  # bytes each array covers, from its address on
+    aligned: tuple[int, ...]  # address bits that must be zero
     outputs: tuple[int, ...]
+    all_arrays: bool  # no scalars among the arguments
 
 
 class Kernel:
@@ -70,109 +66,164 @@ class Kernel:
 
     def __init__(self, function: Callable[..., None]) -> None:
         if not isinstance(function, types.FunctionType):
-            raise BadSignature(f"@kernel needs a plain function, found {function!r}", "decorate a def")
+            found = f"@kernel needs a plain function, found {type(function).__name__}"
+            raise BadSignature(found, "put @kernel directly above a def")
         self.function = function
         self.name = function.__name__
         self.__doc__, self.__name__, self.__wrapped__ = function.__doc__, function.__name__, function
-        self.parameters, self.const_names, self.defaults = _signature(function)
+        self.__module__, self.__qualname__ = function.__module__, function.__qualname__
+        try:
+            self.parameters, self.const_names, self.defaults = read_signature(function)
+        except BadSignature as error:
+            raise error.with_traceback(None) from None
         self._plans: dict[Any, Plan] = {}
-        self._programs: dict[Any, tuple[ir.Kernel, Program]] = {}
-        self._lock = threading.Lock()
+        self._programs: dict[Any, tuple[ir_form.Kernel, Program]] = {}
+        self._lock = threading.RLock()
 
     def __repr__(self) -> str:
         return f"<monotile kernel {self.name}>"
 
     def __call__(self, *args: Any, backend: str | None = None, threads: int | None = None, **consts: Any) -> None:
+        shapes = [(a.shape, a.strides, a.dtype) if type(a) is np.ndarray else _argument_key(a) for a in args]
+        key: Any = (backend, *shapes)
+        if consts:
+            key += tuple([(n, const_key(v)) for n, v in consts.items()])
         try:
-            key = (backend, tuple(map(_argument_key, args)), tuple([(n, _const_key(v)) for n, v in consts.items()]))
             plan = self._plans.get(key)
         except TypeError:  # something unhashable: the full check will say what
-            key = plan = None
+            plan = None
+        if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+            raise BadThreadCount(f"threads must be a positive whole number, found {threads!r}")
         if plan is None:
-            plan = self._plan(args, consts, backend)
+            try:
+                plan = self._plan(args, consts, backend)
+            except InternalError:
+                raise
+            except MonotileError as error:  # without the frames of the compiler
+                raise error.with_traceback(None) from None
             if len(self._plans) >= MAX_PLANS:
                 self._plans.clear()
             self._plans[key] = plan
-        if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
-            raise BadThreadCount(f"threads must be a positive whole number, found {threads!r}")
-        arrays = [args[n] for n in plan.array_at]
-        if plan.outputs:
-            _check_overlap(plan, arrays, self.parameters)
-        scalars = [_scalar(self.parameters[n].name, args[n], d) for n, d in zip(plan.scalar_at, plan.scalar_dtypes, strict=True)]
-        plan.program.launch(plan.bound, arrays, scalars, threads)
+        arrays = args if plan.all_arrays else [args[n] for n in plan.array_at]
+        addresses = [numpy_address(a) if type(a) is np.ndarray else tensors.address(a) for a in arrays]
+        self._check_memory(plan, arrays, addresses)
+        scalars = [] if plan.all_arrays else [_scalar(name, args[n], dtype) for n, name, dtype in plan.scalars]
+        plan.program.launch(plan.bound, arrays, addresses, scalars, threads)
 
-    # ---- a first call with given shapes --------------------------------------------------------------------------------
+    def _check_memory(self, plan: Plan, arrays: Sequence[Any], addresses: Sequence[int]) -> None:
+        """What may differ between calls with one plan: alignment, writability, and whether an output shares memory with
+        another argument. Byte ranges are compared first; interleaved views are looked at exactly."""
+        for n, address in enumerate(addresses):
+            if address & plan.aligned[n]:
+                name = self._array_name(plan, n)
+                raise ArgumentAlignment(f"{name!r} is not aligned to its elements; pass {name}.copy()")
+        spans = plan.spans
+        for i in plan.outputs:
+            if not tensors.is_writable(arrays[i]):
+                name = self._array_name(plan, i)
+                raise ReadOnlyOutput(f"{name!r} is written by {self.name} but is read-only; pass a writable array")
+            low, high = spans[i]
+            low, high = low + addresses[i], high + addresses[i]
+            for j, address in enumerate(addresses):
+                begin, end = spans[j]
+                if low < end + address and begin + address < high and i != j and _share(arrays[i], arrays[j]):
+                    names = self._array_name(plan, i), self._array_name(plan, j)
+                    found = f"the output {names[0]!r} shares memory with {names[1]!r}"
+                    raise OverlappingOutput(f"{found}; pass separate arrays")
+
+    def _array_name(self, plan: Plan, n: int) -> str:
+        return self.parameters[plan.array_at[n]].name
+
+    # ---- a first call with given shapes ------------------------------------------------------------------------------
 
     def _plan(self, args: Sequence[Any], consts: Mapping[str, Any], backend: str | None) -> Plan:
         views = self._views(args)
         bound_consts = self._bind(views, consts)
         chosen = self._backend(views, backend)
-        key = self._program_key(args, views, bound_consts, chosen)
+        facts = self._facts(args, views, bound_consts)
+        key = chosen.name, facts, tuple([(n, const_key(v)) for n, v in bound_consts.items()])
         with self._lock:
             found = self._programs.get(key)
             if found is None:
-                kernel = self._build(args, views, bound_consts)
+                kernel = self._build(facts, bound_consts)
+                self._check_outputs(kernel, views)
                 found = self._programs[key] = (kernel, chosen.compile(kernel))
         kernel, program = found
         self._check_outputs(kernel, views)
         words: list[int] = []
         for view in views.values():
             words += [0, *view.shape, *view.strides]
-        array_at = tuple(n for n in range(len(args)) if n in views)
-        scalar_at = tuple(n for n in range(len(args)) if n not in views)
-        words += [0] * len(scalar_at)
-        outputs = tuple(sorted(kernel.written))
-        spans = tuple(tensors.span(v) for v in views.values())
-        dtypes = tuple(d for _, d in kernel.scalars)
-        return Plan(program, program.bind(words), array_at, scalar_at, dtypes, spans, outputs)
+        scalar_at = [n for n in range(len(args)) if n not in views]
+        scalars = tuple((n, name, dtype) for n, (name, dtype) in zip(scalar_at, kernel.scalars, strict=True))
+        return Plan(
+            program,
+            program.bind(words + [0] * len(scalars)),
+            tuple(views),
+            scalars,
+            tuple(tensors.span(v) for v in views.values()),
+            tuple(v.dtype.bytes - 1 for v in views.values()),
+            tuple(sorted(kernel.written)),
+            not scalars,
+        )
 
-    def ir(self, *args: Any, **consts: Any) -> ir.Kernel:
+    def ir(self, *args: Any, **consts: Any) -> ir_form.Kernel:
         """The IR this call would compile."""
         views = self._views(args)
-        return self._build(args, views, self._bind(views, consts))
+        bound = self._bind(views, consts)
+        return self._build(self._facts(args, views, bound), bound)
 
     def _views(self, args: Sequence[Any]) -> dict[int, View]:
         """The array arguments by position; everything that is not an array must be a scalar."""
         if len(args) != len(self.parameters):
             names = ", ".join(p.name for p in self.parameters)
-            raise ArgumentCount(f"{self.name}({names}) takes {len(self.parameters)} arrays and scalars, found {len(args)}")
+            takes = f"{self.name}({names}) takes {len(self.parameters)} arrays and scalars"
+            raise ArgumentCount(f"{takes}, found {len(args)}; constants are passed by name")
         views = {}
         for n, (parameter, arg) in enumerate(zip(self.parameters, args, strict=True)):
-            plain = isinstance(arg, bool | int | float | np.generic)
+            name, plain = parameter.name, isinstance(arg, NUMBERS)
             if parameter.dtype is not None or (parameter.dims is None and plain):
                 if not plain:
-                    raise ArgumentKind(f"{parameter.name!r} must be a {parameter.dtype} scalar, found {type(arg).__name__}")
+                    found = f"{name!r} must be a {parameter.dtype} scalar, found {type(arg).__name__}"
+                    raise ArgumentKind(f"{found}; pass a Python number")
+                _scalar(name, arg, self._scalar_dtype(n, arg))
                 continue
-            view = views[n] = tensors.describe(parameter.name, arg)
+            view = views[n] = tensors.describe(name, arg)
             if parameter.dims is not None and len(view.shape) != len(parameter.dims):
-                found = f"{parameter.name!r} must have shape ({' '.join(map(str, parameter.dims))}), found {view.shape}"
-                raise ArgumentRank(found)
+                shape = " ".join(map(str, parameter.dims))
+                found = f"{name!r} must have {len(parameter.dims)} dimensions ({shape}), found shape {view.shape}"
+                raise ArgumentRank(f"{found}; reshape it")
             if max(view.shape, default=0) > MAX_LENGTH:
-                raise ArgumentShape(f"{parameter.name!r} has a side of {max(view.shape)}; at most {MAX_LENGTH} is supported")
+                found = f"{name!r} has a side of {max(view.shape)}"
+                raise ArgumentShape(f"{found}; at most {MAX_LENGTH} is supported: split it")
         return views
 
     def _bind(self, views: Mapping[int, View], given: Mapping[str, Any]) -> dict[str, Any]:
         """The constants of this call: given, bound by a tensor's length, or default; and every named length agrees."""
+        given = {name: plain_const(value) for name, value in given.items()}
         for name, value in given.items():
             if name not in self.const_names:
                 raise ConstError(f"{self.name} has no Const {name!r}; it has {', '.join(self.const_names) or 'none'}")
-            _check_const(name, value)
+            check_const(name, value)
         lengths: dict[str, tuple[int, str]] = {}
         consts = {n: given.get(n, self.defaults.get(n, inspect.Parameter.empty)) for n in self.const_names}
         for n, view in views.items():
             parameter = self.parameters[n]
             for axis, (dim, length) in enumerate(zip(parameter.dims or (), view.shape, strict=False)):
                 title = f"{parameter.name}.shape[{axis}]"
+                if dim == "_":
+                    continue
                 if isinstance(dim, int):
                     expected, source = dim, "the signature"
-                elif dim == "_":
-                    continue
                 elif dim in given:
-                    expected, source = given[dim], f"{dim}={given[dim]!r}"
+                    expected, source = given[dim], "the call"
+                    if type(expected) is not int:
+                        found = f"the Const {dim!r} is a length, found {type(expected).__name__}"
+                        raise ConstError(f"{found}; pass an int, or leave it out")
                 else:
                     expected, source = lengths.setdefault(dim, (length, title))
                 if expected != length:
-                    raise ArgumentShape(f"{title} is {length}, but {dim!r} is {expected} (from {source})")
+                    found = f"{title} is {length}, but {dim!r} is {expected} (from {source})"
+                    raise ArgumentShape(f"{found}; pass arrays whose lengths agree")
                 if dim in consts and dim not in given:
                     consts[dim] = length
         missing = [n for n, v in consts.items() if v is inspect.Parameter.empty]
@@ -181,6 +232,8 @@ class Kernel:
         return consts
 
     def _backend(self, views: Mapping[int, View], name: str | None) -> Backend:
+        if name is not None and not isinstance(name, str):
+            raise UnknownBackend(f"a backend is chosen by name, found {type(name).__name__}; pass backend='cpu'")
         devices = {v.device for v in views.values()}
         if len(devices) > 1:
             listing = ", ".join(f"{self.parameters[n].name} on {v.device}" for n, v in views.items())
@@ -191,18 +244,22 @@ class Kernel:
             raise ArgumentDevice(f"backend {chosen.name!r} cannot use arrays on {device!r}; move them with .cpu()")
         return chosen
 
-    def _program_key(self, args: Sequence[Any], views: Mapping[int, View], consts: Mapping[str, Any], backend: Backend) -> Any:
-        facts = [self._tensor(n, i, v, consts) for i, (n, v) in enumerate(views.items())]
-        scalars = [(n, self._scalar_dtype(n, a)) for n, a in enumerate(args) if n not in views]
-        return backend.name, tuple(facts), tuple(scalars), tuple((n, _const_key(v)) for n, v in consts.items())
+    def _facts(
+        self, args: Sequence[Any], views: Mapping[int, View], consts: Mapping[str, Any]
+    ) -> tuple[tuple[ir_form.Tensor, ...], tuple[tuple[str, DType], ...]]:
+        """What the compiler may know of tensors and scalars."""
+        facts = tuple(self._tensor(n, i, v, consts) for i, (n, v) in enumerate(views.items()))
+        scalars = [(self.parameters[n].name, self._scalar_dtype(n, a)) for n, a in enumerate(args) if n not in views]
+        return facts, tuple(scalars)
 
-    def _tensor(self, n: int, index: int, view: View, consts: Mapping[str, Any]) -> ir.Tensor:
-        """What the compiler may know of a tensor: no lengths, but which stride is 1 and which are fixed by constants."""
+    def _tensor(self, n: int, index: int, view: View, consts: Mapping[str, Any]) -> ir_form.Tensor:
+        """What the compiler may know of a tensor: no lengths, but which stride is 1 and which constants fix."""
         parameter = self.parameters[n]
-        symbols = parameter.dims or tuple("_" for _ in view.shape)
-        dims = tuple(
-            consts[d] if d in consts else d if d != "_" else f"{parameter.name}{axis}" for axis, d in enumerate(symbols)
-        )
+        symbols = parameter.dims or ("_",) * len(view.shape)
+        dims: list[str | int] = []
+        for axis, d in enumerate(symbols):
+            # A length without a name gets one no author can write, so that it is equal to no other.
+            dims.append(d if isinstance(d, int) else f"{parameter.name}.{axis}" if d == "_" else consts.get(d, d))
         last = len(dims) - 1
         units = [a for a, s in enumerate(view.strides) if s == 1 or (a == last and view.shape[a] == 1)]
         unit = units[-1] if units else None
@@ -217,7 +274,7 @@ class Kernel:
             if not isinstance(length, int):
                 break
             dense *= length
-        return ir.Tensor(parameter.name, index, view.dtype, dims, unit, tuple(strides))
+        return ir_form.Tensor(parameter.name, index, view.dtype, tuple(dims), unit, tuple(strides))
 
     def _scalar_dtype(self, n: int, arg: Any) -> DType:
         declared = self.parameters[n].dtype
@@ -227,115 +284,54 @@ class Kernel:
             return bool_
         return int32 if isinstance(arg, int | np.integer) else float32
 
-    def _build(self, args: Sequence[Any], views: Mapping[int, View], consts: Mapping[str, Any]) -> ir.Kernel:
-        facts = tuple(self._tensor(n, i, v, consts) for i, (n, v) in enumerate(views.items()))
-        scalars = tuple((self.parameters[n].name, self._scalar_dtype(n, a)) for n, a in enumerate(args) if n not in views)
-        kernel = frontend.build(self.function, facts, scalars, consts)
+    def _build(
+        self, facts: tuple[tuple[ir_form.Tensor, ...], tuple[tuple[str, DType], ...]], consts: Mapping[str, Any]
+    ) -> ir_form.Kernel:
+        kernel = frontend.build(self.function, *facts, consts)
         verify.check(kernel, "frontend")
         return kernel
 
-    def _check_outputs(self, kernel: ir.Kernel, views: Mapping[int, View]) -> None:
+    def _check_outputs(self, kernel: ir_form.Kernel, views: Mapping[int, View]) -> None:
         ordered = list(views.items())
         for index in kernel.written:
             n, view = ordered[index]
-            name = self.parameters[n].name
-            if not view.writable:
-                raise ReadOnlyOutput(f"{name!r} is written by {self.name} but is read-only; pass a writable array")
             if tensors.overlaps_itself(view):
-                raise OverlappingOutput(f"{name!r} is written by {self.name}, but its elements share memory; pass a copy")
-
-
-# ---- signatures and keys -----------------------------------------------------------------------------------------------
-
-
-def _signature(function: types.FunctionType) -> tuple[tuple[Parameter, ...], tuple[str, ...], dict[str, Any]]:
-    """Positional parameters, names of the constants, and their defaults."""
-    parameters, const_names, defaults = [], [], {}
-    for name, p in inspect.signature(function, eval_str=True).parameters.items():
-        found = None
-        if name in RESERVED:
-            found = f"{name!r} is a keyword of every call"
-        elif p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
-            found = f"*{name} in a kernel's parameters"
-        elif p.annotation is Const or p.kind is p.KEYWORD_ONLY:
-            const_names.append(name)
-            if p.default is not p.empty:
-                defaults[name] = p.default
-        elif p.default is not p.empty:
-            found = f"{name!r} has a default"
-        elif isinstance(p.annotation, Tensor):
-            parameters.append(Parameter(name, dims=p.annotation.dims))
-        elif p.annotation is p.empty:
-            parameters.append(Parameter(name))
-        elif p.annotation in SCALARS:
-            parameters.append(Parameter(name, dtype=SCALARS[p.annotation]))
-        else:
-            found = f"the annotation of {name!r} is {p.annotation!r}"
-        if found is not None:
-            cure = "parameters are tensors, Tensor['M K'], float, int, int64 or bool; constants come last, annotated Const"
-            raise BadSignature(found, cure, place(function_node(function), function.__code__.co_filename))
-    return tuple(parameters), tuple(const_names), defaults
+                found = f"{self.parameters[n].name!r} is written by {self.name}, but its elements share memory"
+                raise OverlappingOutput(f"{found}; pass a copy")
 
 
 def _argument_key(arg: Any) -> Any:
-    return tensors.signature(arg) if hasattr(arg, "shape") and hasattr(arg, "dtype") and tensors.is_array(arg) else type(arg)
-
-
-def _const_key(value: Any) -> Any:
-    """Equal for constants that compile alike: a lambda made anew for every call has the key of the last one."""
-    if isinstance(value, types.FunctionType):
-        cells = tuple(_const_key(c.cell_contents) for c in value.__closure__ or ())
-        return value.__code__, cells, _const_key(value.__defaults__), tuple((value.__kwdefaults__ or {}).items())
-    if isinstance(value, tuple):
-        return type(value), tuple(_const_key(v) for v in value)
-    return type(value), math.copysign(1.0, value) if value == 0 and isinstance(value, float) else value
-
-
-def _check_const(name: str, value: Any) -> None:
-    if isinstance(value, tuple):
-        for item in value:
-            _check_const(name, item)
-    elif not isinstance(value, int | float | str | DType | types.FunctionType | type(None)):
-        kinds = "an int, float, bool, None, dtype, tuple or function"
-        raise ConstError(f"the Const {name!r} must be {kinds}, found {type(value).__name__}")
-    elif isinstance(value, float) and math.isnan(value):
-        raise ConstError(f"the Const {name!r} is NaN; pass a number")
+    """The part of a plan's key that one argument makes."""
+    return tensors.signature(arg) if tensors.is_array(arg) else type(arg)
 
 
 def _scalar(name: str, value: Any, dtype: DType) -> int | float:
     if dtype is float32:
         if isinstance(value, bool | np.bool_):
-            raise ArgumentKind(f"{name!r} must be a number, found {value!r}")
+            raise ArgumentKind(f"{name!r} must be a number, found {value!r}; pass 1.0 or 0.0")
+        if isinstance(value, float) and (-LARGEST < value < LARGEST or not math.isfinite(value)):
+            return value
+        if abs(value) >= LARGEST and not (isinstance(value, np.floating) and not np.isfinite(value)):
+            raise ScalarDoesNotFit(f"{name!r} does not fit {dtype}; pass a smaller number, or inf")
         return float(value)
     if dtype is bool_:
         if not isinstance(value, bool | np.bool_):
-            raise ArgumentKind(f"{name!r} must be True or False, found {value!r}")
+            raise ArgumentKind(f"{name!r} must be True or False, found {type(value).__name__}; pass a bool")
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise ArgumentKind(f"{name!r} must be a whole number, found {value!r}")
-    if not -(2 ** (dtype.bits - 1)) <= value < 2 ** (dtype.bits - 1):
-        raise ArgumentKind(f"{name!r} is {value}, which does not fit {dtype}; annotate it int64")
+        raise ArgumentKind(f"{name!r} must be a whole number, found {type(value).__name__}; pass an int")
+    low, high = dtype.limits
+    if not low <= value <= high:
+        cure = "annotate the parameter int64" if dtype is int32 else "pass a smaller number"
+        raise ScalarDoesNotFit(f"{name!r} does not fit {dtype} ({low} to {high}); {cure}")
     return int(value)
-
-
-def _check_overlap(plan: Plan, arrays: Sequence[Any], parameters: Sequence[Parameter]) -> None:
-    """No output may share memory with another argument. Byte ranges first; interleaved views are looked at exactly."""
-    ranges = [(a + low, a + high) for a, (low, high) in zip(map(tensors.address, arrays), plan.spans, strict=True)]
-    for i in plan.outputs:
-        low, high = ranges[i]
-        for j, (other_low, other_high) in enumerate(ranges):
-            if i != j and low < other_high and other_low < high and _share(arrays[i], arrays[j]):
-                names = [parameters[plan.array_at[k]].name for k in (i, j)]
-                raise OverlappingOutput(f"the output {names[0]!r} shares memory with {names[1]!r}; pass separate arrays")
 
 
 def _share(a: Any, b: Any) -> bool:
     if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
-        return True  # torch has no exact test: overlapping ranges are refused
+        # torch has no exact test: overlapping ranges are refused
+        return 0 not in a.shape and 0 not in b.shape
     try:
-        return bool(np.shares_memory(a, b, max_work=10**6))
+        return bool(np.shares_memory(a, b, max_work=10**6))  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
-
-
-

@@ -7,12 +7,12 @@ import linecache
 import os
 import types
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 from .errors import NoSource
 from .ir import Loc
 
-FunctionNode = ast.FunctionDef | ast.Lambda
+FunctionNode: TypeAlias = ast.FunctionDef | ast.Lambda
 
 
 @lru_cache(maxsize=64)
@@ -23,38 +23,39 @@ def _parse(lines: tuple[str, ...]) -> ast.Module:
 def function_node(function: types.FunctionType) -> FunctionNode:
     """The syntax tree of a function or lambda, with line numbers of its own file."""
     code = function.__code__
+    cure = "define the function with def or lambda in a file or a notebook cell"
     linecache.checkcache(code.co_filename)
     lines = linecache.getlines(code.co_filename, function.__globals__)
-    cure = "define the function in a file or a notebook cell"
     if not lines:
         raise NoSource(f"the source of {code.co_name!r} cannot be read ({code.co_filename})", cure)
-    found = [n for n in ast.walk(_parse(tuple(lines))) if _matches(n, code)]
+    try:
+        tree = _parse(tuple(lines))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise NoSource(f"the source of {code.co_name!r} does not parse: {error}", cure) from None
+    found = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.Lambda) and _matches(n, code)]
     if len(found) > 1:
-        found = [n for n in found if _covers(n, code)]
-    if len(found) != 1:
-        raise NoSource(f"the source of {code.co_name!r} was not found in {code.co_filename}; has the file changed?", cure)
-    node = found[0]
-    assert isinstance(node, ast.FunctionDef | ast.Lambda)
-    return node
+        covering = [n for n in found if _covers(n, code)]
+        # Of a lambda inside a lambda both cover the inner one's code; walking goes from the outside in.
+        found = covering[-1:]
+    if not found:
+        raise NoSource(f"the source of {code.co_name!r} is not in {code.co_filename}; has the file changed?", cure)
+    return found[0]
 
 
-def _matches(node: ast.AST, code: types.CodeType) -> bool:
+def _matches(node: FunctionNode, code: types.CodeType) -> bool:
     if isinstance(node, ast.Lambda):
         names = [a.arg for a in node.args.posonlyargs + node.args.args]
         return code.co_name == "<lambda>" and node.lineno == code.co_firstlineno and names == _arguments(code)
-    if isinstance(node, ast.FunctionDef):
-        first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-        return node.name == code.co_name and first == code.co_firstlineno
-    return False
+    first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+    return node.name == code.co_name and first == code.co_firstlineno
 
 
 def _arguments(code: types.CodeType) -> list[str]:
     return list(code.co_varnames[: code.co_argcount])
 
 
-def _covers(node: ast.AST, code: types.CodeType) -> bool:
+def _covers(node: FunctionNode, code: types.CodeType) -> bool:
     """Two lambdas on one line are told apart by where their instructions point."""
-    assert isinstance(node, ast.Lambda | ast.FunctionDef)
     inside = node.body if isinstance(node, ast.Lambda) else node
     spots = {(line, col) for line, _, col, _ in code.co_positions() if line is not None and col is not None}
     start, end = (inside.lineno, inside.col_offset), (inside.end_lineno or 0, inside.end_col_offset or 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 
 from . import dtypes
 from .dtypes import DType
-from .errors import ArgumentDType, ArgumentKind
+from .errors import ArgumentAlignment, ArgumentDType, ArgumentKind, ArgumentRank
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,6 @@ class View:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     device: str
-    writable: bool
 
 
 def is_array(item: Any) -> bool:
@@ -31,18 +31,37 @@ def is_array(item: Any) -> bool:
     return torch is not None and isinstance(item, torch.Tensor)
 
 
+def _address(array: np.ndarray[Any, Any]) -> int:
+    return int(array.ctypes.data)
+
+
+def _peek(array: np.ndarray[Any, Any]) -> int:
+    # A NumPy array object begins with Python's header and then its data pointer: five times as quick as asking.
+    address: int = _WORD_AT(id(array) + _HEADER).value
+    return address
+
+
+_HEADER, _WORD_AT = object.__basicsize__, ctypes.c_size_t.from_address
+_PROBE = np.zeros(2)
+_CAN_PEEK = sys.implementation.name == "cpython" and _peek(_PROBE[1:]) == _address(_PROBE[1:]) == _address(_PROBE) + 8
+
+numpy_address = _peek if _CAN_PEEK else _address
+
+
 def address(array: Any) -> int:
     """Where the first element lies."""
-    if isinstance(array, np.ndarray):
-        return int(array.ctypes.data)
-    return int(array.data_ptr())
+    return numpy_address(array) if isinstance(array, np.ndarray) else int(array.data_ptr())
 
 
 def signature(array: Any) -> tuple[Any, ...]:
-    """Everything about an array but its address and contents, as quickly as it can be read."""
+    """Everything about an array but its address, contents and writability."""
     if isinstance(array, np.ndarray):
-        return array.shape, array.strides, array.dtype, array.flags.writeable
+        return array.shape, array.strides, array.dtype, type(array)
     return tuple(array.shape), array.stride(), array.dtype, array.device, array.requires_grad
+
+
+def is_writable(array: Any) -> bool:
+    return bool(array.flags.writeable) if isinstance(array, np.ndarray) else True
 
 
 def describe(name: str, array: Any) -> View:
@@ -56,13 +75,17 @@ def describe(name: str, array: Any) -> View:
 
 
 def _describe_numpy(name: str, array: np.ndarray[Any, Any]) -> View:
+    if isinstance(array, np.ma.MaskedArray):
+        raise ArgumentKind(f"{name!r} is a masked array, whose mask a kernel would not see; pass {name}.filled(0)")
+    if array.ndim == 0:
+        raise ArgumentRank(f"{name!r} has no dimensions; pass {name}.item() as a scalar or {name}.reshape(1)")
     dtype = dtypes.from_numpy(array.dtype) if array.dtype.isnative else None
     if dtype is None:
         raise ArgumentDType(f"{name!r} has dtype {array.dtype}; {_dtype_cure()}")
     size = array.dtype.itemsize
     if any(s % size for s in array.strides) or not array.flags.aligned:
-        raise ArgumentKind(f"{name!r} is not aligned to its elements; pass np.ascontiguousarray({name})")
-    return View(dtype, array.shape, tuple(s // size for s in array.strides), "cpu", array.flags.writeable)
+        raise ArgumentAlignment(f"{name!r} is not aligned to its elements; pass {name}.copy()")
+    return View(dtype, array.shape, tuple(s // size for s in array.strides), "cpu")
 
 
 def _describe_torch(name: str, tensor: Any) -> View:
@@ -70,8 +93,11 @@ def _describe_torch(name: str, tensor: Any) -> View:
     if dtype is None:
         raise ArgumentDType(f"{name!r} has dtype {tensor.dtype}; {_dtype_cure()}")
     if tensor.layout is not sys.modules["torch"].strided or tensor.is_conj() or tensor.is_neg():
-        raise ArgumentKind(f"{name!r} is not an ordinary strided tensor; pass {name}.to_dense().resolve_conj().resolve_neg()")
-    return View(dtype, tuple(tensor.shape), tuple(tensor.stride()), str(tensor.device), True)
+        cure = f"pass {name}.to_dense().resolve_conj().resolve_neg()"
+        raise ArgumentKind(f"{name!r} is not an ordinary strided tensor; {cure}")
+    if tensor.ndim == 0:
+        raise ArgumentRank(f"{name!r} has no dimensions; pass {name}.item() as a scalar or {name}.reshape(1)")
+    return View(dtype, tuple(tensor.shape), tuple(tensor.stride()), str(tensor.device))
 
 
 def _dtype_cure() -> str:
@@ -89,6 +115,8 @@ def span(view: View) -> tuple[int, int]:
 
 def overlaps_itself(view: View) -> bool:
     """Whether two elements may be the same memory (a broadcast view, say): then it cannot be an output."""
+    if 0 in view.shape:
+        return False
     reach = 0
     for stride, length in sorted((abs(s), n) for n, s in zip(view.shape, view.strides, strict=True) if n > 1):
         if stride <= reach:

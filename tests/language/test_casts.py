@@ -1,11 +1,12 @@
+# ruff: noqa: F821, UP037 (a tensor annotation such as Tensor["N"] names dimensions, not types)
 """astype between every pair of types, and the roundings at the edges."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from arrays import DTYPES, FLOATS, INTS, Array, bfloat16, numpy_type, poisoned, random, same
 
+from arrays import DTYPES, FLOATS, INTS, Array, bfloat16, numpy_type, poisoned, random, same
 from monotile.dtypes import BY_NAME
 from monotile.language import Const, Tensor, arange, cdiv, float32, int32, kernel, program_id
 
@@ -101,7 +102,10 @@ def test_float_to_int_truncates_and_saturates(backend: str, source: str, target:
     with np.errstate(over="ignore"):
         x = np.array(numbers + large, np.float32).astype(numpy_type(source))
     limits = np.iinfo(target)
-    expected = [0 if np.isnan(v) else limits.max if v == np.inf else limits.min if v == -np.inf else int(v) for v in map(float, x)]
+    expected = [
+        0 if np.isnan(v) else limits.max if v == np.inf else limits.min if v == -np.inf else int(v)
+        for v in map(float, x)
+    ]
     clipped = [min(max(v, int(limits.min)), int(limits.max)) for v in expected]
     same(run(backend, x, target), np.array(clipped, target))
 

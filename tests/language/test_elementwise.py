@@ -1,11 +1,12 @@
+# ruff: noqa: F821, UP037 (a tensor annotation such as Tensor["N"] names dimensions, not types)
 """Operators and elementwise words, in every type, against NumPy."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from arrays import DTYPES, FLOATS, INTS, numpy_type, poisoned, random, same, within_ulps
 
+from arrays import DTYPES, FLOATS, INTS, numpy_type, poisoned, random, same, within_ulps
 from monotile import errors
 from monotile.language import (
     Const,
@@ -296,7 +297,12 @@ def fill(y: Tensor["M N"], *, value: Const, kind: Const, M: Const, N: Const):
 
 
 def test_full(backend: str) -> None:
-    for value, kind, name in ((1.5, float32, "float32"), (7, int32, "int32"), (2**40, int64, "int64"), (200, uint8, "uint8")):
+    for value, kind, name in (
+        (1.5, float32, "float32"),
+        (7, int32, "int32"),
+        (2**40, int64, "int64"),
+        (200, uint8, "uint8"),
+    ):
         y = poisoned((4, 3), name)
         fill(y, value=value, kind=kind, backend=backend)
         same(y, np.full((4, 3), value, numpy_type(name)))

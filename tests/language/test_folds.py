@@ -1,11 +1,12 @@
+# ruff: noqa: F821, UP037 (a tensor annotation such as Tensor["N"] names dimensions, not types)
 """sum, max and min along an axis, and dot."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from arrays import FLOATS, INTS, Array, numpy_type, poisoned, random, same
 
+from arrays import FLOATS, INTS, Array, numpy_type, poisoned, random, same
 from monotile.language import Const, Tensor, arange, cdiv, dot, float32, kernel, max, min, program_id, sum, zeros
 
 
@@ -87,7 +88,11 @@ def test_float_sums_are_in_float32(backend: str, dtype: str, shape: tuple[int, i
 
 def test_folding_a_row_gives_a_scalar(backend: str) -> None:
     x, y = random(37, "int32"), poisoned(1, "int32")
-    for f, oracle in ((lambda x: x.max(axis=0), np.max), (lambda x: sum(x), np.sum), (lambda x: min(x, axis=0), np.min)):
+    for f, oracle in (
+        (lambda x: x.max(axis=0), np.max),
+        (lambda x: sum(x), np.sum),
+        (lambda x: min(x, axis=0), np.min),
+    ):
         y[:] = 77
         fold_all(x, y, f=f, backend=backend)
         assert y[0] == oracle(x)
@@ -101,7 +106,7 @@ def test_sums_of_infinities(backend: str) -> None:
     assert y[0] == np.inf and np.isnan(y[1]) and np.isnan(y[2]) and np.isfinite(y[3])
 
 
-# ---- dot ---------------------------------------------------------------------------------------------------------------
+# ---- dot -------------------------------------------------------------------------------------------------------------
 
 
 @kernel

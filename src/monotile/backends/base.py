@@ -1,7 +1,7 @@
 """The contract of a backend, all of it.
 
-A backend turns a specialised kernel into something that can be launched. It gets the IR as the front end made it, runs the
-passes it wants (passes/pipeline.py) and hands back a `Program`. Backends never import one another.
+A backend turns a specialised kernel into something that can be launched. It gets the IR as the front end made it, runs
+the passes it wants (passes/pipeline.py) and hands back a `Program`. Backends never import one another.
 """
 
 from __future__ import annotations
@@ -22,8 +22,16 @@ class Program(ABC):
         elements; then 0 for every scalar. What it returns is kept and passed to every `launch` with these lengths."""
 
     @abstractmethod
-    def launch(self, bound: Any, arrays: Sequence[Any], scalars: Sequence[Any], threads: int | None) -> None:
-        """Runs every program of the grid and returns when the outputs are written (or, on a GPU, enqueued)."""
+    def launch(
+        self,
+        bound: Any,
+        arrays: Sequence[Any],
+        addresses: Sequence[int],
+        scalars: Sequence[Any],
+        threads: int | None,
+    ) -> None:
+        """Runs every program of the grid and returns when the outputs are written (or, on a GPU, enqueued).
+        `addresses` are those of the arrays' first elements, in the same order."""
 
 
 class Backend(ABC):

@@ -68,7 +68,14 @@ class Interpreted(Program):
     def bind(self, words: Sequence[int]) -> None:
         """Nothing to prepare: arrays know their lengths and strides."""
 
-    def launch(self, bound: Any, arrays: Sequence[Any], scalars: Sequence[Any], threads: int | None) -> None:
+    def launch(
+        self,
+        bound: Any,
+        arrays: Sequence[Any],
+        addresses: Sequence[int],
+        scalars: Sequence[Any],
+        threads: int | None,
+    ) -> None:
         views = [_as_numpy(a) for a in arrays]
         options = self.options
         evaluate(self.kernel, views, scalars, float64=options.float64, skip_hidden=options.skip_hidden)

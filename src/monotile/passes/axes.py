@@ -38,11 +38,13 @@ class Axes:
 
     Elementwise ops, loops and branches always join dimensions. Ops that look at a value from another side (expand, trans,
     dot) join too, unless one tile would then run over the same axis twice (`x[:, None] < x[None, :]`): there the reader
-    keeps an axis of its own and translates positions when it reads.
+    keeps an axis of its own and translates positions when it reads. Positions and constants join nothing: the same
+    `arange(64)` may count queries in one place and keys in another.
     """
 
     def __init__(self, kernel: Kernel) -> None:
         self._of: dict[Value, list[Axis | None]] = {}
+        self._index_like: dict[Value, bool] = {}
         self._views: list[tuple[Axis | None, Axis | None]] = []
         self._together: list[tuple[Axis, Axis]] = []  # axes that are two dimensions of one thing
         self.dots: dict[Op, tuple[Axis | None, Axis | None, Axis | None]] = {}  # m, k, n of each dot
@@ -62,13 +64,29 @@ class Axes:
                 ends = (b.terminator.operands for b in op.blocks)
                 for group in zip(*ends, op.results, strict=True):
                     self._same(*group)
+        self.split = False  # whether some reader kept an axis of its own
         for a, b in self._views:
-            if a is not None and b is not None and not self._meet(a.root(), b.root()):
-                a.join(b)
+            if a is not None and b is not None:
+                if self._meet(a.root(), b.root()):
+                    self.split = True
+                else:
+                    a.join(b)
         for m, k, n in self.dots.values():
             if k is not None:
                 k.root().folded = True
         self.dots = {op: tuple(a and a.root() for a in mkn) for op, mkn in self.dots.items()}  # type: ignore[misc]
+
+    def index_like(self, value: Value) -> bool:
+        """Positions, constants and what follows from them: cheaper to recompute than to keep."""
+        if not value.shape:
+            return True
+        if value not in self._index_like:
+            op = value.op
+            follows = op is not None and (op.kind in ELEMENTWISE or op.kind in ("expand", "trans", "broadcast"))
+            self._index_like[value] = value.kind == "arange" or (
+                follows and op is not None and all(self.index_like(v) for v in op.operands)
+            )
+        return self._index_like[value]
 
     def dims(self, value: Value) -> tuple[Axis | None, ...]:
         return tuple(a.root() if a is not None else None for a in self._of.get(value, ()))
@@ -76,6 +94,11 @@ class Axes:
     def of(self, value: Value) -> tuple[Axis, ...]:
         """The axes a value really runs over."""
         return tuple(a for a in self.dims(value) if a is not None)
+
+    def alias(self, copy: Value, value: Value) -> None:
+        """Lets a value made after the analysis run over the axes of another."""
+        self._of[copy] = self._of[value]
+        self._index_like[copy] = False
 
     def _meet(self, a: Axis, b: Axis) -> bool:
         return any({x.root(), y.root()} == {a, b} for x, y in self._together) and a is not b
@@ -91,18 +114,22 @@ class Axes:
         self._together += [(a, b) for i, a in enumerate(real) for b in real[i + 1 :]]
 
     def _same(self, *values: Value) -> None:
-        for other in values[1:]:
-            for a, b in zip(self._of[values[0]], self._of[other], strict=True):
-                if a is not None and b is not None:
-                    a.join(b)
+        linked = [v for v in values if not self.index_like(v)]
+        for other in linked[1:]:
+            self._join(self._of[linked[0]], self._of[other])
+
+    def _join(self, mine: list[Axis | None], others: list[Axis | None]) -> None:
+        for a, b in zip(mine, others, strict=True):
+            if a is not None and b is not None:
+                a.join(b)
 
     def _visit(self, op: Op) -> None:
         if op.kind in ELEMENTWISE or op.kind in ("broadcast", "gather"):
             for operand in op.operands:
-                if operand.shape:
-                    for a, b in zip(self._of[op.result], self._of[operand], strict=True):
-                        if a is not None and b is not None:
-                            a.join(b)
+                if operand.shape and not self.index_like(operand):
+                    self._join(self._of[op.result], self._of[operand])
+        elif op.kind in ("expand", "trans") and self.index_like(op.result):
+            return
         elif op.kind == "expand":
             dims = list(self._of[op.result])
             dims.pop(op.attrs["position"])
@@ -114,9 +141,7 @@ class Axes:
             folded = dims.pop(op.attrs["axis"])
             if folded is not None:
                 folded.root().folded = True
-            for a, b in zip(self._of[op.result], dims, strict=True):
-                if a is not None and b is not None:
-                    a.join(b)
+            self._join(self._of[op.result], dims)
         elif op.kind == "dot":
             m, n = self._of[op.result]
             k = Axis(op.operands[0].shape[1]) if op.operands[0].shape[1] > 1 else None

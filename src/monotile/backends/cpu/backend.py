@@ -1,0 +1,86 @@
+"""The cpu backend: passes, lowering, object cache, launch."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ... import cache, ir
+from ...passes import pipeline
+from ..base import Backend, Program
+from . import jit, pool
+from .lower import Lowered, lower
+from .target import target
+
+# The kernel cuts loops at edges itself, nest by nest, which costs less code than another copy of a loop.
+OPTIONS = pipeline.Options(peel_bounds=False)
+
+
+class CpuProgram(Program):
+    """A loaded kernel. A bound launch is the argument block with everything in it but addresses and scalars."""
+
+    def __init__(self, kernel: ir.Kernel, payload: bytes) -> None:
+        (self.scratch_bytes,) = struct.unpack_from("<q", payload)
+        self._code = jit.load_object(payload[8:])
+        self._kernel, self._programs = self._code.address("kernel"), self._code.address("programs")
+        words, self._tensor_words = 0, []
+        for tensor in kernel.tensors:
+            self._tensor_words.append(words)
+            words += 1 + 2 * tensor.rank
+        self._scalars = [(words + n, dtype.is_float) for n, (_, dtype) in enumerate(kernel.scalars)]
+
+    def bind(self, words: Sequence[int]) -> Any:
+        block = (ctypes.c_int64 * max(1, len(words)))(*words)
+        return type(block), bytes(block)
+
+    def launch(self, bound: Any, arrays: Sequence[Any], addresses: Sequence[int], scalars: Sequence[Any], threads: int | None) -> None:
+        kind, template = bound
+        block = kind.from_buffer_copy(template)
+        for word, address in zip(self._tensor_words, addresses, strict=True):
+            block[word] = address
+        for (word, is_float), value in zip(self._scalars, scalars, strict=True):
+            block[word] = struct.unpack("<i", struct.pack("<f", value))[0] if is_float else value
+        pool.run(self._kernel, self._programs, ctypes.addressof(block), self.scratch_bytes, threads)
+
+
+class CpuBackend(Backend):
+    name = "cpu"
+
+    def why_not(self) -> str | None:
+        return None
+
+    def accepts(self, device: str) -> bool:
+        return device == "cpu"
+
+    def compile(self, kernel: ir.Kernel) -> Program:
+        host = jit.host()
+        key = cache.fingerprint(cache.compiler_fingerprint(), ir.show(kernel), repr(host))
+        payload = cache.load(key, "cpu")
+        if payload is None:
+            lowered = self._lower(kernel)
+            payload = struct.pack("<q", lowered.scratch_bytes) + jit.compile_object(lowered.text)
+            cache.store(key, "cpu", payload)
+        return CpuProgram(kernel, payload)
+
+    def _lower(self, kernel: ir.Kernel, watch: Callable[[str, ir.Kernel], None] | None = None) -> Lowered:
+        kernel = ir.copy(kernel)
+        pipeline.run(kernel, OPTIONS, watch)
+        return lower(kernel, target(jit.host()), jit.host().triple)
+
+    def stages(self, kernel: ir.Kernel) -> dict[str, Callable[[], str]]:
+        def passes() -> str:
+            texts = [f"# frontend\n{ir.show(kernel)}"]
+            pipeline.run(ir.copy(kernel), OPTIONS, lambda name, k: texts.append(f"# {name}\n{ir.show(k)}"))
+            return "\n".join(texts)
+
+        return {
+            "ir": lambda: ir.show(kernel),
+            "passes": passes,
+            "llvm": lambda: self._lower(kernel).text,
+            "asm": lambda: jit.assembly(self._lower(kernel).text),
+        }
+
+
+BACKEND = CpuBackend()

@@ -1,0 +1,214 @@
+"""One value at one point of a nest, as LLVM code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...dtypes import DType
+from ...ir import ELEMENTWISE, Op, Value
+from ...passes.axes import Axes, Axis
+from .emit import Emitter, Reg
+from .functions import FUNCTIONS
+from .memory import Buffer, Point, Scratch, Tensors, register_type
+
+FLOAT = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
+INTEGER = {"add": "add", "sub": "sub", "mul": "mul"}
+FLOAT_TESTS = {"lt": "olt", "le": "ole", "eq": "oeq", "ne": "une"}
+INTEGER_TESTS = {"lt": "slt", "le": "sle", "eq": "eq", "ne": "ne"}
+EXTREMES = {"max": float("-inf"), "min": float("inf")}
+
+
+class Evaluator:
+    """Computes values on demand: from storage if another nest made them, else from their operands."""
+
+    def __init__(self, emitter: Emitter, axes: Axes, tensors: Tensors, scratch: Scratch) -> None:
+        self.e, self.axes, self.tensors, self.scratch = emitter, axes, tensors, scratch
+        self.scalars: dict[Value, Reg] = {}
+        self.buffers: dict[Value, Buffer] = {}
+        self.making: set[Value] = set()  # values of the current nest, which are never read back
+
+    def value(self, value: Value, pt: Point) -> Reg:
+        if not value.shape:
+            return self.scalars[value]
+        known = pt.memo.get(value)
+        if known is None:
+            known = pt.memo[value] = self._compute(value, pt)
+        return known
+
+    def operand(self, op: Op, value: Value, pt: Point) -> Reg:
+        """An operand at the point of its op, whatever its dimensions are called."""
+        if not value.shape:
+            return self.scalars[value]
+        mine = self.axes.dims(op.result)
+        if op.kind == "trans":
+            mine = mine[::-1]
+        elif op.kind == "expand":
+            mine = mine[: op.attrs["position"]] + mine[op.attrs["position"] + 1 :]
+        return self.value(value, pt.translated(mine, self.axes.dims(value)))
+
+    def moved(self, source: Value, target: Value, pt: Point) -> Reg:
+        """A source at a point given in the axes of what it is copied to."""
+        if not source.shape:
+            return self.scalars[source]
+        return self.value(source, pt.translated(self.axes.dims(target), self.axes.dims(source)))
+
+    def _compute(self, value: Value, pt: Point) -> Reg:
+        if value in self.buffers and value not in self.making:
+            return self.scratch.read(self.buffers[value], pt)
+        op = value.op
+        assert op is not None, "a carried value without storage"
+        if op.kind == "arange":
+            return self.position(self.axes.dims(value)[0], pt)
+        if op.kind == "load":
+            return self.tensors.read(op, pt)
+        if op.kind == "gather":
+            return self.tensors.read_scattered(op, [self.operand(op, v, pt) for v in op.operands], pt.valid)
+        if op.kind == "reduce":  # over a side of 1
+            return self._only_element(op, pt)
+        operands = [self.operand(op, v, pt) for v in op.operands]
+        return self.elementwise(op, operands) if op.kind in ELEMENTWISE else operands[0]
+
+    def _only_element(self, op: Op, pt: Point) -> Reg:
+        source = op.operands[0]
+        mine = list(self.axes.dims(op.result))
+        mine.insert(op.attrs["axis"], None)
+        x = self.value(source, pt.translated(tuple(mine), self.axes.dims(source)))
+        fold = op.attrs["fold"]
+        return x if fold == "sum" else self.combine(fold, self.identity(fold, source.dtype), x)
+
+    def position(self, axis: Axis | None, pt: Point) -> Reg:
+        e = self.e
+        if axis is None:
+            return e.number(0, "i32")
+        index = pt.at[axis]
+        first = Reg(str(index), "i32") if isinstance(index, int) else Reg(e.op(f"trunc i64 {index} to i32"), "i32")
+        return e.binary("add", first, e.iota()) if axis is pt.lane else first
+
+    # ---- elementwise ---------------------------------------------------------------------------------------------------
+
+    def elementwise(self, op: Op, x: list[Reg]) -> Reg:
+        e, kind = self.e, op.kind
+        is_float = op.operands[0].dtype.is_float
+        if kind == "where":
+            return e.select(*x)
+        if kind == "cast":
+            return self.cast(x[0], op.operands[0].dtype, op.result.dtype)
+        if kind in FLOAT_TESTS:
+            test = f"fcmp {FLOAT_TESTS[kind]}" if is_float else f"icmp {INTEGER_TESTS[kind]}"
+            return e.binary(test, x[0], x[1], "i1")
+        if kind in ("and", "or"):
+            return e.binary(kind, x[0], x[1])
+        if kind == "not":
+            return e.binary("xor", x[0], e.number(True, "i1"))
+        if kind in ("floordiv", "mod"):
+            return self.divide(kind, x[0], x[1])
+        if kind in ("max", "min"):
+            return e.intrinsic(f"{kind}num" if is_float else f"s{kind}", x[0], x[1])
+        if kind == "neg":
+            return e.unary("fneg", x[0]) if is_float else e.binary("sub", e.number(0, x[0].type), x[0])
+        if kind == "abs" and not is_float:
+            name, type_ = f"llvm.abs.{e.suffix(x[0])}", e.type_of(x[0])
+            return Reg(e.call(type_, name, (type_, x[0].text), ("i1", "false")), x[0].type, x[0].vector)
+        if kind in FUNCTIONS:
+            return FUNCTIONS[kind](e, x[0])
+        return e.binary((FLOAT if is_float else INTEGER)[kind], x[0], x[1])
+
+    def divide(self, kind: str, a: Reg, b: Reg) -> Reg:
+        """Rounds down, as Python does; a zero divisor gives zero, and the least integer over -1 wraps."""
+        e = self.e
+        zero, one = e.number(0, a.type), e.number(1, a.type)
+        least = e.number(-(2 ** (63 if a.type == "i64" else 31)), a.type)
+        nothing = e.binary("icmp eq", b, zero, "i1")
+        wraps = e.binary("and", e.binary("icmp eq", a, least, "i1"), e.binary("icmp eq", b, e.number(-1, a.type), "i1"))
+        safe = e.select(e.binary("or", nothing, wraps), one, b)
+        quotient, rest = e.binary("sdiv", a, safe), e.binary("srem", a, safe)
+        differs = e.binary("icmp slt", e.binary("xor", rest, safe), zero, "i1")
+        down = e.binary("and", differs, e.binary("icmp ne", rest, zero, "i1"))
+        if kind == "floordiv":
+            result = e.select(down, e.binary("sub", quotient, one), quotient)
+        else:
+            result = e.select(down, e.binary("add", rest, safe), rest)
+        return e.select(nothing, zero, result)
+
+    def cast(self, x: Reg, source: DType, target: DType) -> Reg:
+        e = self.e
+        kind = register_type(target)
+        if target.is_float:
+            if source.kind == "bool":
+                x = e.convert("uitofp", x, "float")
+            elif source.is_int:
+                x = e.convert("sitofp", x, "float")
+            return ROUND[target.name](e, x) if target.name != source.name else x
+        if kind == "i1":
+            test = "fcmp une" if source.is_float else "icmp ne"
+            return e.binary(test, x, e.number(0, x.type), "i1")
+        if source.kind == "bool":
+            return e.convert("zext", x, kind)
+        if source.is_float:  # toward zero, saturating; NaN gives 0
+            narrow = f"i{target.bits}"
+            sign = "u" if target.name == "uint8" else "s"
+            x = e.intrinsic(f"fpto{sign}i.sat", x, result=narrow)
+            return e.convert("zext" if sign == "u" else "sext", x, kind) if narrow != kind else x
+        if target.bits == 8:
+            low = e.convert("trunc", x, "i8")
+            return e.convert("zext" if target.name == "uint8" else "sext", low, "i32")
+        if x.type == kind:
+            return x
+        return e.convert("sext" if kind == "i64" else "trunc", x, kind)
+
+    # ---- folds ---------------------------------------------------------------------------------------------------------
+
+    def identity(self, fold: str, dtype: DType) -> Reg:
+        """What folding nothing gives."""
+        type_ = register_type(dtype)
+        if fold == "sum":
+            return self.e.number(0, type_)
+        if dtype.is_float:
+            return self.e.number(EXTREMES[fold], type_)
+        if type_ == "i1":
+            return self.e.number(fold == "min", type_)
+        bits = 63 if type_ == "i64" else 31
+        return self.e.number(-(2**bits) if fold == "max" else 2**bits - 1, type_)
+
+    def combine(self, fold: str, total: Reg, x: Reg) -> Reg:
+        """One more element. A NaN loses every comparison, so it never becomes a maximum or minimum."""
+        e = self.e
+        is_float = total.type == "float"
+        if fold == "sum":
+            return e.binary("fadd" if is_float else "add", total, x)
+        if total.type == "i1":
+            return e.binary("or" if fold == "max" else "and", total, x)
+        test = ("fcmp ogt" if fold == "max" else "fcmp olt") if is_float else ("icmp sgt" if fold == "max" else "icmp slt")
+        return e.select(e.binary(test, x, total, "i1"), x, total)
+
+    def across(self, fold: str, total: Reg) -> Reg:
+        """The lanes of a vector folded into one, in halves: the same tree whatever the length of the tile."""
+        e = self.e
+        width, text, kind = e.lanes, total.text, e.vector_type(total.type)
+        while width > 1:
+            width //= 2
+            picks = [i + width if i < width else 0 for i in range(e.lanes)]
+            other = Reg(e.shuffle(text, text, total.type, picks), total.type, True)
+            text = self.combine(fold, Reg(text, total.type, True), other).text
+        return Reg(e.op(f"extractelement {kind} {text}, i64 0"), total.type)
+
+
+def _round_half(e: Emitter, x: Reg) -> Reg:
+    return e.convert("fpext", e.convert("fptrunc", x, "half"), "float")
+
+
+def _round_bfloat(e: Emitter, x: Reg) -> Reg:
+    """To nearest, ties to even; NaN stays NaN."""
+    bits = e.convert("bitcast", x, "i32")
+    odd = e.binary("and", e.binary("lshr", bits, e.number(16, "i32")), e.number(1, "i32"))
+    rounded = e.binary("add", bits, e.binary("add", odd, e.number(0x7FFF, "i32")))
+    quiet = e.binary("or", bits, e.number(0x400000, "i32"))
+    chosen = e.select(e.binary("fcmp uno", x, x, "i1"), quiet, rounded)
+    return e.convert("bitcast", e.binary("and", chosen, e.number(-65536, "i32")), "float")
+
+
+ROUND: dict[str, Callable[[Emitter, Reg], Reg]] = {
+    "float32": lambda e, x: x,
+    "float16": _round_half,
+    "bfloat16": _round_bfloat,
+}

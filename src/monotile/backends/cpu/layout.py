@@ -1,0 +1,111 @@
+"""Lanes: along which axis the vectors of each tile run, and which tiles need a copy in another order.
+
+If some axis is folded by nothing and runs through every dot result and every carried tile, all work is pointwise in it: it becomes
+the *panel axis*. Tiles that have it are kept as [panel][row][lane], and everything that has it is done panel by panel, so that what
+one step makes the next still finds in cache. Otherwise every tile has its lanes along the axis that is contiguous in memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ...ir import Kernel, Op, Value, uses, walk
+from ...passes.axes import Axes, Axis
+from ...passes.fuse import strip
+from .target import Target
+
+
+class Layout:
+    def __init__(self, kernel: Kernel, axes: Axes, target: Target) -> None:
+        self.axes, self.target = axes, target
+        self._ops = list(walk(kernel.body))
+        self._dots = [op for op in self._ops if op.kind == "dot"]
+        self._users = uses(kernel.body)
+        self.panel_axis = self._choose_panel_axis()
+        self._required: dict[Value, Axis] = {}
+        self._preferred = self._vote()
+        for dot in self._dots:
+            lane = self.lane(dot.result)
+            for operand in dot.operands:
+                base = strip(operand)
+                if lane is not None and lane in axes.of(base):
+                    self._required.setdefault(base, lane)
+        self.eager = {op for op in self._ops if op.kind == "load" and op.result.shape and self._needs_copy(op, kernel)}
+        self.eager |= {o for o in self._ops if o.kind == "gather" and o.result.shape and self._keep_gather(o, kernel)}
+        self.apart = {op for op in self._ops if op.kind == "store" and self._transposes(op)}
+
+    def lane(self, value: Value) -> Axis | None:
+        found = self.axes.of(value)
+        if not found:
+            return None
+        if self.panel_axis in found:
+            return self.panel_axis
+        return self._required.get(value) or self._preferred.get(frozenset(found)) or self._default(value)
+
+    # ---- the panel axis ------------------------------------------------------------------------------------------------
+
+    def _choose_panel_axis(self) -> Axis | None:
+        if not self._dots or self.axes.split:
+            return None
+        carried = [v for op in self._ops if op.kind in ("for", "if") for v in op.results if len(self.axes.of(v)) > 0]
+        through = [*(d.result for d in self._dots), *carried]
+        candidates = [
+            a
+            for a in self.axes.of(self._dots[0].result)
+            if not a.folded and a.extent >= self.target.panel and all(a in self.axes.of(v) for v in through)
+        ]
+        units = Counter(self.unit(op) for op in self._ops if op.kind in ("load", "store"))
+        return max(candidates, key=lambda a: (units[a], a.extent), default=None)
+
+    def unit(self, op: Op) -> Axis | None:
+        """The axis of a load's or store's tile that is contiguous in its tensor."""
+        value = op.result if op.kind == "load" else op.operands[0]
+        tiled = [d for d, extent in enumerate(op.attrs["extents"]) if extent is not None]
+        unit = op.attrs["tensor"].unit
+        return self.axes.dims(value)[tiled.index(unit)] if unit in tiled else None
+
+    # ---- everything else -----------------------------------------------------------------------------------------------
+
+    def _vote(self) -> dict[frozenset[Axis], Axis]:
+        """For each set of axes, the one most loads and stores find contiguous."""
+        votes: dict[frozenset[Axis], Counter[Axis]] = {}
+        for op in self._ops:
+            if op.kind in ("load", "store"):
+                value, unit = (op.result if op.kind == "load" else op.operands[0]), self.unit(op)
+                if unit is not None:
+                    votes.setdefault(frozenset(self.axes.of(value)), Counter())[unit] += 1
+        return {domain: count.most_common(1)[0][0] for domain, count in votes.items()}
+
+    def _default(self, value: Value) -> Axis:
+        """The last axis, unless it is shorter than a vector and the other is not."""
+        found = self.axes.of(value)
+        long = [a for a in found if a.extent >= self.target.lanes]
+        return (long or found)[-1]
+
+    def _needs_copy(self, op: Op, kernel: Kernel) -> bool:
+        value, users = op.result, self._users.get(op.result, [])
+        home = next(b for b in _blocks(kernel) if op in b)
+        elsewhere = any(user not in home for user in users)
+        if op.attrs["tensor"].index in kernel.written or elsewhere or self._feeds_dot(value):
+            return True
+        if self.panel_axis is not None and self.panel_axis not in self.axes.of(value):
+            return True
+        unit = self.unit(op)
+        return unit is not None and unit is not self.lane(value)
+
+    def _keep_gather(self, op: Op, kernel: Kernel) -> bool:
+        return op.attrs["tensor"].index in kernel.written or self._feeds_dot(op.result)
+
+    def _feeds_dot(self, value: Value) -> bool:
+        return any(strip(v) is value for dot in self._dots for v in dot.operands)
+
+    def _transposes(self, op: Op) -> bool:
+        value, unit = op.operands[0], self.unit(op)
+        return unit is not None and unit is not self.lane(value)
+
+
+def _blocks(kernel: Kernel) -> list[set[Op]]:
+    found = [set(kernel.body.ops)]
+    for op in walk(kernel.body):
+        found += [set(block.ops) for block in op.blocks]
+    return found

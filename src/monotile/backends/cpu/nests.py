@@ -1,0 +1,273 @@
+"""Nests without a dot: elementwise work, folds, copies and stores.
+
+A nest runs over a lane axis and at most one other, its rows. With lanes along the panel axis the caller walks the panels, and the
+rows of one panel are done here. Otherwise a fold over the rows keeps one group of lanes while the rows pass; everything
+else goes row by row. What does not change in the inner loop is computed before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...ir import Op, Value
+from ...passes.axes import Axis
+from ...passes.fuse import Fusion, Nest
+from .emit import Emitter, Index, Reg, Var
+from .evaluate import Evaluator
+from .memory import Point
+from .target import Target
+from .transpose import transpose
+
+Panel = Index | None
+
+
+class NestEmitter:
+    def __init__(self, emitter: Emitter, target: Target, fusion: Fusion, evaluator: Evaluator) -> None:
+        self.e, self.target, self.fusion, self.ev = emitter, target, fusion, evaluator
+        self.axes = fusion.axes
+
+    def emit(self, nest: Nest, panel: Panel) -> None:
+        """The nest, once without bounds and once with, if its tensors may end inside it."""
+        self.ev.making = set(nest.values)
+        inside = self._inside(nest)
+        if inside is None:
+            self._body(nest, panel, edge=False)
+        else:
+            self.e.when(inside, lambda: self._body(nest, panel, edge=False), lambda: self._body(nest, panel, edge=True))
+        self.ev.making = set()
+        self.ev.scratch.clock += 1
+
+    def _body(self, nest: Nest, panel: Panel, edge: bool) -> None:
+        crossing = next((op for op in (*nest.made, *nest.stores) if op in self.fusion.apart and self._crosses(op, nest)), None)
+        if crossing is not None:
+            self._transposed(nest, crossing, panel, edge)
+            return
+        rows = next((a for a in nest.axes if a is not nest.lane), None)
+        if panel is not None or (rows is not None and nest.fold_axis is rows) or rows is None:
+            self._lanes_outside(nest, rows, panel, edge)
+        else:
+            self._rows_outside(nest, rows, edge)
+
+    # ---- bounds --------------------------------------------------------------------------------------------------------
+
+    def _inside(self, nest: Nest) -> str | None:
+        accesses = [*nest.stores, *self.lazy_loads(nest)]
+        tests = [self.ev.tensors.tiles[op].inside for op in accesses]
+        return self.e.all([t for t in tests if t is not None])
+
+    def lazy_loads(self, nest: Nest) -> list[Op]:
+        """Loads the nest reads from their tensors."""
+        found: dict[Op, None] = {}
+        seen: set[Value] = set()
+
+        def visit(value: Value) -> None:
+            op = value.op
+            if op is None or value in seen or not value.shape or (value in self.ev.buffers and value not in self.ev.making):
+                return
+            seen.add(value)
+            if op.kind == "load":
+                found[op] = None
+            else:
+                for operand in op.operands:
+                    visit(operand)
+
+        for root in self.roots(nest):
+            visit(root)
+        return list(found)
+
+    def roots(self, nest: Nest) -> list[Value]:
+        """What must be computed at each point."""
+        outputs = [v for v in nest.values if v in self.ev.buffers and v is not nest.total]
+        outputs += [op.operands[0] for op in (*nest.folds, *nest.stores)] + [source for source, _ in nest.moves]
+        if nest.total is not None:  # what starts the accumulator
+            outputs += [nest.start] if nest.start is not None else []
+        return outputs
+
+    # ---- walking -------------------------------------------------------------------------------------------------------
+
+    def _lanes_outside(self, nest: Nest, rows: Axis | None, panel: Panel, edge: bool) -> None:
+        """Group of lanes by group of lanes; the rows pass inside."""
+
+        def group(points: list[Point]) -> None:
+            totals = self.open_folds(nest, len(points))
+            if rows is None:
+                for n, pt in enumerate(points):
+                    self.finish(nest, pt, [t[n] for t in totals])
+            else:
+                self.prepare(nest, points, {nest.lane})
+                step = 4 if rows.extent % 4 == 0 else 2 if rows.extent % 2 == 0 else 1
+                step = 1 if edge else step
+
+                def body(row: Index) -> None:
+                    for i in range(step):
+                        for n, pt in enumerate(points):
+                            here = Point(pt.at | {rows: self.e.add(row, i)}, pt.lane, pt.valid, edge, pt.panel, dict(pt.memo))
+                            self.finish(nest, here, [t[n] for t in totals])
+
+                self.e.loop(0, rows.extent, step, body)
+            for n, pt in enumerate(points):
+                self.close_folds(nest, pt, [t[n] for t in totals])
+
+        self.each_group(nest.lane, panel, edge, {}, group)
+
+    def _rows_outside(self, nest: Nest, rows: Axis, edge: bool) -> None:
+        """Row by row; folds run along the lanes."""
+        lane = nest.lane
+
+        def one(row: Index) -> None:
+            outer = Point({rows: row}, None, None, edge)
+            self.prepare(nest, [outer], {rows})
+            totals = self.open_folds(nest, self.target.vectors)
+
+            def group(points: list[Point]) -> None:
+                for n, pt in enumerate(points):
+                    pt.memo = dict(outer.memo)
+                    self.finish(nest, pt, [t[n] for t in totals])
+
+            self.each_group(lane, None, edge, {rows: row}, group)
+            for op, variables in zip(nest.folds, totals, strict=True):
+                total = self._vector(op, variables[0])
+                for other in variables[1:]:
+                    total = self.ev.combine(op.attrs["fold"], total, self._vector(op, other))
+                self._keep(op.result, self.ev.across(op.attrs["fold"], total), outer)
+
+        self.e.loop(0, rows.extent, 1, one)
+
+    def each_group(
+        self, lane: Axis | None, panel: Panel, edge: bool, at: dict[Axis, Index], body: Callable[[list[Point]], None]
+    ) -> None:
+        """Calls body with the points of every register group along the lanes; the last group may be smaller."""
+        e, width, group = self.e, self.target.lanes, self.target.panel
+        if lane is None:
+            body([Point(dict(at), None, None, edge)])
+            return
+        if panel is not None:
+            first = e.mul(panel, group)
+            body([Point(at | {lane: e.add(first, n * width)}, lane, None, edge, (panel, n)) for n in range(self.target.vectors)])
+            return
+        whole = lane.extent // group * group
+
+        def full(start: Index) -> None:
+            body([Point(at | {lane: e.add(start, n * width)}, lane, None, edge) for n in range(self.target.vectors)])
+
+        e.loop(0, whole, group, full)
+        rest = lane.extent - whole
+        if rest:
+            starts = range(whole, lane.extent, width)
+            body([Point(at | {lane: s}, lane, v if (v := lane.extent - s) < width else None, edge) for s in starts])
+
+    def prepare(self, nest: Nest, points: list[Point], fixed: set[Axis | None]) -> None:
+        """Computes at each point what depends on the fixed axes only, so that the loop inside finds it done."""
+        for pt in points:
+            seen: set[Value] = set()
+
+            def visit(value: Value, pt: Point = pt, seen: set[Value] = seen) -> None:
+                if value in seen or not value.shape:
+                    return
+                seen.add(value)
+                made_here = value in self.ev.making
+                stored = value in self.ev.buffers and not made_here
+                axes = self.axes.of(value)
+                if set(axes) <= fixed and (axes or stored) and not made_here:
+                    self.ev.value(value, pt)
+                elif not stored and value.op is not None and value.op.kind not in ("load", "dot"):
+                    for operand in value.op.operands:
+                        visit(operand)
+
+            for root in self.roots(nest):
+                visit(root)
+
+    # ---- one point -----------------------------------------------------------------------------------------------------
+
+    def finish(self, nest: Nest, pt: Point, totals: list[Var]) -> None:
+        """Folds, then everything that is kept: all is computed before anything is written, so updates may be in place."""
+        for op, variable in zip(nest.folds, totals, strict=True):
+            x = self.e.splat(self.ev.value(op.operands[0], pt)) if pt.lane is not None else self.ev.value(op.operands[0], pt)
+            before = self._vector(op, variable) if pt.lane is not None else self._scalar(op, variable)
+            after = self.ev.combine(op.attrs["fold"], before, x)
+            if pt.valid is not None and nest.fold_axis is nest.lane:
+                mask = Reg(_mask(self.e, pt.valid), "i1", True)
+                after = self.e.select(mask, after, before)
+            self.e.set(variable, after.text)
+        kept = [(v, self.ev.value(v, pt)) for v in nest.values if v in self.ev.buffers]
+        kept += [(target, self.ev.moved(source, target, pt)) for source, target in nest.moves]
+        stores = [(op, self.ev.value(op.operands[0], pt)) for op in nest.stores]
+        for value, reg in kept:
+            self.ev.scratch.write(self.ev.buffers[value], pt, reg)
+        for op, reg in stores:
+            self.ev.tensors.write(op, pt, reg)
+
+    def open_folds(self, nest: Nest, count: int) -> list[list[Var]]:
+        variables = []
+        for op in nest.folds:
+            empty = self.ev.identity(op.attrs["fold"], op.operands[0].dtype)
+            empty = self.e.splat(empty) if nest.lane is not None else empty
+            variables.append([self.e.var(self.e.type_of(empty), empty.text) for _ in range(count)])
+        return variables
+
+    def close_folds(self, nest: Nest, pt: Point, totals: list[Var]) -> None:
+        for op, variable in zip(nest.folds, totals, strict=True):
+            total = self._vector(op, variable)
+            if nest.fold_axis is nest.lane:  # a tile of rank 1
+                total = self.ev.across(op.attrs["fold"], total)
+            self._keep(op.result, total, pt)
+
+    def _keep(self, value: Value, reg: Reg, pt: Point) -> None:
+        if value.shape:
+            self.ev.scratch.write(self.ev.buffers[value], pt, reg)
+        else:
+            self.ev.scalars[value] = reg
+
+    def _vector(self, op: Op, variable: Var) -> Reg:
+        return Reg(self.e.get(variable), self.ev.identity(op.attrs["fold"], op.operands[0].dtype).type, True)
+
+    def _scalar(self, op: Op, variable: Var) -> Reg:
+        return Reg(self.e.get(variable), variable.type)
+
+    # ---- across the lanes ----------------------------------------------------------------------------------------------
+
+    def _crosses(self, op: Op, nest: Nest) -> bool:
+        """Whether the tensor is contiguous along the rows of the nest, so that squares of it can be turned in registers."""
+        if op.kind == "gather" or len(nest.axes) != 2:
+            return False
+        dims = self.ev.tensors.tiles[op].dims
+        unit = [d for d in dims if d.stride == 1 and d.axis is not None]
+        return bool(unit) and unit[0].axis is not nest.lane and op.attrs["tensor"].dtype.is_float
+
+    def _transposed(self, nest: Nest, op: Op, panel: Panel, edge: bool) -> None:
+        """A copy or store whose tensor runs along the rows: squares of `lanes` x `lanes` elements are transposed."""
+        e, width = self.e, self.target.lanes
+        rows = next(a for a in nest.axes if a is not nest.lane)
+        lane = nest.lane
+        assert lane is not None
+
+        def square(pt: Point, row: Index, count: int) -> None:
+            """`count` rows from `row` on, for the vector of lanes at `pt`."""
+            lanes = width if pt.valid is None else pt.valid
+            outer = [Point({rows: row, lane: e.add(pt.at[lane], i)}, rows, _part(count, width), edge) for i in range(lanes)]
+            inner = [Point({rows: e.add(row, i), lane: pt.at[lane]}, lane, pt.valid, edge, pt.panel) for i in range(count)]
+            if op.kind == "load":
+                columns = [self.ev.tensors.read(op, p).text for p in outer]
+                for p, text in zip(inner, transpose(e, columns), strict=False):
+                    self.ev.scratch.write(self.ev.buffers[op.result], p, Reg(text, "float", True))
+            else:
+                values = [e.splat(self.ev.value(op.operands[0], p)).text for p in inner]
+                for p, text in zip(outer, transpose(e, values), strict=False):
+                    self.ev.tensors.write(op, p, Reg(text, "float", True))
+
+        def group(points: list[Point]) -> None:
+            whole = rows.extent // width * width
+            for pt in points:
+                e.loop(0, whole, width, lambda row, pt=pt: square(pt, row, width))
+                if rows.extent - whole:
+                    square(pt, whole, rows.extent - whole)
+
+        self.each_group(lane, panel, edge, {}, group)
+
+
+def _part(count: int, width: int) -> int | None:
+    return count if count < width else None
+
+
+def _mask(e: Emitter, valid: int) -> str:
+    return "<" + ", ".join(f"i1 {str(i < valid).lower()}" for i in range(e.lanes)) + ">"

@@ -1,0 +1,43 @@
+"""Storage reuse: values that are never alive together share memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ALIGNMENT = 64
+
+
+@dataclass
+class Interval:
+    """`size` bytes needed from time `first` to time `last`, both included."""
+
+    size: int
+    first: int
+    last: int
+
+
+def assign(intervals: list[Interval]) -> tuple[list[int], int]:
+    """An offset for each interval such that those alive together do not overlap, and the size of it all."""
+    offsets = [0] * len(intervals)
+    placed: list[int] = []
+    total = 0
+    for i in sorted(range(len(intervals)), key=lambda n: -intervals[n].size):
+        it = intervals[i]
+        busy = sorted(
+            (offsets[j], offsets[j] + _rounded(intervals[j].size))
+            for j in placed
+            if intervals[j].first <= it.last and it.first <= intervals[j].last
+        )
+        offset = 0
+        for low, high in busy:
+            if offset + _rounded(it.size) <= low:
+                break
+            offset = max(offset, high)
+        offsets[i] = offset
+        placed.append(i)
+        total = max(total, offset + _rounded(it.size))
+    return offsets, total
+
+
+def _rounded(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -43,8 +43,8 @@ BINARY: dict[type[ast.operator], tuple[str | None, Callable[[Any, Any], Any]]] =
     ast.MatMult: (None, operator.matmul),
 }  # fmt: skip
 COMPARE: dict[type[ast.cmpop], tuple[str, Callable[[Any, Any], Any]]] = {
-    ast.Lt: ("lt", operator.lt), ast.LtE: ("le", operator.le), ast.Gt: ("gt", operator.gt), ast.GtE: ("ge", operator.ge),
-    ast.Eq: ("eq", operator.eq), ast.NotEq: ("ne", operator.ne),
+    ast.Lt: ("lt", operator.lt), ast.LtE: ("le", operator.le), ast.Gt: ("gt", operator.gt),
+    ast.GtE: ("ge", operator.ge), ast.Eq: ("eq", operator.eq), ast.NotEq: ("ne", operator.ne),
 }  # fmt: skip
 PLAIN = (int, float, str, type(None), DType)
 MAX_BITS = 4096  # of a compile-time int, so that a slip such as 10**10**10 ends at once

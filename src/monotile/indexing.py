@@ -125,6 +125,8 @@ def _dim(b: Builder, tensor: Tensor, n: int, item: Any) -> Dim:
     if not value.shape:
         return Dim(start=value)
     form = linear(value)
+    if form is not None and value.shape == (1,) and not form.iotas:  # a run of one position
+        return Dim(start=scalar(b, form, value.dtype), extent=1)
     if form is not None and list(form.iotas.values()) == [1]:
         ((along, _),) = form.iotas.items()
         if all(side == 1 for dim, side in enumerate(value.shape) if dim != along):

@@ -168,7 +168,7 @@ def static_range(*bounds: int) -> Any:
 
 
 __all__ = [
-    "Const", "Tensor", "abs", "arange", "bfloat16", "blocks", "bool_", "cdiv", "dot", "exp", "exp2", "float16", "float32",
-    "full", "inf", "int8", "int32", "int64", "kernel", "log", "log2", "max", "maximum", "min", "minimum", "program_id",
-    "sqrt", "static_range", "sum", "tanh", "uint8", "where", "zeros",
+    "Const", "Tensor", "abs", "arange", "bfloat16", "blocks", "bool_", "cdiv", "dot", "exp", "exp2", "float16",
+    "float32", "full", "inf", "int8", "int32", "int64", "kernel", "log", "log2", "max", "maximum", "min", "minimum",
+    "program_id", "sqrt", "static_range", "sum", "tanh", "uint8", "where", "zeros",
 ]  # fmt: skip

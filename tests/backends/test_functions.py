@@ -53,7 +53,9 @@ def compiled(name: str, lanes: int, cpu: str = "") -> Compiled:
     """The function for this processor, or for a lesser one whose code it can run."""
     with pytest.MonkeyPatch.context() as patch:
         if cpu:
-            machine = llvm.Target.from_triple(jit.host().triple).create_target_machine(cpu=cpu, opt=2, reloc="pic")
+            machine = llvm.Target.from_triple(jit.host().triple).create_target_machine(
+                cpu=cpu, opt=2, reloc="pic", codemodel="small"
+            )
             patch.setattr(jit, "_target_machine", lambda: machine)
         data = jit.compile_object(_module(name, lanes))
     loaded = jit.load_object(data)
@@ -81,18 +83,18 @@ def _errors(name: str, x: Array, y: Array) -> Array:
     with np.errstate(all="ignore"):
         true, got = REFERENCES[name](x.astype(np.float64)), y.astype(np.float64)
         error = np.abs(got - true)
-        ulp = np.ldexp(1.0, np.frexp(true)[1] - 24)
+        ulps = error / np.ldexp(1.0, np.frexp(true)[1] - 24)
         rounded = true.astype(np.float32)
     finite = np.abs(true) <= GREATEST
     right = np.where(np.isnan(true), np.isnan(y), y == rounded)
     right |= finite & (np.abs(true) < LEAST_NORMAL) & (error <= LEAST_NORMAL)
     normal = finite & (np.abs(true) >= LEAST_NORMAL)
-    return np.where(normal, error / ulp, np.where(right, 0.0, np.inf))
+    return np.where(normal, ulps, np.where(right, 0.0, np.inf))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_two_ulp_everywhere(name: str) -> None:
-    stride, chunk = 257, 1 << 20
+    stride, chunk = 97, 1 << 20
     for start in range(0, 1 << 32, stride * chunk):
         x = _singles(np.arange(start, min(start + stride * chunk, 1 << 32), stride))
         errors = _errors(name, x, compiled(name, HOST_LANES)(x))
@@ -201,6 +203,7 @@ def test_a_constant_is_a_register_too() -> None:
     assert y.value == 0.125
 
 
+@pytest.mark.skipif(target(jit.host()).name == "baseline", reason="it has no fma and no floor")
 def test_nothing_calls_a_library() -> None:
     for name in NAMES:
         assert "call" not in jit.assembly(_module(name, HOST_LANES))

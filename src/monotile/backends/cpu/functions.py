@@ -1,9 +1,9 @@
 """Elementary functions as straight-line code on float registers, uniform or vector, within 2 ulp; no libm.
 
 A result below 2^-126, the least normal number, may be off by that much. The coefficients are our own minimax fits
-(iteratively reweighted least squares on Chebyshev points), made float by rounding the lowest order first and fitting the
-rest again. The error stated with each is of the polynomial alone; tests/backends/test_functions.py measures the code.
-Every step is exact or correctly rounded, so a result has the same bits on every processor and vector width.
+(iteratively reweighted least squares on Chebyshev points), made float by rounding the lowest order first and fitting
+the rest again. The error stated with each is of the polynomial alone; tests/backends/test_functions.py measures the
+code. Every step is exact or correctly rounded, so a result has the same bits on every processor and vector width.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...ir import Block, Kernel, Op, Value
+from ...ir import ELEMENTWISE, Block, Kernel, Op, Value
 from ...passes.axes import Axes
 from ...passes.fuse import Fusion, Nest, Segment, strip
 from .dots import DotEmitter
@@ -17,6 +17,9 @@ from .evaluate import Evaluator
 from .layout import Layout
 from .memory import Buffer, Point, Scratch, Tensors, register_type
 from .target import Target
+
+
+COUNTABLE = ELEMENTWISE | {"const", "dim", "param"}  # what the size of a grid may be computed from
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ class Counting(Scalars):
                     positive = self.e.call("i64", "llvm.smax.i64", ("i64", str(self.index(size))), ("i64", "0"))
                     total = self.e.mul(total, positive)
                 break
-            if op.results and not op.result.shape and op.kind not in ("for", "if", "load", "reduce"):
+            if op.kind in COUNTABLE and not op.result.shape:
                 if all(v in self.ev.scalars for v in op.operands):
                     self.scalar(op)
         self.e.do(f"ret i64 {total}")
@@ -268,14 +271,16 @@ class Lowering(Scalars):
                 waiting = self._scalars(waiting)
         if inside:
             assert panel_axis is not None
-            count = -(-panel_axis.extent // self.target.panel)
+            whole, rest = divmod(panel_axis.extent, self.target.panel)
 
-            def panel(p: Index) -> None:
+            def panel(number: Index, lanes: int = self.target.panel) -> None:
                 for nest in inside:
-                    self.nests.emit(nest, p)
+                    self.nests.emit(nest, (number, lanes))
 
             began = self.scratch.clock
-            self.e.loop(0, count, 1, panel)
+            self.e.loop(0, whole, 1, panel)
+            if rest:
+                panel(whole, rest)
             self.scratch.end_loop(began)
 
     def _scalars(self, waiting: list[Op]) -> list[Op]:

@@ -18,7 +18,7 @@ from .memory import Point
 from .target import Target
 from .transpose import transpose
 
-Panel = Index | None
+Panel = tuple[Index, int] | None  # number of the panel, and how many lanes of it the tile has
 
 
 class NestEmitter:
@@ -43,7 +43,8 @@ class NestEmitter:
             self._transposed(nest, crossing, panel, edge)
             return
         rows = next((a for a in nest.axes if a is not nest.lane), None)
-        if panel is not None or (rows is not None and nest.fold_axis is rows) or rows is None:
+        along_rows = nest.fold_axis is not None and nest.fold_axis is rows
+        if panel is not None or along_rows or (rows is None and nest.fold_axis is None):
             self._lanes_outside(nest, rows, panel, edge)
         else:
             self._rows_outside(nest, rows, edge)
@@ -110,12 +111,11 @@ class NestEmitter:
 
         self.each_group(nest.lane, panel, edge, {}, group)
 
-    def _rows_outside(self, nest: Nest, rows: Axis, edge: bool) -> None:
+    def _rows_outside(self, nest: Nest, rows: Axis | None, edge: bool) -> None:
         """Row by row; folds run along the lanes."""
-        lane = nest.lane
 
         def one(row: Index) -> None:
-            outer = Point({rows: row}, None, None, edge)
+            outer = Point({rows: row} if rows is not None else {}, None, None, edge)
             self.prepare(nest, [outer], {rows})
             totals = self.open_folds(nest, self.target.vectors)
 
@@ -124,14 +124,14 @@ class NestEmitter:
                     pt.memo = dict(outer.memo)
                     self.finish(nest, pt, [t[n] for t in totals])
 
-            self.each_group(lane, None, edge, {rows: row}, group)
+            self.each_group(nest.lane, None, edge, outer.at, group)
             for op, variables in zip(nest.folds, totals, strict=True):
                 total = self._vector(op, variables[0])
                 for other in variables[1:]:
                     total = self.ev.combine(op.attrs["fold"], total, self._vector(op, other))
                 self._keep(op.result, self.ev.across(op.attrs["fold"], total), outer)
 
-        self.e.loop(0, rows.extent, 1, one)
+        self.e.loop(0, rows.extent if rows is not None else 1, 1, one)
 
     def each_group(
         self, lane: Axis | None, panel: Panel, edge: bool, at: dict[Axis, Index], body: Callable[[list[Point]], None]
@@ -142,8 +142,10 @@ class NestEmitter:
             body([Point(dict(at), None, None, edge)])
             return
         if panel is not None:
-            first = e.mul(panel, group)
-            body([Point(at | {lane: e.add(first, n * width)}, lane, None, edge, (panel, n)) for n in range(self.target.vectors)])
+            number, lanes = panel
+            first = e.mul(number, group)
+            parts = [(n, _part(lanes - n * width, width)) for n in range(-(-lanes // width))]
+            body([Point(at | {lane: e.add(first, n * width)}, lane, valid, edge, (number, n)) for n, valid in parts])
             return
         whole = lane.extent // group * group
 
@@ -154,7 +156,7 @@ class NestEmitter:
         rest = lane.extent - whole
         if rest:
             starts = range(whole, lane.extent, width)
-            body([Point(at | {lane: s}, lane, v if (v := lane.extent - s) < width else None, edge) for s in starts])
+            body([Point(at | {lane: s}, lane, _part(lane.extent - s, width), edge) for s in starts])
 
     def prepare(self, nest: Nest, points: list[Point], fixed: set[Axis | None]) -> None:
         """Computes at each point what depends on the fixed axes only, so that the loop inside finds it done."""
@@ -207,9 +209,7 @@ class NestEmitter:
 
     def close_folds(self, nest: Nest, pt: Point, totals: list[Var]) -> None:
         for op, variable in zip(nest.folds, totals, strict=True):
-            total = self._vector(op, variable)
-            if nest.fold_axis is nest.lane:  # a tile of rank 1
-                total = self.ev.across(op.attrs["fold"], total)
+            total = self._vector(op, variable) if pt.lane is not None else self._scalar(op, variable)
             self._keep(op.result, total, pt)
 
     def _keep(self, value: Value, reg: Reg, pt: Point) -> None:

@@ -1,0 +1,1 @@
+"""Kernels in the tile language, one source each for every backend."""

@@ -1,0 +1,104 @@
+"""Runs a program on the interpreter, through the passes, and as compiled code, and compares what they write."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monotile import dtypes, ir
+from monotile.backends import interpreter
+from monotile.backends.cpu import jit
+from monotile.backends.cpu.lower import lower
+from monotile.backends.cpu.target import Target, target
+from monotile.passes import pipeline
+
+from .programs import Program
+
+Array = npt.NDArray[Any]
+
+TARGETS = (
+    target(jit.host()),
+    Target("avx2", 8, 4, 2),
+    Target("neon", 4, 4, 4),
+    Target("baseline", 4, 2, 2),
+)
+GUARD = 4096
+
+
+class Different(AssertionError):
+    """Two backends wrote different things."""
+
+
+def check(program: Program, targets: Sequence[Target] = TARGETS) -> None:
+    expected = [a.base.copy() for a in program.arguments]
+    _interpret(program, program.kernel, expected)
+    for bounds in (False, True):
+        kernel = ir.copy(program.kernel)
+        pipeline.run(kernel, pipeline.Options(peel_bounds=bounds))
+        found = [a.base.copy() for a in program.arguments]
+        _interpret(program, kernel, found)
+        _compare(program, found, expected, f"passes(peel_bounds={bounds})")
+    for each in targets:
+        found = [a.base.copy() for a in program.arguments]
+        compiled(program, each, found)
+        _compare(program, found, expected, each.name)
+
+
+def _interpret(program: Program, kernel: ir.Kernel, bases: list[Array]) -> None:
+    views = [a.view(base) for a, base in zip(program.arguments, bases, strict=True)]
+    interpreter.evaluate(kernel, views, program.scalars)
+
+
+def compiled(program: Program, each: Target, bases: list[Array]) -> None:
+    """The programs of the grid one after another, each with scratch full of NaN and with something after it that must stay."""
+    kernel = ir.copy(program.kernel)
+    pipeline.run(kernel, pipeline.Options(peel_bounds=False))
+    lowered = lower(kernel, each, jit.host().triple)
+    code = jit.load_object(jit.compile_object(lowered.text))
+    words: list[int] = []
+    for argument, base in zip(program.arguments, bases, strict=True):
+        view = argument.view(base)
+        words += [view.ctypes.data, *view.shape, *(s // view.itemsize for s in view.strides)]
+    for (_, dtype), value in zip(program.kernel.scalars, program.scalars, strict=True):
+        words.append(int(np.float32(value).view(np.int32)) if dtype.is_float else int(value))
+    args = (ctypes.c_int64 * len(words))(*words)
+    run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)(code.address("kernel"))
+    count = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(code.address("programs"))
+    size = lowered.scratch_bytes
+    memory = np.empty(size + 2 * GUARD, np.uint8)
+    start = -memory.ctypes.data % 64 + 64
+    for index in range(count(ctypes.addressof(args))):
+        memory[:] = 0xFF
+        run(ctypes.addressof(args), index, memory.ctypes.data + start)
+        if not (memory[:start] == 0xFF).all() or not (memory[start + size :] == 0xFF).all():
+            raise Different(f"{each.name}: something was written outside the scratch memory")
+
+
+def _compare(program: Program, found: list[Array], expected: list[Array], stage: str) -> None:
+    for argument, mine, right in zip(program.arguments, found, expected, strict=True):
+        name = argument.tensor.name
+        inside = np.zeros(len(right), bool)
+        argument.view(inside)[...] = True
+        if not _equal(mine[~inside], right[~inside]).all():
+            raise Different(f"{stage}: something was written outside of {name}")
+        a, b = argument.view(mine), argument.view(right)
+        equal = _equal(a, b)
+        if argument.approximate:
+            with np.errstate(all="ignore"):
+                equal |= np.abs(a - b) <= 1e-5 * np.abs(b) + 1e-6
+        if not equal.all():
+            at = tuple(int(n) for n in np.argwhere(~equal)[0])
+            raise Different(f"{stage}: {name}{at} is {a[at]} instead of {b[at]}; {(~equal).sum()} of {equal.size} differ")
+
+
+def _equal(a: Array, b: Array) -> Array:
+    if dtypes.from_numpy(a.dtype) is dtypes.bfloat16:
+        a, b = a.astype(np.float32), b.astype(np.float32)
+    equal = a == b
+    if a.dtype.kind == "f":
+        equal = equal | (np.isnan(a) & np.isnan(b))
+    return np.asarray(equal)

@@ -45,6 +45,7 @@ class Builder:
         self.loc: Loc | None = None
         self._dims: dict[str | int, Value] = {}
         self._has_grid = False
+        self.reads: list[tuple[dict[str, Any], str, Any]] = []  # globals the kernel was compiled with
 
     def fail(self, kind: type[KernelError], found: str, cure: str) -> KernelError:
         return kind(found, cure, self.loc)

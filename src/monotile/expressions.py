@@ -114,13 +114,21 @@ class Expressions:
         if name not in self.local:
             for names in (self.captured, self.globals, vars(builtins)):
                 if name in names:
-                    return names[name]
+                    return self.read(names, name)
         self.at(node)
         if name in self.lost:
             cure = f"give {name!r} a value before it, of the type it gets there"
             raise self.fail(NameOutOfScope, f"{name!r} is only defined inside {self.lost[name]}", cure)
         cure = "define it before this line" if name in self.local else "import or define it before this line"
         raise self.fail(UnknownName, f"{name!r} is not defined here", cure)
+
+    def read(self, names: dict[str, Any], name: str) -> Any:
+        """A name from outside the kernel. Those that may be given another value later are noted."""
+        value = names[name]
+        fixed = isinstance(value, types.ModuleType | types.BuiltinFunctionType | type | DType)
+        if not fixed and names is not self.captured and getattr(value, "__module__", None) != language.__name__:
+            self.builder.reads.append((names, name, value))
+        return value
 
     def on_Attribute(self, node: ast.Attribute) -> Any:
         owner, name = self.eval(node.value), node.attr
@@ -137,6 +145,8 @@ class Expressions:
                 return {"shape": owner.shape, "dtype": owner.dtype, "ndim": len(owner.shape)}[name]
             if name in ("astype", "sum", "max", "min"):
                 return Method(name, owner)
+        elif isinstance(owner, types.ModuleType) and name in vars(owner):
+            return self.read(vars(owner), name)
         elif (isinstance(owner, tuple) and (name in getattr(owner, "_fields", ()) or name == "_replace")) or (
             isinstance(owner, types.ModuleType | type | DType) and self.now(hasattr, owner, name)
         ):

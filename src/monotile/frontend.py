@@ -36,7 +36,7 @@ from .errors import (
 from .expressions import Expressions
 from .ir import Block, Loc, Op, Type, Value
 from .objects import Closure, Loop, describe
-from .source import FunctionNode, function_node, namespace, place
+from .source import FunctionNode, as_load, function_node, namespace, place
 from .unsupported import CURES, TITLES
 from .words import MAX_UNROLLED
 
@@ -57,8 +57,9 @@ def build(
     tensors: tuple[ir.Tensor, ...],
     scalars: tuple[tuple[str, DType], ...],
     consts: Mapping[str, Any],
+    reads: list[tuple[dict[str, Any], str, Any]] | None = None,
 ) -> ir.Kernel:
-    """The IR of a kernel for given tensors, scalar types and constants."""
+    """The IR of a kernel for given tensors, scalar types and constants. `reads` gains the globals it depends on."""
     kernel = ir.Kernel(function.__name__, tensors, scalars, consts=dict(consts))
     builder = Builder(kernel.body)
     try:
@@ -71,6 +72,8 @@ def build(
     except Exception as error:
         where = f"{builder.loc.file}, line {builder.loc.line}" if builder.loc else function.__name__
         raise InternalError(f"monotile could not compile {where}: {type(error).__name__}: {error}") from error
+    if reads is not None:
+        reads += builder.reads
     return kernel
 
 
@@ -154,7 +157,7 @@ class Scope(Expressions):
             self.assign(target, value)
 
     def do_AugAssign(self, node: ast.AugAssign) -> None:
-        load = ast.copy_location(_as_load(node.target), node.target)
+        load = ast.copy_location(as_load(node.target), node.target)
         value = self.eval(ast.copy_location(ast.BinOp(load, node.op, node.value), node))
         self.assign(node.target, value)
 
@@ -380,24 +383,15 @@ class Scope(Expressions):
             raise self.fail(UnsupportedPython, f"{title}() takes *args or **kwargs", "name every parameter")
         positional = [p.arg for p in a.posonlyargs + a.args]
         every = positional + [p.arg for p in a.kwonlyargs]
+        cure = f"write {title}({', '.join(every)})"
         named = every[len(a.posonlyargs) :]
         wrong = [n for n in kwargs if n not in named or n in positional[: len(args)]]
         if len(args) > len(positional) or wrong:
             extra = f"the argument {wrong[0]!r}" if wrong else f"{len(args)} positional arguments"
-            cure = f"write {title}({', '.join(every)})"
             raise self.fail(WrongCall, f"{title}() does not take {extra}", cure)
         fallback = dict(zip(positional[len(positional) - len(defaults) :], defaults, strict=True)) | keyword_defaults
         bound = fallback | dict(zip(positional, args, strict=False)) | kwargs
         missing = [n for n in every if n not in bound]
         if missing:
-            cure = f"write {title}({', '.join(every)})"
             raise self.fail(WrongCall, f"{title}() is missing {', '.join(missing)}", cure)
         return bound
-
-
-def _as_load(target: ast.expr) -> ast.expr:
-    if isinstance(target, ast.Name):
-        return ast.Name(target.id, ast.Load())
-    if isinstance(target, ast.Subscript):
-        return ast.Subscript(target.value, target.slice, ast.Load())
-    return target

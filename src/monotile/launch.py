@@ -44,6 +44,7 @@ from .tensors import View, numpy_address
 
 MAX_LENGTH = 2**31 - 2**16  # positions are int32; the margin keeps `start + tile side` from wrapping
 MAX_PLANS = 4096
+Reads = tuple[tuple[dict[str, Any], str, Any], ...]
 NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
 
 
@@ -59,6 +60,7 @@ class Plan:
     aligned: tuple[int, ...]  # address bits that must be zero
     outputs: tuple[int, ...]
     all_arrays: bool  # no scalars among the arguments
+    reads: Reads  # globals with the values that were compiled in
 
 
 class Kernel:
@@ -77,7 +79,7 @@ class Kernel:
         except BadSignature as error:
             raise error.with_traceback(None) from None
         self._plans: dict[Any, Plan] = {}
-        self._programs: dict[Any, tuple[ir_form.Kernel, Program]] = {}
+        self._programs: dict[Any, tuple[ir_form.Kernel, Program, Reads]] = {}
         self._lock = threading.RLock()
 
     def __repr__(self) -> str:
@@ -87,11 +89,17 @@ class Kernel:
         shapes = [(a.shape, a.strides, a.dtype) if type(a) is np.ndarray else _argument_key(a) for a in args]
         key: Any = (backend, *shapes)
         if consts:
-            key += tuple([(n, const_key(v)) for n, v in consts.items()])
+            key += tuple([(n, v if type(v) is int else const_key(v)) for n, v in consts.items()])
         try:
             plan = self._plans.get(key)
         except TypeError:  # something unhashable: the full check will say what
             plan = None
+        if plan is not None:
+            for names, name, value in plan.reads:
+                if names.get(name) is not value:  # given another value since: compile again
+                    self._plans.clear()
+                    plan = None
+                    break
         if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
             raise BadThreadCount(f"threads must be a positive whole number, found {threads!r}")
         if plan is None:
@@ -144,11 +152,12 @@ class Kernel:
         key = chosen.name, facts, tuple([(n, const_key(v)) for n, v in bound_consts.items()])
         with self._lock:
             found = self._programs.get(key)
-            if found is None:
-                kernel = self._build(facts, bound_consts)
+            if found is None or any(names.get(name) is not value for names, name, value in found[2]):
+                reads: list[tuple[dict[str, Any], str, Any]] = []
+                kernel = self._build(facts, bound_consts, reads)
                 self._check_outputs(kernel, views)
-                found = self._programs[key] = (kernel, chosen.compile(kernel))
-        kernel, program = found
+                found = self._programs[key] = (kernel, chosen.compile(kernel), _distinct(reads))
+        kernel, program, known = found
         self._check_outputs(kernel, views)
         words: list[int] = []
         for view in views.values():
@@ -164,6 +173,7 @@ class Kernel:
             tuple(v.dtype.bytes - 1 for v in views.values()),
             tuple(sorted(kernel.written)),
             not scalars,
+            known,
         )
 
     def ir(self, *args: Any, **consts: Any) -> ir_form.Kernel:
@@ -285,9 +295,12 @@ class Kernel:
         return int32 if isinstance(arg, int | np.integer) else float32
 
     def _build(
-        self, facts: tuple[tuple[ir_form.Tensor, ...], tuple[tuple[str, DType], ...]], consts: Mapping[str, Any]
+        self,
+        facts: tuple[tuple[ir_form.Tensor, ...], tuple[tuple[str, DType], ...]],
+        consts: Mapping[str, Any],
+        reads: list[tuple[dict[str, Any], str, Any]] | None = None,
     ) -> ir_form.Kernel:
-        kernel = frontend.build(self.function, *facts, consts)
+        kernel = frontend.build(self.function, *facts, consts, reads)
         verify.check(kernel, "frontend")
         return kernel
 
@@ -300,6 +313,10 @@ class Kernel:
                 raise OverlappingOutput(f"{found}; pass a copy")
 
 
+def _distinct(reads: list[tuple[dict[str, Any], str, Any]]) -> Reads:
+    return tuple({(id(names), name): (names, name, value) for names, name, value in reads}.values())
+
+
 def _argument_key(arg: Any) -> Any:
     """The part of a plan's key that one argument makes."""
     return tensors.signature(arg) if tensors.is_array(arg) else type(arg)
@@ -309,11 +326,13 @@ def _scalar(name: str, value: Any, dtype: DType) -> int | float:
     if dtype is float32:
         if isinstance(value, bool | np.bool_):
             raise ArgumentKind(f"{name!r} must be a number, found {value!r}; pass 1.0 or 0.0")
-        if isinstance(value, float) and (-LARGEST < value < LARGEST or not math.isfinite(value)):
-            return value
-        if abs(value) >= LARGEST and not (isinstance(value, np.floating) and not np.isfinite(value)):
+        try:
+            number = float(value)
+        except OverflowError:  # an int beyond float64
+            number = LARGEST
+        if abs(number) >= LARGEST and not math.isinf(number):
             raise ScalarDoesNotFit(f"{name!r} does not fit {dtype}; pass a smaller number, or inf")
-        return float(value)
+        return number
     if dtype is bool_:
         if not isinstance(value, bool | np.bool_):
             raise ArgumentKind(f"{name!r} must be True or False, found {type(value).__name__}; pass a bool")

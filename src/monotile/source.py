@@ -16,8 +16,14 @@ FunctionNode: TypeAlias = ast.FunctionDef | ast.Lambda
 
 
 @lru_cache(maxsize=64)
-def _parse(lines: tuple[str, ...]) -> ast.Module:
-    return ast.parse("".join(lines))
+def _functions(lines: tuple[str, ...]) -> dict[int, list[FunctionNode]]:
+    """Every function and lambda of a file, from the outside in, by the line where its code begins."""
+    found: dict[int, list[FunctionNode]] = {}
+    for node in ast.walk(ast.parse("".join(lines))):
+        if isinstance(node, ast.FunctionDef | ast.Lambda):
+            first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+            found.setdefault(first, []).append(node)
+    return found
 
 
 def function_node(function: types.FunctionType) -> FunctionNode:
@@ -29,10 +35,10 @@ def function_node(function: types.FunctionType) -> FunctionNode:
     if not lines:
         raise NoSource(f"the source of {code.co_name!r} cannot be read ({code.co_filename})", cure)
     try:
-        tree = _parse(tuple(lines))
+        functions = _functions(tuple(lines))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise NoSource(f"the source of {code.co_name!r} does not parse: {error}", cure) from None
-    found = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.Lambda) and _matches(n, code)]
+    found = [n for n in functions.get(code.co_firstlineno, ()) if _matches(n, code)]
     if len(found) > 1:
         covering = [n for n in found if _covers(n, code)]
         # Of a lambda inside a lambda both cover the inner one's code; walking goes from the outside in.
@@ -45,9 +51,8 @@ def function_node(function: types.FunctionType) -> FunctionNode:
 def _matches(node: FunctionNode, code: types.CodeType) -> bool:
     if isinstance(node, ast.Lambda):
         names = [a.arg for a in node.args.posonlyargs + node.args.args]
-        return code.co_name == "<lambda>" and node.lineno == code.co_firstlineno and names == _arguments(code)
-    first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-    return node.name == code.co_name and first == code.co_firstlineno
+        return code.co_name == "<lambda>" and names == _arguments(code)
+    return node.name == code.co_name
 
 
 def _arguments(code: types.CodeType) -> list[str]:
@@ -85,3 +90,12 @@ def namespace(function: types.FunctionType) -> dict[str, Any]:
         except ValueError:  # a variable that is not bound yet
             continue
     return captured
+
+
+def as_load(target: ast.expr) -> ast.expr:
+    """The expression that reads what an assignment to `target` writes."""
+    if isinstance(target, ast.Name):
+        return ast.Name(target.id, ast.Load())
+    if isinstance(target, ast.Subscript):
+        return ast.Subscript(target.value, target.slice, ast.Load())
+    return target

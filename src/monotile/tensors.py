@@ -85,7 +85,16 @@ def _describe_numpy(name: str, array: np.ndarray[Any, Any]) -> View:
     size = array.dtype.itemsize
     if any(s % size for s in array.strides) or not array.flags.aligned:
         raise ArgumentAlignment(f"{name!r} is not aligned to its elements; pass {name}.copy()")
-    return View(dtype, array.shape, tuple(s // size for s in array.strides), "cpu")
+    strides = tuple(s // size for s in array.strides)
+    return View(dtype, array.shape, strides if array.size else _dense(array.shape), "cpu")
+
+
+def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a packed array: what an empty one is taken to have, so that it needs no program of its own."""
+    strides = [1]
+    for length in shape[:0:-1]:
+        strides.append(strides[-1] * length)
+    return tuple(strides[::-1])
 
 
 def _describe_torch(name: str, tensor: Any) -> View:

@@ -77,7 +77,12 @@ def carried_shape_changes(y):
         acc = acc[:, None]
 
 
-@mistake(CarriedTypeChanged, "for j in range(4):", "as (float32, float32) and leaves it as (the number 1.0, float32[4])", "cast")
+@mistake(
+    CarriedTypeChanged,
+    "for j in range(4):",
+    "as (float32, float32) and leaves it as (the number 1.0, float32[4])",
+    "cast",
+)
 def carried_tuple_changes(y):
     state = (0.0, 1.0)
     for j in range(4):

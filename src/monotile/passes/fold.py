@@ -76,6 +76,8 @@ def _simplify(b: Builder, op: Op) -> Value | None:
         rule = RULES.get(op.kind)
         value_ = rule(b, op, known) if rule else None
         return b.broadcast(value_, op.result.shape) if value_ is not None else None
+    if op.kind == "reduce":
+        return _reduce(b, op)
     source = op.operands[0].op if op.operands else None
     if op.kind == "trans" and source is not None and source.kind == "trans":
         return source.operands[0]
@@ -83,6 +85,14 @@ def _simplify(b: Builder, op: Op) -> Value | None:
         if not source.operands[0].shape:
             return b.broadcast(source.operands[0], op.result.shape)
     return None
+
+
+def _reduce(b: Builder, op: Op) -> Value | None:
+    """Folding a constant; a NaN is no maximum, and a sum of many may round."""
+    value = constant(op.operands[0])
+    if value is None or value != value or (op.attrs["fold"] == "sum" and value != 0):
+        return None
+    return b.broadcast(b.const(value, op.result.dtype), op.result.shape)
 
 
 def _evaluate(op: Op, known: list[Any]) -> Number | None:
@@ -136,6 +146,10 @@ def _mul(b: Builder, op: Op, known: list[Any]) -> Value | None:
     return None
 
 
+def _mod(b: Builder, op: Op, known: list[Any]) -> Value | None:
+    return b.const(0, op.result.dtype) if known[1] == 1 else None
+
+
 def _and(b: Builder, op: Op, known: list[Any]) -> Value | None:
     neutral = op.kind == "and"
     for i in (0, 1):
@@ -186,7 +200,7 @@ def _compare(b: Builder, op: Op, known: list[Any]) -> Value | None:
 
 
 RULES: dict[str, Callable[[Builder, Op, list[Any]], Value | None]] = {
-    "add": _add, "sub": _add, "mul": _mul, "div": _mul, "floordiv": _mul, "and": _and, "or": _and, "not": _not,
+    "add": _add, "sub": _add, "mul": _mul, "div": _mul, "floordiv": _mul, "mod": _mod, "and": _and, "or": _and, "not": _not,
     "where": _where, "cast": _cast, "lt": _compare, "le": _compare,
 }  # fmt: skip
 

@@ -159,6 +159,8 @@ class Fusion:
                 dot = value.op
                 if dot is None or dot.kind != "dot" or dot not in here or len(self.users[value]) != 1 or op in sums:
                     continue
+                if value.shape != op.result.shape:
+                    continue
                 if other.op is not None and other.op.kind == "dot" and other.op in {d for d, _ in sums.values()}:
                     continue
                 sums[op] = (dot, other)
@@ -204,7 +206,7 @@ class Fusion:
             made = [v for v in needed if self.home.get(v) is nest]
             fits = nest.axes == domain and nest.lane is lane and not nest.moves
             fits = fits and (folded is None or nest.fold_axis in (None, folded))
-            fits = fits and not any(v.op in nest.folds for v in made)  # a fold is ready when its nest ends
+            fits = fits and not any(v.op in nest.folds or not v.shape for v in made)  # a fold is ready when its nest ends
             fits = fits and not any(o in self.apart for o in (*nest.made, *nest.stores))
             if nest.dot is not None and folded is not None and folded is nest.lane:
                 fits = False  # a dot finishes one group of lanes before it starts the next

@@ -9,6 +9,7 @@ after each. Backends choose with `Options`; what they learn afterwards (axes, ne
 | dce          | ops nothing reads are removed                                                                     |
 | skip         | loops under `blocks(..., visible)` run only over blocks that may be visible                       |
 | peel         | a loop is cut where its position tests become known: masked blocks, clean blocks, masked blocks   |
+| detach       | a fold of positions and loads gets its own copy of them                                           |
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from .. import verify
 from ..ir import Kernel
 from .cse import cse, dce
+from .detach import detach
 from .fold import fold
 from .motion import motion
 from .peel import peel, peel_with_bounds, skip
@@ -32,10 +34,12 @@ class Options:
     """What a backend asks for."""
 
     peel_bounds: bool = True  # also cut loops where loads and stores reach the edge of a tensor
+    detach: bool = False
 
 
 def passes(options: Options) -> tuple[Pass, ...]:
-    return (*CLEAN, skip, *CLEAN, peel_with_bounds if options.peel_bounds else peel, *CLEAN)
+    chosen = peel_with_bounds if options.peel_bounds else peel
+    return (*CLEAN, skip, *CLEAN, chosen, *CLEAN, *((detach,) if options.detach else ()))
 
 
 def run(kernel: Kernel, options: Options, watch: Callable[[str, Kernel], None] | None = None) -> None:

@@ -64,11 +64,11 @@ class Evaluator:
         if op.kind == "gather":
             return self.tensors.read_scattered(op, [self.operand(op, v, pt) for v in op.operands], pt.valid)
         if op.kind == "reduce":  # over a side of 1
-            return self._only_element(op, pt)
+            return self.only_element(op, pt)
         operands = [self.operand(op, v, pt) for v in op.operands]
         return self.elementwise(op, operands) if op.kind in ELEMENTWISE else operands[0]
 
-    def _only_element(self, op: Op, pt: Point) -> Reg:
+    def only_element(self, op: Op, pt: Point) -> Reg:
         source = op.operands[0]
         mine = list(self.axes.dims(op.result))
         mine.insert(op.attrs["axis"], None)

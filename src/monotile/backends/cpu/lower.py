@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...ir import ELEMENTWISE, Block, Kernel, Op, Value
+from ...ir import ELEMENTWISE, Block, Kernel, Op, Value, walk
 from ...passes.axes import Axes
 from ...passes.fuse import Fusion, Nest, Segment, strip
 from .dots import DotEmitter
@@ -137,7 +137,18 @@ class Lowering(Scalars):
             elif item.kind == "for":
                 self._for(item)
             else:
+                self._pass_on(item, block, items[n + 1 :])
                 self._if(item)
+
+    def _pass_on(self, op: Op, block: Block, later: list[Segment | Op]) -> None:
+        """What a branch decides and its block only passes on is kept where the block's owner keeps it: no copy."""
+        yields, targets = block.terminator.operands, self._targets.get(block, ())
+        for value, target in zip(yields, targets, strict=False):
+            if value not in op.results or target is None or len(self.fusion.users[value]) != 1 or not self._alike(value, target):
+                continue
+            ops = [o for item in later for o in (item.ops if isinstance(item, Segment) else [item, *_inner(item)])]
+            if not any(target in self.fusion.reads(v) for o in ops for v in o.operands):
+                self.ev.buffers[value] = self.ev.buffers[target]
 
     def _enter(self, segment: Segment, loop: Op) -> None:
         """Gives what the loop carries its storage, and starts it off."""
@@ -157,9 +168,12 @@ class Lowering(Scalars):
         yields = block.terminator.operands if block.ops else ()
         pending = []
         for value, target in zip(yields, targets, strict=False):
-            if target is None or not target.shape or value is target:
+            if target is None or not target.shape or self.ev.buffers.get(value) is self.ev.buffers[target]:
                 continue
-            if self._in_place(segment, value, target):
+            kept = self.ev.buffers[target]
+            others = (v for v in yields if v is not value)
+            wanted = any(self.ev.buffers.get(v) is kept for other in others for v in self.fusion.reads(other))  # as it was
+            if not wanted and self._in_place(segment, value, target):
                 self.ev.buffers[value] = self.ev.buffers[target]
             else:
                 pending.append((value, target))
@@ -183,17 +197,27 @@ class Lowering(Scalars):
         home = self.fusion.home.get(value)
         if home not in segment.nests or home is None or value not in home.values or value in self.ev.buffers:
             return False
-        if self.axes.dims(value) != self.axes.dims(target) or self.layout.lane(value) is not self.layout.lane(target):
+        if not self._alike(value, target):
             return False
-        at = segment.nests.index(home)
-        later = segment.nests[at + 1 :] if not self._crossed(home) else segment.nests[at:]
-        return not any(target in self.fusion.nest_reads(n) or self._dot_reads(n, target) for n in later)
+        # The nest itself may read the old value, but only at the point it is about to write.
+        if self._crossed(home) or self.axes.split or self._dot_reads(home, target):
+            return False
+        later = segment.nests[segment.nests.index(home) + 1 :]
+        return not any(self._nest_reads(n, target) or self._dot_reads(n, target) for n in later)
+
+    def _alike(self, value: Value, target: Value) -> bool:
+        same_lanes = self.layout.lane(value) is self.layout.lane(target)
+        return bool(value.shape) and same_lanes and self.axes.dims(value) == self.axes.dims(target)
 
     def _crossed(self, nest: Nest) -> bool:
         return any(op in self.fusion.apart for op in nest.made)
 
+    def _nest_reads(self, nest: Nest, value: Value) -> bool:
+        return any(self.ev.buffers.get(v) is self.ev.buffers[value] for v in self.fusion.nest_reads(nest))
+
     def _dot_reads(self, nest: Nest, value: Value) -> bool:
-        return nest.dot is not None and any(strip(v) is value for v in nest.dot.operands)
+        operands = nest.dot.operands if nest.dot is not None else ()
+        return any(self.ev.buffers.get(strip(v)) is self.ev.buffers[value] for v in operands)
 
     # ---- control flow --------------------------------------------------------------------------------------------------
 
@@ -233,7 +257,7 @@ class Lowering(Scalars):
         variables = {}
         for result in op.results:
             if result.shape:
-                self.ev.buffers[result] = self._buffer(result)
+                self.ev.buffers.setdefault(result, self._buffer(result))
             else:
                 type_ = register_type(result.dtype)
                 variables[result] = e.var(type_, e.number(0, type_).text)
@@ -353,3 +377,7 @@ class Lowering(Scalars):
                     carried = [*item.operands, *(v for b in item.blocks for v in b.terminator.operands)]
                     local -= {v for c in carried for v in self.fusion.reads(c)}
         return local
+
+
+def _inner(op: Op) -> list[Op]:
+    return [inner for block in op.blocks for inner in walk(block)]

@@ -29,11 +29,15 @@ class NestEmitter:
     def emit(self, nest: Nest, panel: Panel) -> None:
         """The nest, once without bounds and once with, if its tensors may end inside it."""
         self.ev.making = set(nest.values)
+        numbers = [op for op in (*nest.folds, *nest.made) if not op.result.shape]
+        self._numbers = {op.result: self._number(op) for op in numbers}
         inside = self._inside(nest)
         if inside is None:
             self._body(nest, panel, edge=False)
         else:
             self.e.when(inside, lambda: self._body(nest, panel, edge=False), lambda: self._body(nest, panel, edge=True))
+        for value, variable in self._numbers.items():
+            self.ev.scalars[value] = Reg(self.e.get(variable), variable.type)
         self.ev.making = set()
         self.ev.scratch.clock += 1
 
@@ -79,6 +83,7 @@ class NestEmitter:
     def roots(self, nest: Nest) -> list[Value]:
         """What must be computed at each point."""
         outputs = [v for v in nest.values if v in self.ev.buffers and v is not nest.total]
+        outputs += [op.operands[0] for op in nest.made if not op.result.shape]  # a reduce of one element
         outputs += [op.operands[0] for op in (*nest.folds, *nest.stores)] + [source for source, _ in nest.moves]
         if nest.total is not None:  # what starts the accumulator
             outputs += [nest.start] if nest.start is not None else []
@@ -191,6 +196,9 @@ class NestEmitter:
                 mask = Reg(_mask(self.e, pt.valid), "i1", True)
                 after = self.e.select(mask, after, before)
             self.e.set(variable, after.text)
+        for op in nest.made:
+            if not op.result.shape:
+                self._keep(op.result, self.ev.only_element(op, pt), pt)
         kept = [(v, self.ev.value(v, pt)) for v in nest.values if v in self.ev.buffers]
         kept += [(target, self.ev.moved(source, target, pt)) for source, target in nest.moves]
         stores = [(op, self.ev.value(op.operands[0], pt)) for op in nest.stores]
@@ -216,7 +224,12 @@ class NestEmitter:
         if value.shape:
             self.ev.scratch.write(self.ev.buffers[value], pt, reg)
         else:
-            self.ev.scalars[value] = reg
+            self.e.set(self._numbers[value], reg.text)
+
+    def _number(self, op: Op) -> Var:
+        """Where a fold leaves a scalar, whichever copy of the nest runs."""
+        empty = self.ev.identity(op.attrs["fold"], op.operands[0].dtype)
+        return self.e.var(empty.type, empty.text)
 
     def _vector(self, op: Op, variable: Var) -> Reg:
         return Reg(self.e.get(variable), self.ev.identity(op.attrs["fold"], op.operands[0].dtype).type, True)
@@ -232,7 +245,8 @@ class NestEmitter:
             return False
         dims = self.ev.tensors.tiles[op].dims
         unit = [d for d in dims if d.stride == 1 and d.axis is not None]
-        return bool(unit) and unit[0].axis is not nest.lane and op.attrs["tensor"].dtype.is_float
+        turns = op.attrs["tensor"].dtype.is_float or (op.kind == "load" and op.attrs["tensor"].dtype.kind == "bool")
+        return bool(unit) and unit[0].axis is not nest.lane and turns
 
     def _transposed(self, nest: Nest, op: Op, panel: Panel, edge: bool) -> None:
         """A copy or store whose tensor runs along the rows: squares of `lanes` x `lanes` elements are transposed."""
@@ -247,9 +261,13 @@ class NestEmitter:
             outer = [Point({rows: row, lane: e.add(pt.at[lane], i)}, rows, _part(count, width), edge) for i in range(lanes)]
             inner = [Point({rows: e.add(row, i), lane: pt.at[lane]}, lane, pt.valid, edge, pt.panel) for i in range(count)]
             if op.kind == "load":
-                columns = [self.ev.tensors.read(op, p).text for p in outer]
-                for p, text in zip(inner, transpose(e, columns), strict=False):
-                    self.ev.scratch.write(self.ev.buffers[op.result], p, Reg(text, "float", True))
+                columns = [self.ev.tensors.read(op, p) for p in outer]
+                truths = columns[0].type == "i1"  # turned as zeros and ones
+                floats = [(e.convert("uitofp", c, "float") if truths else c).text for c in columns]
+                for p, text in zip(inner, transpose(e, floats), strict=False):
+                    reg = Reg(text, "float", True)
+                    reg = e.binary("fcmp une", reg, e.number(0, "float"), "i1") if truths else reg
+                    self.ev.scratch.write(self.ev.buffers[op.result], p, reg)
             else:
                 values = [e.splat(self.ev.value(op.operands[0], p)).text for p in inner]
                 for p, text in zip(outer, transpose(e, values), strict=False):

@@ -1,0 +1,31 @@
+# Everything runs from a virtual environment that is made from pyproject.toml on first use.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: bench test check format baseline
+
+bench: $(READY)
+	$(BIN)/monotile bench --quick
+
+test: $(READY)
+	$(BIN)/python -m pytest -n auto
+
+check: $(READY)
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m mypy
+
+format: $(READY)
+	$(BIN)/python -m ruff format .
+	$(BIN)/python -m ruff check --fix .
+
+# Every number of a full benchmark, kept in baselines/ under the processor's name.
+baseline: $(READY)
+	$(BIN)/monotile bench --baseline baselines
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@

@@ -1,0 +1,139 @@
+"""What is timed. To add a row, write a function that makes a `Case` and put it in ROWS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..kernels import examples
+
+Array = npt.NDArray[Any]
+
+
+@dataclass
+class Case:
+    """One kernel on given arrays. The result is checked against float64 before anything is timed."""
+
+    run: Callable[[], object]
+    output: Array
+    exact: Array  # in float64
+    peers: dict[str, Callable[[], object]] = field(default_factory=dict)  # "NumPy" writes to the same output
+    naive: Callable[[], Array] | None = None  # the definition in the kernel's own types, where NumPy is not that
+    limit: str | None = None  # the kind of work the machine's limit is for: "flop" or "byte"
+    work: float = 0.0  # how much of it
+    calls: int = 1  # in one timing, for what is too short for the clock
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    make: Callable[[np.random.Generator, int], Case]
+    every_processor: bool = True  # timed on one thread and on all; else on one
+
+
+def _normal(rng: np.random.Generator, *shape: int) -> Array:
+    return rng.standard_normal(shape, dtype=np.float32)
+
+
+def sequential_matmul(a: Array, b: Array) -> Array:
+    """The definition, term after term in float32. NumPy calls a BLAS that sums in blocks, which is about twice as exact
+    at this size; a row's JSON holds the errors of all three."""
+    total = np.zeros((a.shape[0], b.shape[1]), np.float32)
+    term = np.empty_like(total)
+    for k in range(a.shape[1]):
+        np.multiply(a[:, k : k + 1], b[k], out=term)
+        np.add(total, term, out=total)
+    return total
+
+
+def matmul(rng: np.random.Generator, threads: int) -> Case:
+    n = 1024
+    a, b, c = _normal(rng, n, n), _normal(rng, n, n), np.empty((n, n), np.float32)
+    return Case(
+        lambda: examples.matmul(a, b, c, threads=threads),
+        c,
+        a.astype(np.float64) @ b,
+        {"NumPy": lambda: np.matmul(a, b, out=c)},
+        lambda: sequential_matmul(a, b),
+        limit="flop",
+        work=2.0 * n**3,
+    )
+
+
+def matmul_bias_tanh(rng: np.random.Generator, threads: int) -> Case:
+    """What fusion is for: the bias and the tanh should cost next to nothing."""
+    n = 1024
+    a, b, c = _normal(rng, n, n) / 32, _normal(rng, n, n), np.empty((n, n), np.float32)
+    bias, plain = _normal(rng, n), np.empty((n, n), np.float32)
+
+    def numpy() -> None:
+        np.matmul(a, b, out=c)
+        np.add(c, bias, out=c)
+        np.tanh(c, out=c)
+
+    return Case(
+        lambda: examples.matmul_bias_tanh(a, b, bias, c, threads=threads),
+        c,
+        np.tanh(a.astype(np.float64) @ b + bias),
+        {"NumPy": numpy, "the plain matmul": lambda: examples.matmul(a, b, plain, threads=threads)},
+        lambda: np.tanh(sequential_matmul(a, b) + bias),
+        limit="flop",
+        work=2.0 * n**3,
+    )
+
+
+def softmax(rng: np.random.Generator, threads: int) -> Case:
+    n = 4096
+    x, y = _normal(rng, n, n), np.empty((n, n), np.float32)
+
+    def numpy() -> None:
+        np.subtract(x, x.max(axis=1, keepdims=True), out=y)
+        np.exp(y, out=y)
+        np.divide(y, y.sum(axis=1, keepdims=True), out=y)
+
+    exact = np.exp(x.astype(np.float64) - x.max(axis=1, keepdims=True))
+    exact /= exact.sum(axis=1, keepdims=True)
+    run = lambda: examples.row_softmax(x, y, BC=n, threads=threads)  # noqa: E731
+    return Case(run, y, exact, {"NumPy": numpy}, limit="byte", work=2.0 * x.nbytes, note="a row is one block")
+
+
+def rms_norm(rng: np.random.Generator, threads: int) -> Case:
+    n, eps = 4096, 1e-6
+    x, w, y = _normal(rng, n, n), _normal(rng, n), np.empty((n, n), np.float32)
+
+    def numpy() -> None:
+        np.multiply(x, x, out=y)
+        scale = 1 / np.sqrt(y.mean(axis=1, keepdims=True) + np.float32(eps))
+        np.multiply(x, scale, out=y)
+        np.multiply(y, w, out=y)
+
+    wide = x.astype(np.float64)
+    exact = wide / np.sqrt((wide * wide).mean(axis=1, keepdims=True) + eps) * w
+    run = lambda: examples.rms_norm(x, w, y, eps, BC=n, threads=threads)  # noqa: E731
+    return Case(run, y, exact, {"NumPy": numpy}, limit="byte", work=2.0 * x.nbytes, note="a row is one block")
+
+
+def launch(rng: np.random.Generator, threads: int) -> Case:
+    """A kernel with next to nothing to do: what a call costs."""
+    x, y = _normal(rng, 1, 16), np.empty((1, 16), np.float32)
+    calls = 2000
+
+    def run() -> None:
+        for _ in range(calls):
+            examples.copy(x, y, BR=1, BC=16, threads=threads)
+
+    return Case(run, y, x.astype(np.float64), calls=calls, note="copy of 16 numbers")
+
+
+ROWS = (
+    Row("matmul 1024x1024x1024 float32", matmul),
+    Row("matmul + bias + tanh 1024x1024x1024 float32", matmul_bias_tanh),
+    Row("softmax 4096x4096 float32", softmax),
+    Row("rms_norm 4096x4096 float32", rms_norm),
+    Row("launch overhead", launch, every_processor=False),
+)

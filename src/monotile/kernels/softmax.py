@@ -1,0 +1,68 @@
+"""The one softmax: a running maximum, a running sum, and the output before it is divided by the sum.
+
+`(m, l, acc)` is a monoid: `step` adds a block of keys, `combine` joins the states of two sets of keys, `finish` gives the output and
+the logsumexp. Everything that computes a softmax calls these. m is in units of log2, so that exp2 is the only
+exponential. A state that has seen no key is m = -inf, l = 0, acc = 0; nothing here makes a NaN of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from monotile.language import dot, exp2, full, inf, log2, maximum, where, zeros
+
+LOG2E = 1.4426950408889634
+LN2 = 0.6931471805599453
+
+
+class State(NamedTuple):
+    m: Any  # (rows,) greatest score so far
+    l: Any  # (rows,) sum of 2^(score - m)
+    acc: Any  # (rows, width) sum of 2^(score - m) * value
+
+
+def empty(rows, width):
+    """No key seen yet."""
+    return State(full(rows, -inf), zeros(rows), zeros((rows, width)))
+
+
+def level(m):
+    """What to subtract from scores: the maximum, or 0 where there is none yet (-inf minus -inf would be NaN)."""
+    return where(m == -inf, 0.0, m)
+
+
+def step(state, S, V):
+    """One more block of keys: their scores (rows, keys), -inf where hidden, and their values (keys, width)."""
+    m = maximum(state.m, S.max(axis=1))
+    shift = level(m)
+    alpha = exp2(state.m - shift)
+    P = exp2(S - shift[:, None])
+    return State(m, state.l * alpha + P.sum(axis=1), state.acc * alpha[:, None] + dot(P.astype(V.dtype), V))
+
+
+def sink(state, logit):
+    """One more logit per row that takes part in the denominator only."""
+    m = maximum(state.m, logit)
+    shift = level(m)
+    alpha = exp2(state.m - shift)
+    return State(m, state.l * alpha + exp2(logit - shift), state.acc * alpha[:, None])
+
+
+def combine(state, m, l, O):
+    """States of other keys: maxima and sums (parts,) and outputs (parts, width) of one row. Parts with l == 0 are skipped,
+    whatever else they hold."""
+    there = l != 0.0
+    m = where(there, m, -inf)
+    top = maximum(state.m, full(1, m.max(axis=0)))
+    shift = level(top)
+    alpha = exp2(state.m - shift)
+    w = where(there, exp2(m[None, :] - shift[:, None]), 0.0)
+    O = where(there[:, None], O, 0.0)
+    total = (w * where(there, l, 0.0)[None, :]).sum(axis=1)
+    return State(top, state.l * alpha + total, state.acc * alpha[:, None] + dot(w, O))
+
+
+def finish(state):
+    """Output and natural logsumexp; a row that has seen nothing gives 0 and -inf."""
+    scale = where(state.l == 0.0, 0.0, 1.0 / state.l)
+    return state.acc * scale[:, None], (state.m + log2(state.l)) * LN2

@@ -46,6 +46,7 @@ class Builder:
         self._dims: dict[str | int, Value] = {}
         self._has_grid = False
         self.reads: list[tuple[dict[str, Any], str, Any]] = []  # globals the kernel was compiled with
+        self.captured: dict[int, Tensor] = {}  # tensors for arrays that functions refer to, by the array's identity
 
     def fail(self, kind: type[KernelError], found: str, cure: str) -> KernelError:
         return kind(found, cure, self.loc)
@@ -166,6 +167,9 @@ class Builder:
                 f"{a.type} and {b.type} do not promote to a common type in '{word}'",
                 "cast one of them, for example .astype(float32)",
             )
+        if kind == "where":  # choosing computes nothing, so a narrow type stays
+            tiles = {v.dtype for v in (left, right) if isinstance(v, Value)}
+            dtype = tiles.pop() if len(tiles) == 1 else dtype
         return self.cast(a, dtype), self.cast(b, dtype)
 
     def _elementwise(self, kind: str, operands: tuple[Value, ...], dtype: DType) -> Value:

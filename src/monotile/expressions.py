@@ -125,6 +125,8 @@ class Expressions:
     def read(self, names: dict[str, Any], name: str) -> Any:
         """A name from outside the kernel. Those that may be given another value later are noted."""
         value = names[name]
+        if id(value) in self.builder.captured:
+            return self.builder.captured[id(value)]
         fixed = isinstance(value, types.ModuleType | types.BuiltinFunctionType | type | DType)
         if not fixed and names is not self.captured and getattr(value, "__module__", None) != language.__name__:
             self.builder.reads.append((names, name, value))

@@ -57,11 +57,14 @@ def build(
     tensors: tuple[ir.Tensor, ...],
     scalars: tuple[tuple[str, DType], ...],
     consts: Mapping[str, Any],
+    captured: Mapping[int, ir.Tensor] | None = None,
     reads: list[tuple[dict[str, Any], str, Any]] | None = None,
 ) -> ir.Kernel:
-    """The IR of a kernel for given tensors, scalar types and constants. `reads` gains the globals it depends on."""
+    """The IR of a kernel for given tensors, scalar types and constants. `captured` are the tensors that stand for arrays
+    which functions among the constants refer to, by identity; `reads` gains the globals the kernel depends on."""
     kernel = ir.Kernel(function.__name__, tensors, scalars, consts=dict(consts))
     builder = Builder(kernel.body)
+    builder.captured = dict(captured or {})
     try:
         _run(function, builder, {t.name: t for t in tensors} | dict(consts), scalars)
     except MonotileError:

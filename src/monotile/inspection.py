@@ -101,7 +101,7 @@ def parse_dtypes(items: Sequence[str]) -> dict[str, dtypes.DType]:
 def find(place: str, kinds: tuple[type, ...] = (Kernel,), title: str = "kernel") -> Any:
     """The object that `path/to/file.py:name` or `package.module:name` names; the name may be left out where there is
     one kernel only."""
-    file, _, name = place.partition(":") if not place[1:3] == ":\\" else _split_drive(place)
+    file, _, name = place.partition(":") if place[1:3] != ":\\" else _split_drive(place)
     module = _load(file)
     found = {n: item for n, item in vars(module).items() if isinstance(item, kinds)}
     if not name and len(found) == 1:

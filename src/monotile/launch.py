@@ -39,7 +39,7 @@ from .errors import (
     ScalarDoesNotFit,
     UnknownBackend,
 )
-from .signature import check_const, const_key, plain_const, read_signature
+from .signature import Parameter, captured_arrays, check_const, const_key, plain_const, read_signature
 from .tensors import View, numpy_address
 
 MAX_LENGTH = 2**31 - 2**16  # positions are int32; the margin keeps `start + tile side` from wrapping
@@ -86,6 +86,9 @@ class Kernel:
         return f"<monotile kernel {self.name}>"
 
     def __call__(self, *args: Any, backend: str | None = None, threads: int | None = None, **consts: Any) -> None:
+        own = len(args)
+        if consts:
+            args = (*args, *captured_arrays(consts.values()))
         shapes = [(a.shape, a.strides, a.dtype) if type(a) is np.ndarray else _argument_key(a) for a in args]
         key: Any = (backend, *shapes)
         if consts:
@@ -104,7 +107,7 @@ class Kernel:
             raise BadThreadCount(f"threads must be a positive whole number, found {threads!r}")
         if plan is None:
             try:
-                plan = self._plan(args, consts, backend)
+                plan = self._plan(args, own, consts, backend)
             except InternalError:
                 raise
             except MonotileError as error:  # without the frames of the compiler
@@ -140,13 +143,13 @@ class Kernel:
                     raise OverlappingOutput(f"{found}; pass separate arrays")
 
     def _array_name(self, plan: Plan, n: int) -> str:
-        return self.parameters[plan.array_at[n]].name
+        return self._parameter(plan.array_at[n]).name
 
     # ---- a first call with given shapes ------------------------------------------------------------------------------
 
-    def _plan(self, args: Sequence[Any], consts: Mapping[str, Any], backend: str | None) -> Plan:
-        views = self._views(args)
-        bound_consts = self._bind(views, consts)
+    def _plan(self, args: Sequence[Any], own: int, consts: Mapping[str, Any], backend: str | None) -> Plan:
+        views = self._views(args, own)
+        bound_consts = self._bind(args, views, consts)
         chosen = self._backend(views, backend)
         facts = self._facts(args, views, bound_consts)
         key = chosen.name, facts, tuple([(n, const_key(v)) for n, v in bound_consts.items()])
@@ -154,7 +157,7 @@ class Kernel:
             found = self._programs.get(key)
             if found is None or any(names.get(name) is not value for names, name, value in found[2]):
                 reads: list[tuple[dict[str, Any], str, Any]] = []
-                kernel = self._build(facts, bound_consts, reads)
+                kernel = self._build(facts, bound_consts, self._captured(args, facts[0], own), reads)
                 self._check_outputs(kernel, views)
                 found = self._programs[key] = (kernel, chosen.compile(kernel), _distinct(reads))
         kernel, program, known = found
@@ -162,7 +165,7 @@ class Kernel:
         words: list[int] = []
         for view in views.values():
             words += [0, *view.shape, *view.strides]
-        scalar_at = [n for n in range(len(args)) if n not in views]
+        scalar_at = [n for n, arg in enumerate(args) if n not in views and arg is not None]
         scalars = tuple((n, name, dtype) for n, (name, dtype) in zip(scalar_at, kernel.scalars, strict=True))
         return Plan(
             program,
@@ -172,25 +175,41 @@ class Kernel:
             tuple(tensors.span(v) for v in views.values()),
             tuple(v.dtype.bytes - 1 for v in views.values()),
             tuple(sorted(kernel.written)),
-            not scalars,
+            len(views) == len(args),
             known,
         )
 
     def ir(self, *args: Any, **consts: Any) -> ir_form.Kernel:
         """The IR this call would compile."""
-        views = self._views(args)
-        bound = self._bind(views, consts)
-        return self._build(self._facts(args, views, bound), bound)
+        own = len(args)
+        args = (*args, *captured_arrays(consts.values()))
+        views = self._views(args, own)
+        bound = self._bind(args, views, consts)
+        facts = self._facts(args, views, bound)
+        return self._build(facts, bound, self._captured(args, facts[0], own))
 
-    def _views(self, args: Sequence[Any]) -> dict[int, View]:
-        """The array arguments by position; everything that is not an array must be a scalar."""
-        if len(args) != len(self.parameters):
+    def _parameter(self, n: int) -> Parameter:
+        """The parameter at a position; arrays that functions among the constants captured come after the author's own."""
+        own = len(self.parameters)
+        return self.parameters[n] if n < own else Parameter(f"captured{n - own}")
+
+    def _captured(self, args: Sequence[Any], facts: Sequence[ir_form.Tensor], own: int) -> dict[int, ir_form.Tensor]:
+        """The tensors that stand for captured arrays, by the identity of the array."""
+        count = len(args) - own
+        return {id(a): t for a, t in zip(args[own:], facts[len(facts) - count :], strict=True)}
+
+    def _views(self, args: Sequence[Any], own: int) -> dict[int, View]:
+        """The array arguments by position; everything else must be a scalar, or None for a tensor that is left out."""
+        if own != len(self.parameters):
             names = ", ".join(p.name for p in self.parameters)
             takes = f"{self.name}({names}) takes {len(self.parameters)} arrays and scalars"
-            raise ArgumentCount(f"{takes}, found {len(args)}; constants are passed by name")
+            raise ArgumentCount(f"{takes}, found {own}; constants are passed by name")
         views = {}
-        for n, (parameter, arg) in enumerate(zip(self.parameters, args, strict=True)):
+        for n, arg in enumerate(args):
+            parameter = self._parameter(n)
             name, plain = parameter.name, isinstance(arg, NUMBERS)
+            if arg is None and parameter.dims is not None:
+                continue
             if parameter.dtype is not None or (parameter.dims is None and plain):
                 if not plain:
                     found = f"{name!r} must be a {parameter.dtype} scalar, found {type(arg).__name__}"
@@ -207,8 +226,9 @@ class Kernel:
                 raise ArgumentShape(f"{found}; at most {MAX_LENGTH} is supported: split it")
         return views
 
-    def _bind(self, views: Mapping[int, View], given: Mapping[str, Any]) -> dict[str, Any]:
-        """The constants of this call: given, bound by a tensor's length, or default; and every named length agrees."""
+    def _bind(self, args: Sequence[Any], views: Mapping[int, View], given: Mapping[str, Any]) -> dict[str, Any]:
+        """The constants of this call: given, bound by a tensor's length, or default; tensors left out; and every named
+        length agrees."""
         given = {name: plain_const(value) for name, value in given.items()}
         for name, value in given.items():
             if name not in self.const_names:
@@ -217,7 +237,7 @@ class Kernel:
         lengths: dict[str, tuple[int, str]] = {}
         consts = {n: given.get(n, self.defaults.get(n, inspect.Parameter.empty)) for n in self.const_names}
         for n, view in views.items():
-            parameter = self.parameters[n]
+            parameter = self._parameter(n)
             for axis, (dim, length) in enumerate(zip(parameter.dims or (), view.shape, strict=False)):
                 title = f"{parameter.name}.shape[{axis}]"
                 if dim == "_":
@@ -239,14 +259,14 @@ class Kernel:
         missing = [n for n, v in consts.items() if v is inspect.Parameter.empty]
         if missing:
             raise ConstError(f"{self.name} needs the Const {', '.join(missing)}; pass it by name: {missing[0]}=...")
-        return consts
+        return consts | {p.name: None for p, arg in zip(self.parameters, args, strict=False) if arg is None}
 
     def _backend(self, views: Mapping[int, View], name: str | None) -> Backend:
         if name is not None and not isinstance(name, str):
             raise UnknownBackend(f"a backend is chosen by name, found {type(name).__name__}; pass backend='cpu'")
         devices = {v.device for v in views.values()}
         if len(devices) > 1:
-            listing = ", ".join(f"{self.parameters[n].name} on {v.device}" for n, v in views.items())
+            listing = ", ".join(f"{self._parameter(n).name} on {v.device}" for n, v in views.items())
             raise ArgumentDevice(f"the arrays lie on different devices: {listing}; move them to one")
         device = next(iter(devices), "cpu")
         chosen = backends.usable(name if name is not None else "cpu")
@@ -259,12 +279,12 @@ class Kernel:
     ) -> tuple[tuple[ir_form.Tensor, ...], tuple[tuple[str, DType], ...]]:
         """What the compiler may know of tensors and scalars."""
         facts = tuple(self._tensor(n, i, v, consts) for i, (n, v) in enumerate(views.items()))
-        scalars = [(self.parameters[n].name, self._scalar_dtype(n, a)) for n, a in enumerate(args) if n not in views]
+        scalars = [(self._parameter(n).name, self._scalar_dtype(n, a)) for n, a in enumerate(args) if n not in views and a is not None]
         return facts, tuple(scalars)
 
     def _tensor(self, n: int, index: int, view: View, consts: Mapping[str, Any]) -> ir_form.Tensor:
         """What the compiler may know of a tensor: no lengths, but which stride is 1 and which constants fix."""
-        parameter = self.parameters[n]
+        parameter = self._parameter(n)
         symbols = parameter.dims or ("_",) * len(view.shape)
         dims: list[str | int] = []
         for axis, d in enumerate(symbols):
@@ -287,7 +307,7 @@ class Kernel:
         return ir_form.Tensor(parameter.name, index, view.dtype, tuple(dims), unit, tuple(strides))
 
     def _scalar_dtype(self, n: int, arg: Any) -> DType:
-        declared = self.parameters[n].dtype
+        declared = self._parameter(n).dtype
         if declared is not None:
             return declared
         if isinstance(arg, bool | np.bool_):
@@ -298,9 +318,10 @@ class Kernel:
         self,
         facts: tuple[tuple[ir_form.Tensor, ...], tuple[tuple[str, DType], ...]],
         consts: Mapping[str, Any],
+        captured: Mapping[int, ir_form.Tensor],
         reads: list[tuple[dict[str, Any], str, Any]] | None = None,
     ) -> ir_form.Kernel:
-        kernel = frontend.build(self.function, *facts, consts, reads)
+        kernel = frontend.build(self.function, *facts, consts, captured, reads)
         verify.check(kernel, "frontend")
         return kernel
 
@@ -309,7 +330,7 @@ class Kernel:
         for index in kernel.written:
             n, view = ordered[index]
             if tensors.overlaps_itself(view):
-                found = f"{self.parameters[n].name!r} is written by {self.name}, but its elements share memory"
+                found = f"{self._parameter(n).name!r} is written by {self.name}, but its elements share memory"
                 raise OverlappingOutput(f"{found}; pass a copy")
 
 

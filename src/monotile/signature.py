@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import math
 import types
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,7 @@ from .errors import BadSignature, ConstError, NoSource
 from .ir import Loc
 from .language import Const, Tensor
 from .source import function_node, place
+from .tensors import is_array
 
 RESERVED = ("backend", "threads")
 SCALARS: dict[Any, DType] = {
@@ -114,8 +117,31 @@ def check_const(name: str, value: Any) -> None:
         try:
             hash(const_key(value))
         except TypeError as error:
-            cure = "let it capture numbers, tuples, dtypes and functions only"
+            cure = "let it capture numbers, tuples, dtypes, functions and arrays only"
             raise ConstError(f"the Const {name!r} is a function that captures an {error}; {cure}") from None
+
+
+def captured_arrays(values: Iterable[Any]) -> list[Any]:
+    """Arrays that functions among the constants refer to, as captured variables or globals: each once, in order."""
+    found: dict[int, Any] = {}
+
+    def visit(value: Any, depth: int) -> None:
+        if isinstance(value, tuple):
+            for item in value:
+                visit(item, depth)
+        elif type(value) is types.FunctionType and depth < NESTED:
+            for cell in value.__closure__ or ():
+                with contextlib.suppress(ValueError):  # a variable that is not bound yet
+                    visit(cell.cell_contents, depth + 1)
+            for name in value.__code__.co_names:
+                visit(value.__globals__.get(name), depth + 1)
+        elif depth and is_array(value):
+            found[id(value)] = value
+
+    for value in values:
+        if type(value) is not int:
+            visit(value, 0)
+    return list(found.values())
 
 
 def const_key(value: Any, depth: int = 0) -> Any:
@@ -135,6 +161,8 @@ def const_key(value: Any, depth: int = 0) -> Any:
         return tuple(key)
     if isinstance(value, tuple):
         return kind, tuple([const_key(v, depth + 1) for v in value])
+    if depth and is_array(value):
+        return kind  # its element type, rank and layout are part of the key as those of an argument
     if isinstance(value, float):
         return kind, repr(value)  # tells -0.0 from 0.0, and NaN is equal to itself
     return kind, value

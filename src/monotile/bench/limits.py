@@ -53,13 +53,16 @@ def _multiply_add(threads: int) -> list[Probe]:
     return [Probe("multiply-add", run, 2.0 * machine.lanes * chains * ITERATIONS * threads)]
 
 
+def _splat(value: int, lanes: int) -> str:
+    return f"<{', '.join([f'float {value}.0'] * lanes)}>"
+
+
 def _multiply_add_text(machine: Target, chains: int) -> str:
     """A loop of independent chains a = a * x + x, more of them than a multiply-add takes cycles."""
     vector = f"<{machine.lanes} x float>"
     fma = f"@llvm.fmuladd.v{machine.lanes}f32"
-    splat = lambda value: f"<{', '.join([f'float {value:.1f}'] * machine.lanes)}>"  # noqa: E731
     # Chains that began alike would be one chain to the compiler.
-    starts = [f"  %a{n} = phi {vector} [ {splat(float(n))}, %entry ], [ %b{n}, %loop ]" for n in range(chains)]
+    starts = [f"  %a{n} = phi {vector} [ {_splat(n, machine.lanes)}, %entry ], [ %b{n}, %loop ]" for n in range(chains)]
     steps = [f"  %b{n} = call {vector} {fma}({vector} %a{n}, {vector} %x, {vector} %x)" for n in range(chains)]
     sums = ["  %s0 = fadd " + f"{vector} %b0, %b0"]
     sums += [f"  %s{n} = fadd {vector} %s{n - 1}, %b{n}" for n in range(1, chains)]
@@ -75,8 +78,8 @@ def _multiply_add_text(machine: Target, chains: int) -> str:
             "  %at = getelementptr i64, ptr %args, i64 1",
             "  %count = load i64, ptr %at",
             "  %small = uitofp i64 %program to float",
-            "  %half = fdiv float %small, 1.0e9",  # known at run time only, and small enough not to overflow
-            f"  %one = insertelement {vector} zeroinitializer, float %half, i32 0",
+            "  %factor = fdiv float %small, 1.0e9",  # known at run time only, and small enough not to overflow
+            f"  %one = insertelement {vector} zeroinitializer, float %factor, i32 0",
             f"  %x = shufflevector {vector} %one, {vector} poison, <{machine.lanes} x i32> zeroinitializer",
             "  br label %loop",
             "loop:",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 IMPORT_ROW = "import monotile"
 REPEATS, QUICK_REPEATS = 5, 2  # of every new process
+BUSY, SCALING = 0.5, 0.8
 Report = dict[str, Any]
 
 
@@ -40,7 +41,7 @@ def run(*, quick: bool, only: str, threads: int | None, console: Console) -> Rep
     most = threads if threads is not None else pool.default_threads()
     if most < 1:
         raise BadThreadCount(f"threads must be a positive whole number, found {most}")
-    groups = sorted({1, most})
+    groups, load = sorted({1, most}), os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     kernels = [k for k in start.KERNELS if only.lower() in f"first call of {k}"]
     importing = only.lower() in IMPORT_ROW
     total = sum(len(worker.names(t, only)) for t in groups) + len(kernels) + importing
@@ -60,12 +61,13 @@ def run(*, quick: bool, only: str, threads: int | None, console: Console) -> Rep
             started.append(measure(repeats))
             progress.advance(task)
     _add_shares(rows)
-    return {**_setting(quick), "rows": rows, "starts": started}
+    doubts = list(_doubts(rows, load))
+    return {**_setting(quick), "load_before": load, "doubts": doubts, "rows": rows, "starts": started}
 
 
 def _add_shares(rows: list[Report]) -> None:
-    """The limit for a kind of work and a thread count is the best rate of any probe in any row of the run: a busy moment
-    of the machine must not make a row look good."""
+    """The limit for a kind of work and a thread count is the best rate of any probe in any row of the run: a busy
+    moment of the machine must not make a row look good."""
     best: dict[tuple[str, int], tuple[float, str]] = {}
     measured = [(row["limit"], (row["limit"]["kind"], row["threads"])) for row in rows if "limit" in row]
     for limit, key in measured:
@@ -73,6 +75,17 @@ def _add_shares(rows: list[Report]) -> None:
     for limit, key in measured:
         limit["best_per_s"], limit["from"] = best[key]
         limit["share"] = limit["rate_per_s"] / limit["best_per_s"]
+
+
+def _doubts(rows: list[Report], load: float) -> Iterator[str]:
+    """Why these times may not be this machine's: other work on it, seen in its load or in threads that do not add up."""
+    if load > BUSY:
+        yield f"the load was {load:.1f} before the run: other work took part of the machine"
+    rates = {row["threads"]: row["limit"]["best_per_s"] for row in rows if row.get("limit", {}).get("kind") == "flop"}
+    for threads, rate in rates.items():
+        if 1 in rates and rate < SCALING * threads * rates[1]:
+            gain = f"{threads} threads reach {rate / rates[1]:.2f} times the multiply-adds of one"
+            yield f"{gain}: the processors were busy or are shared, and rows on {threads} threads say little"
 
 
 def _setting(quick: bool) -> Report:
@@ -85,7 +98,6 @@ def _setting(quick: bool) -> Report:
             "vectors": target.target(host).name,
             "processors": pool.default_threads(),
             "system": platform.system(),
-            "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,  # after the run, which is part of it
         },
         "versions": {
             "monotile": __version__,
@@ -103,14 +115,9 @@ def _setting(quick: bool) -> Report:
 # ---- processes -------------------------------------------------------------------------------------------------------
 
 
-def _environment(**more: str) -> dict[str, str]:
-    paths = [str(machine.PACKAGE.parent), *filter(None, [dict(os.environ).get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **more}
-
-
 def _rows(threads: int, quick: bool, only: str) -> Iterator[Report]:
     request = json.dumps({"threads": threads, "quick": quick, "only": only})
-    environment = _environment(**dict.fromkeys(THREAD_VARIABLES, str(threads)))
+    environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(threads))}
     command = [sys.executable, "-m", "monotile.bench.worker", request]
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
@@ -127,7 +134,7 @@ def _rows(threads: int, quick: bool, only: str) -> Iterator[Report]:
 
 def _seconds(*arguments: str, **environment: str) -> float:
     command = [sys.executable, *arguments]
-    result = subprocess.run(command, env=_environment(**environment), capture_output=True, text=True)
+    result = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
     if result.returncode:
         raise WorkerFailed(_last_line(result.stderr))
     return float(result.stdout)
@@ -141,7 +148,8 @@ def _first_call(kernel: str) -> Callable[[int], Report]:
     """In a new process with an empty cache, and in one that finds the compiled kernel on disk."""
 
     def measure(repeats: int) -> Report:
-        cold, cached = [], []
+        cold: list[float] = []
+        cached: list[float] = []
         for _ in range(repeats):
             with tempfile.TemporaryDirectory() as folder:
                 for times in (cold, cached):
@@ -189,7 +197,7 @@ def show(report: Report, console: Console) -> None:
             times = [_time(row[key]) for key in ("compiled_s", "from_disk_s", "best_s") if key in row]
             starts.add_row(row["name"], *times)
         console.print(starts)
-    for line in _worst(report["rows"]):
+    for line in [*_worst(report["rows"]), *(f"doubtful: {doubt}" for doubt in report["doubts"])]:
         console.print(line, highlight=False, soft_wrap=True)
 
 

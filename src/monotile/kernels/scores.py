@@ -1,6 +1,4 @@
-"""What the options of attention mean: which keys a query sees, and what happens to a score."""
-
-from __future__ import annotations
+"""What the options of attention mean: which keys a query sees, and what happens to a score before the softmax."""
 
 from typing import Any, NamedTuple
 
@@ -10,7 +8,7 @@ from .softmax import LOG2E
 
 
 class Options(NamedTuple):
-    """Compile-time choices; `None` leaves a thing out."""
+    """Compile-time choices of attention; None leaves a thing out."""
 
     causal: str | None = None  # "lower_right" or "upper_left"
     left: int | None = None  # how far before a query's own position keys are seen
@@ -20,8 +18,17 @@ class Options(NamedTuple):
     mask_mod: Any = None
 
 
+class Place(NamedTuple):
+    """Which scores a tile holds: batch, query head, positions of queries (rows, 1) and of keys (1, columns)."""
+
+    b: Any
+    h: Any
+    i: Any
+    j: Any
+
+
 def in_reach(options, i, j, Nq, Nk):
-    """Whether positions alone let query i see key j: the part the compiler can decide for whole blocks."""
+    """Whether query i may see key j by position. The compiler decides this for whole blocks of keys."""
     seen = j < Nk
     if options.causal == "lower_right":
         seen = seen & (j <= i + (Nk - Nq))
@@ -34,29 +41,26 @@ def in_reach(options, i, j, Nq, Nk):
     return seen
 
 
-def is_natural(options, mask):
-    """Whether something must see scores as the user knows them, before the change to units of log2."""
+def scaled(options, products, scale, at, mask):
+    """Scores in units of log2, from the products of queries and keys: scale, score_mod, softcap, additive mask."""
     additive = mask is not None and mask.dtype != bool_
-    return options.score_mod is not None or options.softcap is not None or additive
-
-
-def change(options, S, b, h, i, j):
-    """score_mod and softcap, on scaled scores."""
+    if options.score_mod is None and options.softcap is None and not additive:
+        return products * (scale * LOG2E)
+    S = products * scale
     if options.score_mod is not None:
-        S = options.score_mod(S, b, h, i, j)
+        S = options.score_mod(S, at.b, at.h, at.i, at.j)
     if options.softcap is not None:
         S = tanh(S * (1.0 / options.softcap)) * options.softcap
-    return S
+    if additive:
+        S = S + mask.astype(float32)
+    return S * LOG2E
 
 
-def look(options, mask_tile, seen, S, b, h, i, j):
-    """The score in units of log2 and the keys that are seen, after masks."""
-    S = change(options, S, b, h, i, j)
-    if mask_tile is not None:
-        if mask_tile.dtype == bool_:
-            seen = seen & mask_tile
-        else:
-            S = S + mask_tile.astype(float32)
+def visible(options, at, mask, Nq, Nk):
+    """Whether each key is seen: by position, bool mask and mask_mod."""
+    seen = in_reach(options, at.i, at.j, Nq, Nk)
+    if mask is not None and mask.dtype == bool_:
+        seen = seen & mask
     if options.mask_mod is not None:
-        seen = seen & options.mask_mod(b, h, i, j)
-    return S * LOG2E if options.natural else S, seen
+        seen = seen & options.mask_mod(at.b, at.h, at.i, at.j)
+    return seen

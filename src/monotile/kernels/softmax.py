@@ -1,11 +1,9 @@
 """The one softmax: a running maximum, a running sum, and the output before it is divided by the sum.
 
-`(m, l, acc)` is a monoid: `step` adds a block of keys, `combine` joins the states of two sets of keys, `finish` gives the output and
-the logsumexp. Everything that computes a softmax calls these. m is in units of log2, so that exp2 is the only
-exponential. A state that has seen no key is m = -inf, l = 0, acc = 0; nothing here makes a NaN of it.
+`(m, l, acc)` is a monoid. `step` adds a block of keys, `combine` adds states of other keys, `finish` gives the output and the
+logsumexp; everything that computes a softmax calls these. m is in units of log2, so that exp2 is the only exponential.
+A row that has seen no key is m = -inf, l = 0, acc = 0, and nothing here makes a NaN of it.
 """
-
-from __future__ import annotations
 
 from typing import Any, NamedTuple
 
@@ -27,7 +25,7 @@ def empty(rows, width):
 
 
 def level(m):
-    """What to subtract from scores: the maximum, or 0 where there is none yet (-inf minus -inf would be NaN)."""
+    """What is subtracted from scores: their maximum, or 0 where there is none yet (-inf minus -inf would be NaN)."""
     return where(m == -inf, 0.0, m)
 
 
@@ -40,26 +38,25 @@ def step(state, S, V):
     return State(m, state.l * alpha + P.sum(axis=1), state.acc * alpha[:, None] + dot(P.astype(V.dtype), V))
 
 
+def combine(state, m, l, O):
+    """States of other keys, one row's: maxima and sums (1, parts), outputs (parts, width). A part with l == 0 has seen no
+    key and is skipped, whatever else it holds."""
+    there = l != 0.0
+    top = maximum(state.m, where(there, m, -inf).max(axis=1))
+    shift = level(top)
+    alpha = exp2(state.m - shift)
+    w = where(there, exp2(m - shift[:, None]), 0.0)
+    total = where(there, w * l, 0.0).sum(axis=1)
+    seen = there.max(axis=0)[:, None]
+    return State(top, state.l * alpha + total, state.acc * alpha[:, None] + dot(w, where(seen, O, 0.0)))
+
+
 def sink(state, logit):
-    """One more logit per row that takes part in the denominator only."""
+    """One more logit for each row, which takes part in the denominator only."""
     m = maximum(state.m, logit)
     shift = level(m)
     alpha = exp2(state.m - shift)
     return State(m, state.l * alpha + exp2(logit - shift), state.acc * alpha[:, None])
-
-
-def combine(state, m, l, O):
-    """States of other keys: maxima and sums (parts,) and outputs (parts, width) of one row. Parts with l == 0 are skipped,
-    whatever else they hold."""
-    there = l != 0.0
-    m = where(there, m, -inf)
-    top = maximum(state.m, full(1, m.max(axis=0)))
-    shift = level(top)
-    alpha = exp2(state.m - shift)
-    w = where(there, exp2(m[None, :] - shift[:, None]), 0.0)
-    O = where(there[:, None], O, 0.0)
-    total = (w * where(there, l, 0.0)[None, :]).sum(axis=1)
-    return State(top, state.l * alpha + total, state.acc * alpha[:, None] + dot(w, O))
 
 
 def finish(state):

@@ -10,11 +10,12 @@ from ..ir import ELEMENTWISE, Kernel, Op, Value, walk
 
 
 class Axis:
-    __slots__ = ("_up", "extent", "folded")
+    __slots__ = ("_beside", "_up", "extent", "folded")
 
     def __init__(self, extent: int) -> None:
         self.extent, self.folded = extent, False
         self._up: Axis | None = None
+        self._beside: set[Axis] = set()  # the other dimensions of the things this one is a dimension of
 
     def root(self) -> Axis:
         axis = self
@@ -27,7 +28,18 @@ class Axis:
         if a is not b:
             b._up = a
             a.folded |= b.folded
+            a._beside = {axis.root() for axis in a._beside | b._beside}
         return a
+
+    def set_beside(self, other: Axis) -> None:
+        a, b = self.root(), other.root()
+        a._beside.add(b)
+        b._beside.add(a)
+
+    def meets(self, other: Axis) -> bool:
+        """Whether some tile runs over both."""
+        a, b = self.root(), other.root()
+        return a is not b and any(axis.root() is b for axis in a._beside)
 
     def __repr__(self) -> str:
         return f"axis({self.extent}{', folded' if self.folded else ''})"
@@ -36,17 +48,17 @@ class Axis:
 class Axes:
     """The axis of every dimension of every tile; None for a side of 1, which broadcasts against anything.
 
-    Elementwise ops, loops and branches always join dimensions. Ops that look at a value from another side (expand, trans,
-    dot) join too, unless one tile would then run over the same axis twice (`x[:, None] < x[None, :]`): there the reader
-    keeps an axis of its own and translates positions when it reads. Positions and constants join nothing: the same
-    `arange(64)` may count queries in one place and keys in another.
+    Reductions always join dimensions. Elementwise ops, loops and branches join too, and so do ops that look at a value from
+    another side (expand, trans, dot), unless one tile would then run over the same axis twice (`x[:, None] < x[None, :]`,
+    `x.sum(0) + x.sum(1)`): there the reader keeps an axis of its own and translates positions when it reads. Positions and
+    constants join nothing: the same `arange(64)` may count queries in one place and keys in another.
     """
 
     def __init__(self, kernel: Kernel) -> None:
         self._of: dict[Value, list[Axis | None]] = {}
         self._index_like: dict[Value, bool] = {}
-        self._views: list[tuple[Axis | None, Axis | None]] = []
-        self._together: list[tuple[Axis, Axis]] = []  # axes that are two dimensions of one thing
+        self._meetings: list[tuple[Axis | None, Axis | None]] = []  # dimensions that meet element by element
+        self._views: list[tuple[Axis | None, Axis | None]] = []  # dimensions seen from another side
         self.dots: dict[Op, tuple[Axis | None, Axis | None, Axis | None]] = {}  # m, k, n of each dot
         for op in walk(kernel.body):
             for block in op.blocks:
@@ -65,9 +77,9 @@ class Axes:
                 for group in zip(*ends, op.results, strict=True):
                     self._same(*group)
         self.split = False  # whether some reader kept an axis of its own
-        for a, b in self._views:
+        for a, b in self._meetings + self._views:
             if a is not None and b is not None:
-                if self._meet(a.root(), b.root()):
+                if a.meets(b):
                     self.split = True
                 else:
                     a.join(b)
@@ -95,13 +107,19 @@ class Axes:
         """The axes a value really runs over."""
         return tuple(a for a in self.dims(value) if a is not None)
 
+    def together(self, op: Op, operand: Value) -> bool:
+        """Whether the op reads the operand along the axes of its own result."""
+        mine = list(self.dims(op.result))
+        if op.kind == "trans":
+            mine.reverse()
+        elif op.kind == "expand":
+            mine.pop(op.attrs["position"])
+        return all(b is None or a is b for a, b in zip(mine, self.dims(operand), strict=True))
+
     def alias(self, copy: Value, value: Value) -> None:
         """Lets a value made after the analysis run over the axes of another."""
         self._of[copy] = self._of[value]
         self._index_like[copy] = False
-
-    def _meet(self, a: Axis, b: Axis) -> bool:
-        return any({x.root(), y.root()} == {a, b} for x, y in self._together) and a is not b
 
     def _fresh(self, value: Value) -> list[Axis | None]:
         dims: list[Axis | None] = [Axis(n) if n > 1 else None for n in value.shape]
@@ -111,12 +129,14 @@ class Axes:
 
     def _pair(self, dims: list[Axis | None]) -> None:
         real = [a for a in dims if a is not None]
-        self._together += [(a, b) for i, a in enumerate(real) for b in real[i + 1 :]]
+        for i, a in enumerate(real):
+            for b in real[i + 1 :]:
+                a.set_beside(b)
 
     def _same(self, *values: Value) -> None:
         linked = [v for v in values if not self.index_like(v)]
         for other in linked[1:]:
-            self._join(self._of[linked[0]], self._of[other])
+            self._meetings += zip(self._of[linked[0]], self._of[other], strict=True)
 
     def _join(self, mine: list[Axis | None], others: list[Axis | None]) -> None:
         for a, b in zip(mine, others, strict=True):
@@ -127,7 +147,7 @@ class Axes:
         if op.kind in ELEMENTWISE or op.kind in ("broadcast", "gather"):
             for operand in op.operands:
                 if operand.shape and not self.index_like(operand):
-                    self._join(self._of[op.result], self._of[operand])
+                    self._meetings += zip(self._of[op.result], self._of[operand], strict=True)
         elif op.kind in ("expand", "trans") and self.index_like(op.result):
             return
         elif op.kind == "expand":

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from ..ir import ELEMENTWISE, MEMORY, Block, Kernel, Op, Value, uses, walk
 from .axes import Axes, Axis
 
+POINTWISE = ELEMENTWISE | {"expand", "trans", "broadcast", "gather"}
 Lane = Callable[[Value], "Axis | None"]
 
 
@@ -102,6 +103,27 @@ class Fusion:
             return
         for operand in op.operands:
             yield from self.reads(operand)
+
+    def crossed(self, op: Op) -> set[Value]:
+        """The made values an op reads at another place than its own: through a view that kept axes of its own."""
+        found: set[Value] = set()
+
+        def visit(op: Op, across: bool) -> None:
+            for operand in op.operands:
+                if not operand.shape:
+                    continue
+                there = across or (op.kind in POINTWISE and not self.axes.together(op, operand))
+                source = operand.op
+                if source is None or source.kind == "reduce" or not (
+                    self.virtual(operand) or self.lazy(operand) or source in self.inlined
+                ):
+                    found.update({operand} if there else ())
+                else:
+                    visit(source, there)
+
+        if self.axes.split:
+            visit(op, False)
+        return found
 
     # ---- building ------------------------------------------------------------------------------------------------------
 
@@ -202,11 +224,13 @@ class Fusion:
             return None
         domain, lane = frozenset(self.axes.of(like)), self.lane(like)
         needed = [v for operand in op.operands for v in self.reads(operand)]
+        crossed = self.crossed(op)
         for nest in reversed(segment.nests):
             made = [v for v in needed if self.home.get(v) is nest]
             fits = nest.axes == domain and nest.lane is lane and not nest.moves
             fits = fits and (folded is None or nest.fold_axis in (None, folded))
             fits = fits and not any(v.op in nest.folds or not v.shape for v in made)  # a fold is ready when its nest ends
+            fits = fits and not any(v in crossed for v in made)
             fits = fits and not any(o in self.apart for o in (*nest.made, *nest.stores))
             if nest.dot is not None and folded is not None and folded is nest.lane:
                 fits = False  # a dot finishes one group of lanes before it starts the next

@@ -36,7 +36,7 @@ def lower(kernel: Kernel, target: Target, triple: str) -> Lowered:
     counter.run()
     attributes = f'nounwind "min-legal-vector-width"="512" "prefer-vector-width"="{32 * target.lanes}"'
     parts = [
-        f'target triple = "{triple}"\n@zero = private constant [16 x i8] zeroinitializer, align 16\n',
+        f'target triple = "{triple}"\n@zero = private constant [16 x i8] zeroinitializer, align 16\n@ones = private constant i16 -1\n',
         main.e.function(f"define void @kernel(ptr noalias %args, i64 %program, ptr noalias %scratch) {attributes}"),
         counter.e.function(f"define i64 @programs(ptr %args) {attributes}"),
         *sorted(f"{d}\n" for d in main.e.declarations | counter.e.declarations),

@@ -107,10 +107,13 @@ class Scratch:
         buffer.last = max(buffer.last, self.clock)
 
     def end_loop(self, began: int) -> None:
-        """What a loop found in use when it began stays in use until it ends: the next turn may read it."""
+        """What a loop found in use when it began stays in use until it ends: the next turn may read it. What it fills panel
+        by panel is in use from its beginning: earlier panels must outlive what later turns do."""
         for buffer in self.buffers:
             if 0 <= buffer.first < began <= buffer.last:
                 buffer.last = self.clock
+            if buffer.panel_stride and buffer.first > began:
+                buffer.first, buffer.last = began, max(buffer.last, self.clock)
 
     def finish(self) -> int:
         """Places the buffers; returns the bytes a program needs."""
@@ -204,8 +207,24 @@ def masked_load(e: Emitter, pointer: str, element: str, mask: str) -> str:
 
 
 def masked_store(e: Emitter, value: str, pointer: str, element: str, mask: str) -> None:
+    if element in ("i8", "i16", "i32"):
+        # LLVM 22 turns a masked store of truncated integers, when it knows the mask and one lane is left, into a store of the
+        # wide integer, which overwrites what follows. So it must not know the mask.
+        mask = e.op(f"and {e.vector_type('i1')} {mask}, {_every_lane(e)}")
     args = ((e.vector_type(element), value), ("ptr", pointer), ("i32", str(BYTES[element])), (e.vector_type("i1"), mask))
     e.call("void", f"llvm.masked.store.{suffix(e, element)}.p0", *args)
+
+
+def _every_lane(e: Emitter) -> str:
+    """A mask of all lanes that the optimiser cannot see through; read once, when the function begins."""
+    lines = [
+        "  %ones = load volatile i16, ptr @ones",
+        f"  %few = trunc i16 %ones to i{e.lanes}",
+        f"  %every = bitcast i{e.lanes} {'%ones' if e.lanes == 16 else '%few'} to {e.vector_type('i1')}",
+    ]
+    if lines[0] not in e.entry:
+        e.entry += [line for line in lines if e.lanes < 16 or "%few =" not in line]
+    return "%every"
 
 
 # ---- conversion between memory and registers ---------------------------------------------------------------------------

@@ -1,0 +1,84 @@
+"""Elementwise ops and casts as Triton expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...dtypes import DType, bool_, float32
+from ...ir import Op
+from .text import triton_type
+
+FLOAT_FORMS = {
+    "neg": "{0} * -1.0",  # Triton before 3.4 subtracts from zero, which loses the sign of a zero
+    "abs": "tl.abs({0})",
+    "exp": "exp_f32({0})",
+    "exp2": "tl.exp2({0})",
+    "log": "tl.log({0})",
+    "log2": "tl.log2({0})",
+    "tanh": "tanh_f32({0})",
+    "sqrt": "tl.sqrt_rn({0})",
+    "add": "{0} + {1}",
+    "sub": "{0} - {1}",
+    "mul": "{0} * {1}",
+    "div": "tl.div_rn({0}, {1})",
+}
+INT_FORMS = {
+    "neg": "0 - {0}",
+    "abs": "tl.where({0} < 0, 0 - {0}, {0})",
+    "add": "{0} + {1}",
+    "sub": "{0} - {1}",
+    "mul": "{0} * {1}",
+    "floordiv": "floordiv({0}, {1})",
+    "mod": "modulo({0}, {1})",
+}
+FORMS = {
+    "not": "{0} == 0",
+    "max": "tl.maximum({0}, {1})",
+    "min": "tl.minimum({0}, {1})",
+    "and": "{0} & {1}",
+    "or": "{0} | {1}",
+    "lt": "{0} < {1}",
+    "le": "{0} <= {1}",
+    "eq": "{0} == {1}",
+    "ne": "{0} != {1}",
+    "where": "tl.where({0}, {1}, {2})",
+}
+
+
+def form(op: Op) -> str:
+    dtype = op.operands[-1].dtype
+    if op.kind in FORMS:
+        return FORMS[op.kind]
+    return (FLOAT_FORMS if dtype.is_float else INT_FORMS)[op.kind]
+
+
+def power_of_two(kind: str, divisor: object) -> str | None:
+    """Division by a power of two: a shift rounds down, and a mask has the sign of a positive divisor."""
+    if type(divisor) is not int or divisor < 1 or divisor & (divisor - 1):
+        return None
+    return f"{{0}} >> {divisor.bit_length() - 1}" if kind == "floordiv" else f"{{0}} & {divisor - 1}"
+
+
+def cast(source: DType, target: DType) -> str:
+    """A cast as a form with one place."""
+    if source is target:
+        return "{0}"
+    wide = "{0}.to(tl.float32)" if source.is_float and source is not float32 else "{0}"
+    if target is bool_:
+        return f"{wide} != 0.0" if source.is_float else "{0} != 0"
+    if target.is_float:
+        if target is float32:
+            return "{0}.to(tl.float32)"
+        through = wide if source.is_float else "{0}.to(tl.float32)"
+        return f"{through}.to({triton_type(target)})"
+    if source.is_float:
+        least, most = target.limits
+        via = "tl.int64" if target.bits == 64 else "tl.int32"
+        return f"float_to_int({wide}, {least}, {most}, {via}, {triton_type(target)})"
+    return f"{{0}}.to({triton_type(target)})"
+
+
+def functions_in(text: str, known: dict[str, str]) -> list[str]:
+    """The functions of `known` that a text calls."""
+    calls: Callable[[str], bool] = lambda name: f"{name}(" in text  # noqa: E731
+    return [name for name in known if calls(name)]

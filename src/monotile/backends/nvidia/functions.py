@@ -1,0 +1,57 @@
+"""Functions that Triton does not have as the language wants them, as Triton text; a module gets those it uses.
+
+`exp`: Triton's own multiplies by log2(e) and rounds, which far from zero costs dozens of units in the last place. Here the
+whole powers of two are split off first (Cody and Waite). `tanh`: a polynomial near zero (Cephes), exponentials elsewhere;
+there is none in Triton but libdevice's, which its interpreter does not have.
+"""
+
+from __future__ import annotations
+
+FUNCTIONS = {
+    "exp_f32": '''\
+@triton.jit
+def exp_f32(x):
+    n = tl.minimum(tl.maximum(tl.floor(x * 1.4426950408889634), -150.0), 128.0)
+    rest = (x - n * 0.693359375) + n * 2.12194440e-4
+    return tl.exp2(n) * tl.exp2(rest * 1.4426950408889634)
+''',
+    "tanh_f32": '''\
+@triton.jit
+def tanh_f32(x):
+    z = x * x
+    p = (((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z + 1.33314422036e-1) * z - 3.33332819422e-1
+    near = x * (1.0 + z * p)
+    far = 1.0 - 2.0 / (tl.exp(2.0 * tl.abs(x)) + 1.0)
+    return tl.where(tl.abs(x) < 0.625, near, tl.where(x < 0.0, far * -1.0, far))
+''',
+    "floordiv": '''\
+@triton.jit
+def floordiv(a, b):
+    """Rounded down; 0 when b is 0. Division by -1 is negation, so that the least integer wraps."""
+    plain = (b != 0) & (b != -1)
+    divisor = tl.where(plain, b, 1)
+    q = a // divisor
+    r = a - q * divisor
+    q = tl.where((r != 0) & ((r < 0) != (divisor < 0)), q - 1, q)
+    return tl.where(plain, q, tl.where(b == 0, 0, 0 - a))
+''',
+    "modulo": '''\
+@triton.jit
+def modulo(a, b):
+    """The remainder with the sign of b; 0 when b is 0."""
+    plain = (b != 0) & (b != -1)
+    divisor = tl.where(plain, b, 1)
+    r = a - (a // divisor) * divisor
+    r = tl.where((r != 0) & ((r < 0) != (divisor < 0)), r + divisor, r)
+    return tl.where(plain, r, 0)
+''',
+    "float_to_int": '''\
+@triton.jit
+def float_to_int(x, least: tl.constexpr, most: tl.constexpr, via: tl.constexpr, dtype: tl.constexpr):
+    """Drops the fraction, stops at the ends of the type, NaN is 0."""
+    below = x <= least * 1.0
+    above = x >= most + 1.0
+    inside = tl.where((x == x) & ~(below | above), x, 0.0).to(via)
+    return tl.where(below, least, tl.where(above, most, inside)).to(dtype)
+''',
+}

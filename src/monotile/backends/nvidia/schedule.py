@@ -1,0 +1,60 @@
+"""How a kernel is run on a GPU, apart from what it computes. These are rules by tile size; measured tables come on top."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...ir import Kernel, Op, Value, walk
+from .padding import padded_shape
+
+SHARED_BYTES = 227 * 1024  # what one program may use on sm_90
+MOST_STAGES = 3
+
+
+@dataclass(frozen=True)
+class Schedule:
+    num_warps: int = 4
+    num_stages: int = 1  # how many turns of a loop have their loads under way
+    warp_specialize: bool = False  # loads and products on warps of their own, in loops that have both
+
+
+def choose(kernel: Kernel, shared_bytes: int = SHARED_BYTES) -> Schedule:
+    """Warps by the largest tile of a product or fold, stages by what fits shared memory beside what stays there."""
+    largest = max((_elements(v) for op in walk(kernel.body) for v in (*op.results, *op.operands)), default=1)
+    products = [op for op in walk(kernel.body) if op.kind == "dot"]
+    if not products:
+        return Schedule(num_warps=1 if largest <= 256 else 2 if largest <= 512 else 4 if largest <= 8192 else 8)
+    warps = 4 if largest <= 64 * 128 else 8
+    return Schedule(warps, _stages(kernel, products, shared_bytes))
+
+
+def _stages(kernel: Kernel, products: list[Op], shared_bytes: int) -> int:
+    """Operands that are loaded in a loop are there once for every stage, others once."""
+    operands = {_loaded(v) for op in products for v in op.operands} - {None}
+    loops = [op.blocks[0] for op in walk(kernel.body) if op.kind == "for"]
+    moving = [sum(_bytes(op.result) for op in walk(body) if op.results and op.results[0] in operands) for body in loops]
+    everything = {v: _bytes(v) for v in operands if v is not None}
+    inside = {v for body in loops for op in walk(body) for v in op.results}
+    staying = sum(size for v, size in everything.items() if v not in inside)
+    largest = max(moving, default=0)
+    return 1 if largest == 0 else max(1, min(MOST_STAGES, (shared_bytes - staying) // largest))
+
+
+def _loaded(value: Value) -> Value | None:
+    """The load an operand is, seen through transposes."""
+    op = value.op
+    while op is not None and op.kind == "trans":
+        value = op.operands[0]
+        op = value.op
+    return value if op is not None and op.kind == "load" else None
+
+
+def _elements(value: Value) -> int:
+    total = 1
+    for side in padded_shape(value.shape):
+        total *= side
+    return total
+
+
+def _bytes(value: Value) -> int:
+    return _elements(value) * value.dtype.bytes

@@ -1,0 +1,36 @@
+"""Merging softmax states of different keys into the attention over all of them."""
+
+from monotile.language import Const, Tensor, arange, float32, inf, kernel, program_id, where
+
+from . import softmax
+from .softmax import LOG2E
+
+
+@kernel
+def merge(
+    o: Tensor["R S Dv"], m: Tensor["R S"], l: Tensor["R S"], sinks: Tensor["R"], out: Tensor["R Dv"], lse: Tensor["R"],
+    *, Dv: Const, BS: Const,
+):  # fmt: skip
+    """Each program owns one row: its S parts (o unnormalised, m natural, l) become output and logsumexp."""
+    r = program_id(o.shape[0])
+    row = r + arange(1)
+    state = softmax.empty(1, Dv)
+    for j in range(0, o.shape[1], BS):
+        parts = j + arange(BS)
+        state = softmax.combine(state, m[row, parts] * LOG2E, l[row, parts], o[r, parts])
+    if sinks is not None:
+        state = softmax.sink(state, sinks[row] * LOG2E)
+    out[row], lse[row] = softmax.finish(state)
+
+
+@kernel
+def merge_lse(o: Tensor["R S Dv"], lse: Tensor["R S"], out: Tensor["R Dv"], total: Tensor["R"], *, Dv: Const, BS: Const):
+    """The same for parts that are finished: outputs with their logsumexp."""
+    r = program_id(o.shape[0])
+    row = r + arange(1)
+    state = softmax.empty(1, Dv)
+    for j in range(0, o.shape[1], BS):
+        parts = j + arange(BS)
+        M = where(parts[None, :] < o.shape[1], lse[row, parts], -inf)
+        state = softmax.combine(state, M * LOG2E, (M != -inf).astype(float32), o[r, parts])
+    out[row], total[row] = softmax.finish(state)

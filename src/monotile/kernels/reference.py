@@ -1,0 +1,67 @@
+"""The definition: attention in float64 NumPy, by the formula, for tests and `monotile check`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+def visible(
+    Nq: int, Nk: int, causal: bool | str = False, window: tuple[int | None, int | None] | None = None
+) -> Array:
+    """(Nq, Nk): which keys a query may see by position."""
+    i, j = np.arange(Nq)[:, None], np.arange(Nk)[None, :]
+    seen = np.ones((Nq, Nk), bool)
+    if causal in (True, "lower_right"):
+        seen &= j <= i + Nk - Nq
+    elif causal == "upper_left":
+        seen &= j <= i
+    left, right = window or (None, None)
+    if left is not None:
+        seen &= j >= i + Nk - Nq - left
+    if right is not None:
+        seen &= j <= i + Nk - Nq + right
+    return seen
+
+
+def attention(
+    q: Array, k: Array, v: Array, *, causal: bool | str = False, scale: float | None = None, mask: Array | None = None,
+    window: tuple[int | None, int | None] | None = None, softcap: float | None = None, sinks: Array | None = None,
+    score_mod: Callable[..., Array] | None = None, mask_mod: Callable[..., Array] | None = None,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Output (B, Hq, Nq, Dv) and natural logsumexp (B, Hq, Nq), float64."""
+    group = q.shape[1] // k.shape[1] if k.shape[1] else 1
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
+    B, H, Nq, D = q.shape
+    Nk = k.shape[2]
+    seen = np.broadcast_to(visible(Nq, Nk, causal, window), (B, H, Nq, Nk))
+    b, h = np.arange(B)[:, None, None, None], np.arange(H)[None, :, None, None]
+    i, j = np.arange(Nq)[:, None], np.arange(Nk)[None, :]
+    with np.errstate(all="ignore"):
+        S = q @ k.swapaxes(2, 3) * (D**-0.5 if scale is None else scale)
+        if score_mod is not None:
+            S = score_mod(S, b, h, i, j)
+        if softcap is not None:
+            S = np.tanh(S / softcap) * softcap
+        if mask is not None and mask.dtype != bool:
+            S = S + mask.astype(np.float64)
+        if mask is not None and mask.dtype == bool:
+            seen = seen & mask
+        if mask_mod is not None:
+            seen = seen & mask_mod(b, h, i, j)
+        S = np.where(seen, S, -np.inf)
+        if sinks is not None:
+            S = np.concatenate([S, np.broadcast_to(sinks.astype(np.float64)[None, :, None, None], (B, H, Nq, 1))], axis=3)
+        top = S.max(axis=3, keepdims=True, initial=-np.inf)
+        P = np.exp(S - np.where(np.isneginf(top), 0.0, top))
+        total = P.sum(axis=3, keepdims=True)
+        lse = (np.where(np.isneginf(top), -np.inf, top) + np.log(total))[..., 0]
+        P = np.where(total == 0, 0.0, P / total)[..., :Nk]
+        # A key that no row sees contributes nothing, whatever its memory holds.
+        unseen = ~seen.any(axis=2)[..., None]
+        return P @ np.where(unseen, 0.0, v), lse

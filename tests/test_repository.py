@@ -1,0 +1,150 @@
+"""Habits of the repository that a test can hold: names, imports, sizes, commands, and what must not be in any file."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import monotile
+from monotile.bench import start
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("src", "tests", "examples", "docs", "benchmarks", "baselines", ".ci")
+MAX_FILE, MAX_FUNCTION = 600, 60
+# Besides monotile's own two, the one by which a desktop says where caches go.
+VARIABLES = {"MONOTILE_CACHE_DIR", "MONOTILE_THREADS", "XDG_CACHE_HOME"}
+
+
+def files() -> Iterator[Path]:
+    """What the repository holds, whether git is there to say so or not."""
+    found = [p for p in ROOT.iterdir() if p.is_file()]
+    found += [p for room in ROOMS for p in (ROOT / room).rglob("*") if p.is_file()]
+    skipped = {"__pycache__"}
+    for path in sorted(found):
+        parts = path.relative_to(ROOT).parts
+        if path.suffix != ".pyc" and not skipped & set(parts) and not any(p.endswith(".egg-info") for p in parts):
+            yield path
+
+
+PYTHON = [path for path in files() if path.suffix == ".py"]
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def modules() -> Iterator[str]:
+    for path in (ROOT / "src").rglob("*.py"):
+        parts = path.relative_to(ROOT / "src").with_suffix("").parts
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def test_public_names_are_complete() -> None:
+    public = [n for n, item in vars(monotile).items() if not n.startswith("_") and not isinstance(item, type(sys))]
+    assert sorted([*public, "__version__"]) == sorted(monotile.__all__)
+    assert sorted(monotile.__all__) == list(monotile.__all__)
+
+
+@pytest.mark.parametrize("module", sorted(modules()))
+def test_every_module_imports_and_says_what_it_is_for(module: str) -> None:
+    found = importlib.import_module(module)
+    assert found.__doc__ or Path(str(found.__file__)).read_text() == ""
+
+
+@pytest.mark.parametrize("module", ["monotile", "monotile.language", "monotile.kernels.examples"])
+def test_import_is_light(module: str) -> None:
+    """Compilers, frameworks and the command line's libraries are loaded by what needs them."""
+    code = f"import sys, {module}; print([n for n in {start.FORBIDDEN} if n in sys.modules])"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=name)
+def test_files_and_functions_are_short(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= MAX_FILE
+    functions = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    lengths = {f.name: (f.end_lineno or f.lineno) - f.lineno + 1 for f in functions}
+    assert {f: n for f, n in lengths.items() if n > MAX_FUNCTION} == {}
+
+
+def test_environment_variables() -> None:
+    found = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        found |= set(re.findall(r"""(?:environ\)?(?:\.get\(|\[)|getenv\()["'](\w+)""", path.read_text()))
+    assert found <= VARIABLES
+
+
+def test_no_file_names_a_place_of_one_machine() -> None:
+    homes = re.compile(r"/(?:home|Users|root|work|mnt)/\w|[A-Z]:\\Users\\")
+    assert {name(p): m[0] for p in files() if (m := homes.search(p.read_text(errors="replace")))} == {}
+
+
+# ---- commands --------------------------------------------------------------------------------------------------------
+
+
+def targets() -> dict[str, list[str]]:
+    """The Makefile's targets with their commands."""
+    found: dict[str, list[str]] = {}
+    current = ""
+    for line in (ROOT / "Makefile").read_text().splitlines():
+        if match := re.match(r"([\w-]+):(?!=)", line):
+            current = match[1]
+            found[current] = []
+        elif line.startswith("\t") and current:
+            found[current].append(line.strip())
+        elif not line.startswith("\t"):
+            current = ""
+    return found
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "benchmarks/README.md"])
+def test_commands_of_the_pages_exist(page: str) -> None:
+    text = (ROOT / page).read_text()
+    wanted = set(
+        re.findall(r"\bmake ([a-z]+)\b(?=`|\s|$)", "\n".join(re.findall(r"`[^`\n]+`|^\s*make .*$", text, re.M)))
+    )
+    assert wanted and wanted <= targets().keys()
+
+
+@pytest.mark.parametrize("page", sorted(p for p in files() if p.suffix == ".md"), ids=name)
+def test_links_of_the_pages_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_ci_runs_the_commands_of_the_makefile() -> None:
+    script = (ROOT / ".ci" / "run").read_text().replace('"$venv/bin/python"', "$(BIN)/python")
+    for command in targets()["check"] + targets()["test"]:
+        assert command in script
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+def test_the_layout_page_lists_every_module() -> None:
+    text = (ROOT / "docs" / "layout.md").read_text()
+    sources = [p.relative_to(ROOT / "src" / "monotile") for p in (ROOT / "src" / "monotile").rglob("*.py")]
+    assert [str(p) for p in sources if p.name != "__init__.py" and f"`{p.as_posix()}`" not in text] == []
+
+
+def test_the_layout_page_counts_lines_about_right() -> None:
+    text = (ROOT / "docs" / "layout.md").read_text()
+    counted = re.findall(r"^\| `([\w/.]+)` \| (\d+) \|", text, re.M)
+    found = {path: len((ROOT / "src" / "monotile" / path).read_text().splitlines()) for path, _ in counted}
+    assert {
+        path: found[path] for path, said in counted if abs(found[path] - int(said)) > max(30, found[path] // 4)
+    } == {}
+
+
+def test_the_tests_the_hazards_page_names_exist() -> None:
+    tests = "\n".join(p.read_text() for p in (ROOT / "tests").rglob("*.py"))
+    named = re.findall(r"`(test_\w+)`", (ROOT / "docs" / "hazards.md").read_text())
+    assert named and [n for n in named if f"def {n}(" not in tests] == []

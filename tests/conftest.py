@@ -38,7 +38,11 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         os.environ["MONOTILE_CACHE_DIR"] = before
 
 
-@pytest.fixture(params=_usable(("interpreter", "cpu")))
+# Triton's interpreter takes arrays in this machine's memory; it has to be asked for before Triton is imported.
+TRITON = ("nvidia",) if os.environ.get("TRITON_INTERPRET") == "1" else ()
+
+
+@pytest.fixture(params=_usable(("interpreter", "cpu", *TRITON)))
 def backend(request: pytest.FixtureRequest) -> str:
     """Each backend that computes on arrays in this machine's memory."""
     name: str = request.param

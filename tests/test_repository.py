@@ -19,6 +19,7 @@ from monotile.bench import start
 ROOT = Path(__file__).parents[1]
 ROOMS = ("src", "tests", "examples", "docs", "benchmarks", "baselines", ".ci")
 MAX_FILE, MAX_FUNCTION = 600, 60
+OPTIONAL = ("torch", "triton", "mlx")
 # Besides monotile's own two, the one by which a desktop says where caches go.
 VARIABLES = {"MONOTILE_CACHE_DIR", "MONOTILE_THREADS", "XDG_CACHE_HOME"}
 
@@ -55,7 +56,12 @@ def test_public_names_are_complete() -> None:
 
 @pytest.mark.parametrize("module", sorted(modules()))
 def test_every_module_imports_and_says_what_it_is_for(module: str) -> None:
-    found = importlib.import_module(module)
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name not in OPTIONAL:
+            raise
+        pytest.skip(f"{error.name} is not installed")
     assert found.__doc__ or Path(str(found.__file__)).read_text() == ""
 
 
@@ -132,7 +138,9 @@ def test_ci_runs_the_commands_of_the_makefile() -> None:
 def test_the_layout_page_lists_every_module() -> None:
     text = (ROOT / "docs" / "layout.md").read_text()
     sources = [p.relative_to(ROOT / "src" / "monotile") for p in (ROOT / "src" / "monotile").rglob("*.py")]
-    assert [str(p) for p in sources if p.name != "__init__.py" and f"`{p.as_posix()}`" not in text] == []
+    # A folder that is still being built is listed as a whole.
+    listed = lambda p: f"`{p.as_posix()}`" in text or f"`{p.parent.as_posix()}/`" in text  # noqa: E731
+    assert [str(p) for p in sources if p.name != "__init__.py" and not listed(p)] == []
 
 
 def test_the_layout_page_counts_lines_about_right() -> None:

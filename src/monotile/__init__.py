@@ -1,6 +1,44 @@
 """monotile: attention kernels written once, on tiles, for every machine."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from .errors import MonotileError
 
+if TYPE_CHECKING:
+    from .ops import (
+        Partials,
+        attention,
+        decode_partials,
+        mask_blocks,
+        merge,
+        merge_lse,
+        recommended_splits,
+    )
+
 __version__ = "0.1.0"
-__all__ = ["MonotileError", "__version__"]
+__all__ = [
+    "MonotileError",
+    "Partials",
+    "__version__",
+    "attention",
+    "decode_partials",
+    "mask_blocks",
+    "merge",
+    "merge_lse",
+    "recommended_splits",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """The library is loaded when it is first used, so that `import monotile` costs next to nothing."""
+    if name in __all__:
+        from . import ops
+
+        return getattr(ops, name)
+    raise AttributeError(f"module 'monotile' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -156,6 +156,10 @@ class Builder:
     def _pair(self, kind: str, left: Operand, right: Operand) -> tuple[Value, Value]:
         like_left = right.dtype if isinstance(right, Value) else None
         like_right = left.dtype if isinstance(left, Value) else None
+        if isinstance(left, float) and like_left is not None and like_left.is_int:
+            like_left = float32
+        if isinstance(right, float) and like_right is not None and like_right.is_int:
+            like_right = float32
         if not isinstance(left, Value) and not isinstance(right, Value):
             like_left = like_right = float32 if {type(left), type(right)} == {int, float} else None
         a, b = self.value(left, like_left), self.value(right, like_right)

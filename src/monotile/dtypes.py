@@ -67,6 +67,8 @@ def computed(dtype: DType) -> DType:
 
 def promote(a: DType, b: DType) -> DType | None:
     """The type of `a + b`, or None when the two do not promote (then the author must cast)."""
+    if {a.kind, b.kind} == {"int", "float"}:
+        return float32
     if a.kind != b.kind:
         return None
     if a.kind == "bool":

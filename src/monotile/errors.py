@@ -251,3 +251,41 @@ class UnknownBackend(CallError):
 
 class BadThreadCount(CallError):
     """A thread count that is not a positive whole number."""
+
+
+# ---- limits of a device ----------------------------------------------------------------------------------------------
+
+
+class DeviceLimit(MonotileError):
+    """A program that the device has no room for, or that its compiler refuses."""
+
+
+class UnknownArchitecture(MonotileError):
+    """A GPU that the compiler behind a backend does not know."""
+
+
+# ---- mistakes in a call of the attention library -----------------------------------------------------------------------
+
+
+class HeadsDoNotDivide(CallError):
+    """Query heads that are not a multiple of the key-value heads."""
+
+
+class HeadSize(CallError):
+    """A head size that is out of range, or differs between queries and keys."""
+
+
+class LengthsDiffer(CallError):
+    """Batch sizes, heads or lengths of q, k and v that do not belong together."""
+
+
+class MixedDTypes(CallError):
+    """Arrays of different element types where one is needed, or of a type attention does not compute in."""
+
+
+class MaskShape(CallError):
+    """A mask that does not broadcast to the scores."""
+
+
+class BadOption(CallError):
+    """An option whose value makes no sense."""

@@ -51,6 +51,9 @@ MAX_BITS = 4096  # of a compile-time int, so that a slip such as 10**10**10 ends
 MAX_ITEMS = 2**16  # of a compile-time tuple or string made with *
 
 
+LEFT_OUT = "if this is an argument that was left out of the call: pass it, or test `is not None` first"
+
+
 class Expressions:
     file: str = ""
 
@@ -154,6 +157,8 @@ class Expressions:
         ):
             return self.now(getattr, owner, name)
         cure = "tensors have .shape, .dtype and .ndim; tiles also .T, .astype, .sum, .max and .min"
+        if owner is None:
+            cure = LEFT_OUT
         raise self.fail(UnknownAttribute, f"{describe(owner)} has no {name!r} in the kernel language", cure)
 
     # ---- operators ---------------------------------------------------------------------------------------------------
@@ -294,6 +299,8 @@ class Expressions:
             return self.reshape(owner, subscript)
         if not isinstance(owner, tuple):
             cure = "index tensors, tiles and tuples; pass tables in as tensors"
+            if owner is None:
+                cure = LEFT_OUT
             raise self.fail(BadIndex, f"{describe(owner)} cannot be indexed in a kernel", cure)
         parts = (subscript.start, subscript.stop, subscript.step) if isinstance(subscript, slice) else (subscript,)
         if any(isinstance(part, Value) for part in parts):

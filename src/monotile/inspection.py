@@ -56,7 +56,7 @@ def parse_values(words: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_value(name: str, text: str) -> Any:
-    """An int, float, bool, None, dtype or function."""
+    """An int, float, bool, None, dtype, or a function or tuple that a file or module holds."""
     for read in (int, float):
         try:
             return read(text)
@@ -67,8 +67,8 @@ def parse_value(name: str, text: str) -> Any:
     if text in dtypes.BY_NAME:
         return dtypes.BY_NAME[text]
     if ":" in text:
-        return find(text, (types.FunctionType,), "function")
-    kinds = "an int, float, True, False, None, a dtype, or file.py:function"
+        return find(text, (types.FunctionType, tuple), "constant")
+    kinds = "an int, float, True, False, None, a dtype, or file.py:NAME of a function or tuple"
     raise BadRequest(f"--{name}={text} is not a constant; write {kinds}")
 
 
@@ -164,14 +164,14 @@ def arguments(kernel: Kernel, request: Request) -> tuple[list[Any], dict[str, An
 
 def _argument(kernel: Kernel, parameter: Parameter, request: Request, lengths: Mapping[str, int]) -> Any:
     name, shape = parameter.name, request.shapes.get(parameter.name)
+    if name in request.values:  # a scalar, or None for a tensor that may be absent
+        return request.values[name]
     if shape is None and parameter.dims is not None:
         sides = [d if isinstance(d, int) else lengths.get(d, DEFAULT_LENGTH) for d in parameter.dims]
         shape = tuple(sides)
     if shape is not None:
         dtype = request.dtypes.get(name, request.dtypes.get("", dtypes.float32))
         return np.empty(shape, dtypes.to_numpy(dtype))
-    if name in request.values:
-        return request.values[name]
     if parameter.dtype is None:
         cure = f"--shape {name}=64x64 for a tensor, --{name}=1 for a scalar"
         raise BadRequest(f"the signature of {kernel.name} does not say what {name!r} is; give {cure}")

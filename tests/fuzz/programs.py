@@ -118,6 +118,9 @@ class Generator:
         self.budget = pick((4, 8, 12, 16))
         for _ in range(2):
             self.load()
+        if chance(0.3):
+            self.attention()
+            self.budget = pick((0, 0, 2, 4))
         while self.budget > 0:
             self.statement()
         for argument in self.arguments:
@@ -362,6 +365,8 @@ class Generator:
             x, y = self.held(x), self.held(y)
         elif kind in ("add", "sub") and limit + self.bound[y] > EXACT:
             x, y = self.held(x), self.held(y)
+        if kind in ("floordiv", "mod") and ir.constant(y) == 0:
+            return
         limit, other = self.bound[x], self.bound[y]
         bound = {"mul": limit * other, "add": limit + other, "sub": limit + other}.get(kind, max(limit, other))
         self.keep(b.binary(kind, x, y), bound)
@@ -623,6 +628,83 @@ class Generator:
         op = self.control("if", (condition,), {}, types, side, side)
         for result, bound in zip(op.results, bounds, strict=True):
             self.keep(result, bound)
+
+    def tile(self, shape: tuple[int, int], row: Value, column: Value) -> Value:
+        """A float32 tile of some tensor, perhaps loaded the other way round."""
+        b = self.b
+        readable = [a for a in self.arguments if a.tensor.rank == 2 and a.owned is None and not a.approximate]
+        readable = [a for a in readable if a.tensor.dtype.is_float]
+        if not readable or self.chance(0.05):
+            return b.full(1.0, shape)
+        tensor = self.pick(readable).tensor
+        turned = self.chance(0.3)
+        extents, starts = (shape[::-1], (column, row)) if turned else (shape, (row, column))
+        value = b.emit("load", starts, Type(tensor.dtype, extents), tensor=tensor, extents=extents, checked=(True, True)).result
+        value = b.trans(value) if turned else value
+        self.bound[value] = HELD
+        value = value if self.chance(0.5) else b.cast(value, float32)
+        self.bound[value] = HELD
+        return self.held(value, 8) if self.chance(0.3) else value
+
+    def attention(self) -> None:
+        """Two products in a loop, with what carries from block to block: the kernels monotile is made for."""
+        b, pick, chance = self.b, self.pick, self.chance
+        m, n, d, e = (pick((*self.sides, 16, 32, 48, 64)) for _ in range(4))
+        zero = b.const(0, int32)
+        first = b.binary("mul", self.pid, m) if self.pid is not None and chance(0.7) else b.const(pick((0, 0, 3, -2)), int32)
+        q = self.tile((m, d), first, zero)
+        rows = b.binary("add", b.arange(m), first)
+        argument = pick(self.arguments)
+        length = b.value(b.dim(argument.tensor, 0), int32)
+        found = argument.view(argument.base).shape[0]
+        if found // n > 6:
+            length = b.const(2 * n, int32)
+        causal, hidden, tops = chance(0.5), chance(0.5), chance(0.6)
+        inits = [b.full(0.0, (m, e)), b.full(0.0, (m,)), b.full(-8.0, (m,))]
+        inits = inits if tops else inits[:2]
+
+        def body(params: tuple[Value, ...]) -> tuple[Value, ...]:
+            j, acc, total, *top = params
+            s = b.dot(q, b.trans(self.tile((n, d), j, zero)))
+            cols = b.binary("add", b.arange(n), j)
+            if causal:
+                seen = b.binary("le", b.expand(cols, 0), b.expand(rows, 1))
+                if chance(0.5):
+                    seen = b.binary("and", seen, b.binary("lt", b.expand(cols, 0), length))
+                if chance(0.4):
+                    low = b.binary("sub", b.expand(rows, 1), pick((1, 9, 40)))
+                    seen = b.binary("and", seen, b.binary("lt", low, b.expand(cols, 0)))
+                if hidden:
+                    b.emit("visible", (seen,))
+                s = b.where(seen, s, -8.0)
+            s = b.binary("min", b.binary("max", s, -8.0), 8.0)
+            new = [b.binary("max", top[0], b.reduce("max", s, 1))] if tops else []
+            p = b.binary("sub", s, b.expand(new[0], 1)) if tops and not (causal and hidden) else b.binary("add", s, 8.0)
+            p = b.cast(p, float16) if chance(0.3) else p
+            v = self.tile((n, e), j, zero)
+            if v.dtype is not p.dtype:
+                v, p = b.cast(v, float32), b.cast(p, float32)
+            self.bound[v] = self.bound.get(v, HELD)
+            product = b.dot(p, self.held(v, 8))
+            total = b.binary("add", total, b.reduce("sum", b.cast(p, float32), 1))
+            if tops and chance(0.5) and not (causal and hidden):  # a factor of 1 or 0 for each row
+                factor = b.where(b.binary("eq", new[0], top[0]), 1.0, 0.0)
+                acc, total = b.binary("mul", acc, b.expand(factor, 1)), b.binary("mul", total, factor)
+            if chance(0.2) and not (causal and hidden):
+                self.keep(p, 16)
+                self.store()
+            return (b.binary("add", acc, product), total, *new)
+
+        op = self.control("for", (zero, length, *inits), {"step": n}, tuple(v.type for v in inits), body)
+        self.bound.update({op.results[0]: EXACT, op.results[1]: EXACT})
+        acc = op.results[0]
+        if chance(0.5):
+            acc = b.binary("add", acc, b.expand(op.results[1], 1))
+        if chance(0.3):
+            self.bound[acc] = EXACT
+            acc = b.dot(self.held(acc, 64), self.tile((e, pick(self.sides)), zero, zero)) if chance(0.5) else acc
+        self.keep(acc, EXACT)
+        self.keep(op.results[1], EXACT)
 
     def visible_loop(self) -> None:
         """Blocks with a predicate; what it hides changes nothing."""

@@ -323,10 +323,24 @@ def test_scalar_parameters(backend: str) -> None:
         same(z, np.full(6, 2**40 + 3))
 
 
+def test_integers_meet_floats_in_float32(backend: str) -> None:
+    a, b = random(9, "float32"), random(9, "int32")
+    wide = b.astype(np.float32)
+    cases = [
+        (lambda a, b: a + b, a + wide),
+        (lambda a, b: (b * 0.5) * a, (wide * np.float32(0.5)) * a),
+        (lambda a, b: where(a < b, a, b), np.where(a < wide, a, wide)),
+    ]
+    for f, expected in cases:
+        y = poisoned(9)
+        apply2(a, b, y, f=f, backend=backend)
+        same(y, expected)
+
+
 def test_kinds_do_not_mix() -> None:
     a, b, y = random(4, "float32"), random(4, "int32"), poisoned(4)
     with pytest.raises(errors.DTypeMismatch):
-        apply2(a, b, y, f=lambda a, b: a + b, backend="interpreter")
+        apply2(a, b < 2, y, f=lambda a, b: a + b, backend="interpreter")
     with pytest.raises(errors.DTypeMismatch):
         apply1(b, y, f=lambda x: x, backend="interpreter")
     assert np.isnan(y).all()

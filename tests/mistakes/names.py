@@ -63,7 +63,7 @@ def carried_int_becomes_a_tile(x, y):
         total = x[j, arange(4)]
 
 
-@mistake(DTypeMismatch, "total + x[j, arange(4)]", "int32 and float32[4]", "cast")
+@mistake(CarriedTypeChanged, "for j in range(4):", "'total' enters this loop as int32|float32[4]", "cast or reshape")
 def carried_int_meets_floats(x, y):
     total = 0
     for j in range(4):

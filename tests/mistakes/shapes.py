@@ -189,19 +189,19 @@ def rank_three_load(c, y):
     t = c[arange(2), 0:2, 0:2]
 
 
-@mistake(DTypeMismatch, "x[0, arange(4)] + arange(4)", "float32[4] and int32[4]|'+'", "astype")
-def int_and_float(x, y):
-    t = x[0, arange(4)] + arange(4)
+@mistake(DTypeMismatch, "x[0, arange(4)] + (arange(4) < 2)", "float32[4] and bool[4]|'+'", "astype")
+def float_and_bool(x, y):
+    t = x[0, arange(4)] + (arange(4) < 2)
 
 
-@mistake(DTypeMismatch, "k * s", "int32 and float32", "astype")
-def int_and_float_scalars(y, k: int, s: float):
-    t = k * s
+@mistake(DTypeMismatch, "k * (k < 2)", "int32 and bool", "astype")
+def int_and_bool_scalars(y, k: int):
+    t = k * (k < 2)
 
 
-@mistake(DTypeMismatch, "arange(4) * 0.5", "0.5 does not promote with int32", "astype(float32)")
-def float_literal_with_ints(y):
-    t = arange(4) * 0.5
+@mistake(DTypeMismatch, "(arange(4) < 2) * 0.5", "0.5 does not promote with bool", "cast")
+def float_literal_with_bools(y):
+    t = (arange(4) < 2) * 0.5
 
 
 @mistake(DTypeMismatch, "arange(4) + True", "True does not promote", "int(x)")

@@ -78,7 +78,7 @@ def _add_shares(rows: list[Report]) -> None:
 
 
 def _doubts(rows: list[Report], load: float) -> Iterator[str]:
-    """Why these times may not be this machine's: other work on it, seen in its load or in threads that do not add up."""
+    """Why these times may not be the machine's own: other work on it, or threads that do not scale."""
     if load > BUSY:
         yield f"the load was {load:.1f} before the run: other work took part of the machine"
     rates = {row["threads"]: row["limit"]["best_per_s"] for row in rows if row.get("limit", {}).get("kind") == "flop"}

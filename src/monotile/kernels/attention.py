@@ -43,4 +43,6 @@ def attention(
                 state = add(state, cols, False)
     if sinks is not None:
         state = softmax.sink(state, sinks[h] * LOG2E)
-    o[b, h, rows], lse[b, h, rows] = softmax.finish(state)
+    o[b, h, rows], L = softmax.finish(state)
+    if lse is not None:
+        lse[b, h, rows] = L

@@ -14,7 +14,7 @@ def loop_starts(kernel: Kernel) -> dict[Block, Value]:
 
 
 def nonnegative(form: Linear | None, starts: Mapping[Block, Value]) -> bool:
-    """Whether a sum of integer scalars is known to be 0 or more."""
+    """Whether a sum of integer scalars, taken without wrapping, is known to be 0 or more."""
     if form is None or form.iotas:
         return False
     return form.const >= 0 and all(factor > 0 and _atom(v, starts) for v, factor in form.terms.items())
@@ -26,7 +26,15 @@ def _atom(value: Value, starts: Mapping[Block, Value]) -> bool:
         return value is owner.params[0] and owner in starts and nonnegative(linear(starts[owner]), starts)
     if owner.kind in ("dim", "program_id"):
         return True
-    parts = [nonnegative(linear(v), starts) for v in owner.operands]
+    forms = [linear(v) for v in owner.operands]
+    parts = [nonnegative(form, starts) and not _may_wrap(form) for form in forms]
     if owner.kind == "max":
         return any(parts)
-    return owner.kind in ("floordiv", "mod", "min", "mul") and all(parts)
+    return owner.kind in ("floordiv", "mod", "min") and all(parts)
+
+
+def _may_wrap(form: Linear | None) -> bool:
+    """Whether a sum may be beyond int32: lengths leave a margin of 2^16, and not more."""
+    if form is None or len(form.terms) > 1 or any(factor != 1 for factor in form.terms.values()):
+        return True
+    return form.const >= 2**16 and bool(form.terms)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from ..affine import Linear, linear
 from ..builder import Builder
-from ..dtypes import bool_, int32
+from ..dtypes import bool_, int32, int64
 from ..indexing import scalar
 from ..ir import Block, Kernel, Op, Tensor, Type, Value, clone, replace, uses, walk
 from .facts import loop_starts, nonnegative
@@ -40,7 +40,7 @@ def _guard(form: Linear, shape: tuple[int, ...], body: Block, inside: set[Value]
     """`form < 0` as a guard of the loop with this body; None when the counter does not decide it."""
     terms = dict(form.terms)
     factor = terms.pop(body.params[0], 0)
-    if factor == 0 or any(v in inside for v in terms):
+    if factor == 0 or any(v in inside or v.dtype.bits == 64 for v in terms):  # an int64 may be too great to add to
         return None
     low, high = form.offset_range(shape or (1, 1))
     return Guard(factor, Linear(0, terms), low, high)
@@ -79,6 +79,7 @@ def _made_inside(body: Block) -> set[Value]:
 
 def _limits(b: Builder, guards: list[Guard], best: bool) -> tuple[Value | None, Value | None]:
     """Bounds on the counter between which all guards hold at the tile's best (or worst) position: first, one past the last.
+    They are int64: a scalar may be as great as an int32 can be ("no limit"), and what is added to it must not wrap.
 
     factor > 0:  counter < ceil(-(rest + offset) / factor);   factor < 0:  counter > floor((rest + offset) / -factor)."""
     low: Value | None = None
@@ -86,21 +87,39 @@ def _limits(b: Builder, guards: list[Guard], best: bool) -> tuple[Value | None, 
     for g in guards:
         offset = g.low if best else g.high
         if g.factor > 0:
-            bound = scalar(b, g.rest.times(-1) + Linear(g.factor - 1 - offset))
+            bound = _wide(b, g.rest.times(-1), g.factor - 1 - offset)
             bound = b.binary("floordiv", bound, g.factor) if g.factor > 1 else bound
             high = bound if high is None else b.binary("min", high, bound)
         else:
-            bound = scalar(b, g.rest + Linear(offset))
+            bound = _wide(b, g.rest, offset)
             bound = b.binary("floordiv", bound, -g.factor) if g.factor < -1 else bound
             bound = b.binary("add", bound, 1)
             low = bound if low is None else b.binary("max", low, bound)
     return low, high
 
 
+def _wide(b: Builder, rest: Linear, offset: int) -> Value:
+    """A sum of scalars and a number, computed in int64."""
+    return b.binary("add", b.cast(scalar(b, rest, int64), int64), offset)
+
+
+def _narrow(b: Builder, value: Value) -> Value:
+    """An int64 as the nearest int32: a loop's counter never gets beyond."""
+    least, most = int32.limits
+    return b.cast(b.binary("min", b.binary("max", value, least), most), int32)
+
+
+def _until(b: Builder, end: Value, bound: Value) -> Value:
+    """The lesser of the loop's end and an int64 bound."""
+    return _narrow(b, b.binary("min", b.cast(end, int64), bound))
+
+
 def _on_grid(b: Builder, start: Value, bound: Value, step: int) -> Value:
     """The first counter value start, start + step, ... that is at least `bound`."""
-    distance = b.binary("max", b.binary("sub", bound, start), 0)
-    return b.binary("add", start, b.binary("mul", b.cdiv(distance, step), step))
+    wide = b.cast(start, int64)
+    distance = b.binary("max", b.binary("sub", b.cast(bound, int64), wide), 0)
+    found = b.binary("add", wide, b.binary("mul", b.cdiv(distance, step), step))
+    return b.binary("max", start, _narrow(b, found))  # a start that is known not to be negative stays so
 
 
 # ---- skip --------------------------------------------------------------------------------------------------------------
@@ -130,7 +149,7 @@ def _skip(block: Block, loop: Op) -> None:
     if low is not None:
         start = _on_grid(b, start, low, loop.attrs["step"])
     if high is not None:
-        end = b.binary("min", end, high)
+        end = _until(b, end, high)
     loop.operands = (start, end, *inits)
     block.ops.append(loop)
 
@@ -171,7 +190,7 @@ def _peel_loop(block: Block, loop: Op, starts: dict[Block, Value], bounds: bool)
     step = loop.attrs["step"]
     low, high = _limits(b, guards, best=False)
     first = start if low is None else _on_grid(b, start, low, step)
-    last = end if high is None else b.binary("min", end, high)
+    last = end if high is None else _until(b, end, high)
     carried = tuple(inits)
     if low is not None:
         carried = _copy(block, loop, start, b.binary("min", first, end), carried)

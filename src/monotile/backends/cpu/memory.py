@@ -22,6 +22,8 @@ STORED = {
 }  # fmt: skip
 BYTES = {"float": 4, "half": 2, "i16": 2, "i64": 8, "i32": 4, "i8": 1}
 
+FAR = 2**33  # no position of a tensor is so great
+
 
 def register_type(dtype: DType) -> str:
     if dtype.is_float:
@@ -59,6 +61,7 @@ class Dim:
     start: Index
     length: Index
     checked: bool
+    wide: bool = False  # whether the start may be beyond int32
 
 
 @dataclass
@@ -295,6 +298,8 @@ class Tensors:
         dims, single, whole = [], [], []
         for n, (start, extent, checked) in enumerate(zip(starts, op.attrs["extents"], op.attrs["checked"], strict=True)):
             stride, length = self.strides[tensor.index][n], self.lengths[tensor.index][n]
+            wide = op.operands[(op.kind == "store") + n].dtype.bits == 64
+            start = self._near(start) if wide else start
             offset = e.add(offset, e.mul(start, stride))
             if checked:
                 tests = [e.compare("sge", start, 0), e.compare("sle", e.add(start, extent or 1), length)]
@@ -302,7 +307,7 @@ class Tensors:
                 if extent is None:
                     single += tests
             if extent is not None:
-                dims.append(Dim(next(axes), extent, stride, start, length, checked))
+                dims.append(Dim(next(axes), extent, stride, start, length, checked, wide))
         base = e.element(self.pointer[tensor.index], offset, STORED[tensor.dtype.name])
         self.tiles[op] = Tile(tensor, base, dims, e.all(single), e.all(whole))
 
@@ -325,6 +330,8 @@ class Tensors:
                     first = self._int32(position)
                     lanes = e.binary("add", e.splat(first), e.iota())
                     mask = e.binary("icmp ult", lanes, e.splat(self._int32(dim.length)), "i1")
+                    if dim.wide:  # some lane may be inside
+                        conditions.append(e.compare("ult", e.add(position, e.lanes - 1), e.add(dim.length, e.lanes - 1)))
                 else:
                     conditions.append(e.compare("ult", position, dim.length))
         if lane is not None and pt.valid is not None:
@@ -335,6 +342,13 @@ class Tensors:
             uniform = Reg(condition, "i1")
             mask = uniform if mask is None else e.binary("and", mask, uniform)
         return e.element(tile.base, offset, tile.element), lane, mask
+
+    def _near(self, start: Index) -> Index:
+        """A start far outside every tensor, as one less far, with which address arithmetic does not overflow."""
+        if isinstance(start, int):
+            return max(-FAR, min(start, FAR))
+        held = self.e.call("i64", "llvm.smin.i64", ("i64", start), ("i64", str(FAR)))
+        return self.e.call("i64", "llvm.smax.i64", ("i64", held), ("i64", str(-FAR)))
 
     def _int32(self, index: Index) -> Reg:
         return Reg(str(index), "i32") if isinstance(index, int) else Reg(self.e.op(f"trunc i64 {index} to i32"), "i32")

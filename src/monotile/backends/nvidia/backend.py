@@ -1,0 +1,195 @@
+"""The nvidia backend: passes, Triton source, Triton's compiler, launch on the current stream."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ... import ir
+from ...errors import ArgumentDevice, ArgumentShape
+from ...passes import pipeline
+from ..base import Backend, Program
+from . import build
+from .render import Rendered, render
+from .schedule import Schedule, choose
+
+OPTIONS = pipeline.Options(peel_bounds=True)
+MOST_PROGRAMS = 2**31 - 1
+NARROW = 2**31
+
+
+@dataclass(slots=True)
+class Bound:
+    """A launch but for addresses and scalars."""
+
+    variant: Variant
+    words: Sequence[int]
+    tail: list[Any]  # lengths and strides
+    programs: int | None  # None when it depends on scalars
+    compiled: dict[Any, Any] = field(default_factory=dict)  # by alignment of the addresses, scalar types and device
+
+
+class Variant:
+    """One rendering of a kernel, loaded."""
+
+    def __init__(self, kernel: ir.Kernel, schedule: Schedule, *, wide: bool) -> None:
+        self.schedule = schedule
+        self.rendered: Rendered = render(kernel, schedule, wide=wide)
+        self.function: Any = build.load(self.rendered)
+        arguments = self.rendered.arguments
+        self.pointers = [a.index for a in arguments if a.kind == "pointer"]
+        self.words = [a.index for a in arguments if a.kind in ("dim", "stride")]
+        self.scalars = [a.index for a in arguments if a.kind == "scalar"]
+
+
+class NvidiaProgram(Program):
+    """A kernel as Triton functions: one for tiles whose offsets fit 32 bits, and if ever needed one for others."""
+
+    def __init__(self, kernel: ir.Kernel, schedule: Schedule) -> None:
+        self.kernel, self.schedule = kernel, schedule
+        self.narrow = Variant(kernel, schedule, wide=False)
+        self.wide: Variant | None = None
+
+    def bind(self, words: Sequence[int]) -> Bound:
+        variant = self.narrow
+        if any(sum(abs(words[at]) * count for at, count in reach) >= NARROW for reach in variant.rendered.reach):
+            self.wide = variant = self.wide or Variant(self.kernel, self.schedule, wide=True)
+        grid = variant.rendered.grid
+        programs = None if grid.needs_scalars else _count(grid.programs(words, ()))
+        return Bound(variant, words, [words[at] for at in variant.words], programs)
+
+    def launch(
+        self, bound: Bound, arrays: Sequence[Any], addresses: Sequence[int], scalars: Sequence[Any], threads: int | None
+    ) -> None:
+        variant, programs = bound.variant, bound.programs
+        if programs is None:
+            programs = _count(variant.rendered.grid.programs(bound.words, scalars))
+        if programs == 0:
+            return
+        tail = [*bound.tail, *[scalars[n] for n in variant.scalars]]
+        if build.interpreting():
+            _interpret(self.kernel, variant, programs, addresses, tail)
+        else:
+            _launch(bound, programs, arrays, addresses, tail)
+
+
+def _count(programs: int) -> int:
+    if programs > MOST_PROGRAMS:
+        raise ArgumentShape(f"the grid has {programs} programs; a launch has at most {MOST_PROGRAMS}: use larger blocks")
+    return programs
+
+
+# ---- on a GPU --------------------------------------------------------------------------------------------------------
+
+
+def _launch(bound: Bound, programs: int, arrays: Sequence[Any], addresses: Sequence[int], tail: list[Any]) -> None:
+    import torch
+    from triton.runtime import driver
+
+    device = arrays[0].get_device() if arrays else torch.cuda.current_device()
+    if device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return _launch(bound, programs, arrays, addresses, tail)
+    variant = bound.variant
+    pointers = [addresses[n] for n in variant.pointers]
+    key = device, tuple([a & 15 == 0 for a in pointers]), tuple([_width(tail[-n - 1]) for n in range(len(variant.scalars))])
+    compiled = bound.compiled.get(key)
+    if compiled is None:
+        bound.compiled[key] = _first(variant, programs, [arrays[n] for n in variant.pointers], tail)
+        return None
+    stream = driver.active.get_current_stream(device)
+    run, function, packed = compiled
+    run(programs, 1, 1, stream, function, packed, None, None, None, *pointers, *tail)
+    return None
+
+
+def _width(number: Any) -> int:
+    """How Triton types a scalar: a float, or an integer of 32 or 64 bits."""
+    return 0 if isinstance(number, float) else 32 if -(2**31) <= number < 2**31 else 64
+
+
+def _first(variant: Variant, programs: int, tensors: list[Any], tail: list[Any]) -> Any:
+    """Compiles for these arguments, launches, and keeps what a later launch needs."""
+    schedule = variant.schedule
+    try:
+        kernel = variant.function[(programs,)](
+            *tensors, *tail, num_warps=schedule.num_warps, num_stages=schedule.num_stages
+        )
+    except Exception as error:
+        raise build.translated(error, variant.rendered.name) or error from None
+    return kernel.run, kernel.function, kernel.packed_metadata
+
+
+# ---- in Triton's interpreter -----------------------------------------------------------------------------------------
+
+
+def _interpret(
+    kernel: ir.Kernel, variant: Variant, programs: int, addresses: Sequence[int], tail: list[Any]
+) -> None:
+    """Arrays in this machine's memory. Only their addresses matter: the strides are arguments."""
+    import torch
+
+    nothing = (ctypes.c_char * 16)()
+    pointers = []
+    for n in variant.pointers:
+        dtype = kernel.tensors[n].dtype
+        memory = (ctypes.c_char * dtype.bytes).from_address(addresses[n]) if addresses[n] else nothing
+        pointers.append(torch.frombuffer(memory, dtype=getattr(torch, dtype.name), count=1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's, of NaN and overflow
+        variant.function[(programs,)](*pointers, *tail)
+
+
+class NvidiaBackend(Backend):
+    name = "nvidia"
+
+    def why_not(self) -> str | None:
+        for package, cure in (("torch", "pip install torch"), ("triton", "pip install triton (Linux)")):
+            if importlib.util.find_spec(package) is None:
+                return f"it needs {package}: {cure}"
+        if build.interpreting():
+            return None
+        import torch
+
+        if not torch.cuda.is_available():
+            cure = "use backend='cpu', or set TRITON_INTERPRET=1 before Python starts to run kernels in Triton's interpreter"
+            return f"torch sees no NVIDIA GPU; {cure}"
+        return None
+
+    def accepts(self, device: str) -> bool:
+        if build.interpreting():
+            return device == "cpu"
+        return device.startswith("cuda")
+
+    def compile(self, kernel: ir.Kernel, schedule: Schedule | None = None) -> Program:
+        lowered = self.lower(kernel)
+        return NvidiaProgram(lowered, schedule or choose(lowered))
+
+    def lower(self, kernel: ir.Kernel, watch: Callable[[str, ir.Kernel], None] | None = None) -> ir.Kernel:
+        kernel = ir.copy(kernel)
+        pipeline.run(kernel, OPTIONS, watch)
+        return kernel
+
+    def stages(self, kernel: ir.Kernel) -> dict[str, Callable[[], str]]:
+        def passes() -> str:
+            texts = [f"# frontend\n{ir.show(kernel)}"]
+            self.lower(kernel, lambda name, k: texts.append(f"# {name}\n{ir.show(k)}"))
+            return "\n".join(texts)
+
+        def triton() -> str:
+            lowered = self.lower(kernel)
+            return render(lowered, choose(lowered)).source
+
+        def ptx() -> str:
+            lowered = self.lower(kernel)
+            schedule = choose(lowered)
+            return str(build.ahead(lowered, render(lowered, schedule), schedule).asm["ptx"])
+
+        return {"ir": lambda: ir.show(kernel), "passes": passes, "triton": triton, "ptx": ptx}
+
+
+BACKEND = NvidiaBackend()

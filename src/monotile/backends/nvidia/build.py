@@ -1,0 +1,107 @@
+"""Generated modules on disk, and Triton's compiler: for the GPU at hand, or for one that is not there."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ... import cache as store
+from ...dtypes import DType
+from ...errors import DeviceLimit, UnknownArchitecture
+from ...ir import Kernel
+from .render import Rendered
+from .schedule import Schedule
+
+POINTERS = {
+    "float32": "*fp32",
+    "float16": "*fp16",
+    "bfloat16": "*bf16",
+    "int64": "*i64",
+    "int32": "*i32",
+    "int8": "*i8",
+    "uint8": "*u8",
+    "bool": "*i1",
+}
+SCALARS = {"float32": "fp32", "int64": "i64", "int32": "i32", "bool": "i32"}
+
+
+def write(rendered: Rendered) -> Path:
+    """The module as a file: Triton reads a function's source from where it was imported."""
+    folder = store.directory() / "nvidia"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    path = folder / f"{rendered.name}.py"
+    with contextlib.suppress(OSError):
+        if path.read_text() == rendered.source:
+            return path
+    handle, temporary = tempfile.mkstemp(prefix=".new-", dir=folder)
+    with open(handle, "w") as file:
+        file.write(rendered.source)
+    os.replace(temporary, path)
+    return path
+
+
+def load(rendered: Rendered) -> Any:
+    """The Triton function."""
+    path = write(rendered)
+    spec = importlib.util.spec_from_file_location(rendered.name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, rendered.name)
+
+
+@cache
+def interpreting() -> bool:
+    """Whether Triton runs kernels in Python: TRITON_INTERPRET=1 was set when it was imported."""
+    import triton
+    import triton.language as tl
+
+    return not isinstance(tl.max, triton.runtime.jit.JITFunction)
+
+
+def ahead(kernel: Kernel, rendered: Rendered, schedule: Schedule, capability: int = 90) -> Any:
+    """What Triton makes for an NVIDIA GPU of this compute capability, which need not be there. Pointers and strides are taken to be
+    multiples of 16, as those of ordinary tensors are."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    if interpreting():
+        raise DeviceLimit("Triton's interpreter does not compile; unset TRITON_INTERPRET")
+    signature, attributes = {}, {}
+    for n, argument in enumerate(rendered.arguments):
+        signature[argument.name] = _type(kernel, argument.kind, argument.index)
+        if argument.kind in ("pointer", "stride"):
+            attributes[(n,)] = [["tt.divisibility", 16]]
+    source = triton.compiler.ASTSource(load(rendered), signature, {}, attributes)
+    options = {"num_warps": schedule.num_warps, "num_stages": schedule.num_stages}
+    try:
+        return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    except Exception as error:
+        raise translated(error, rendered.name) or error from None
+
+
+def _type(kernel: Kernel, kind: str, index: int) -> str:
+    if kind == "pointer":
+        return POINTERS[kernel.tensors[index].dtype.name]
+    dtype: DType | None = kernel.scalars[index][1] if kind == "scalar" else None
+    return SCALARS[dtype.name] if dtype is not None else "i32"
+
+
+def translated(error: Exception, name: str) -> Exception | None:
+    """Triton's complaint as one of monotile's errors; None when it is something else."""
+    kind, said = type(error).__name__, str(error)
+    if kind == "OutOfResources":
+        cure = "use smaller blocks, or a schedule with fewer stages"
+        return DeviceLimit(f"{name} does not fit the GPU: {said.rstrip('.')}; {cure}")
+    if kind == "PTXASError" or "ptxas" in said.lower():
+        if "is not defined for option 'gpu-name'" in said or "Unsupported gpu architecture" in said:
+            return UnknownArchitecture(f"this Triton's ptxas does not know the GPU; install a newer triton. {said}")
+        return DeviceLimit(f"ptxas refuses {name}: {said}")
+    if "PassManager::run failed" in said or "unsupported target" in said.lower():
+        return UnknownArchitecture(f"Triton cannot compile {name} for this GPU; install a newer triton. {said}")
+    return None

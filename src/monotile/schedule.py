@@ -1,0 +1,45 @@
+"""Block sizes and splits: what is chosen for a call, never what it computes.
+
+A row's result depends on the block of keys (`BK`) and on where splits begin, so these follow from the head size and the number of keys
+alone, not from how many rows or threads there are.
+"""
+
+from __future__ import annotations
+
+from .errors import BadOption
+
+FEW_ROWS = 8  # up to so many query positions a call is split over the keys
+ROW_BLOCKS = (1, 2, 4, 8)
+KEYS_PER_SPLIT = 512  # on a CPU: enough work to outweigh a part's output, small enough to share among cores
+
+
+def attention_blocks(queries: int, head_size: int) -> tuple[int, int]:
+    """BQ, BK of the forward kernel."""
+    rows = next((r for r in (32, 64) if queries <= r), 128)
+    return rows, 64 if head_size > 256 else 128
+
+
+def decode_block(head_size: int) -> int:
+    """BK of the decode kernel."""
+    return 32 if head_size > 256 else 64
+
+
+def row_block(rows: int) -> int:
+    """BR of the decode kernel."""
+    return next((r for r in ROW_BLOCKS if rows <= r), ROW_BLOCKS[-1])
+
+
+def recommended_splits(n_kv: int, n_simds: int, device: str = "cpu") -> int:
+    """Into how many parts to cut `n_kv` keys read by `n_simds` rows (query heads of a group times query length).
+
+    `m5_max` is the curve of MLX and MetalTile for that chip. `cpu` was measured: parts of 512 keys."""
+    for name, value in (("n_kv", n_kv), ("n_simds", n_simds)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise BadOption(f"{name} must be a whole number from 0 up, found {value!r}")
+    if device == "cpu":
+        return max(1, -(-n_kv // KEYS_PER_SPLIT))
+    if device == "m5_max":
+        if n_kv <= 1024 or n_simds <= 4:
+            return 64
+        return next((s for n, s in ((8192, 128), (32768, 256), (65536, 512)) if n_kv <= n), 1024)
+    raise BadOption(f"no split curve is known for device {device!r}; known are 'cpu' and 'm5_max': pass splits yourself")

@@ -1,0 +1,193 @@
+# ruff: noqa: F821, UP037 (a tensor annotation such as Tensor["N"] names dimensions, not types)
+"""Kernels that once went wrong, found by tests/fuzz and made small."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from arrays import numpy_type, poisoned, same
+from monotile.language import Const, Tensor, arange, dot, float16, float32, full, int32, kernel, where, zeros
+
+
+def whole(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    """Small whole numbers, whose sums are exact in any order."""
+    return np.random.default_rng(seed).integers(-4, 4, shape, endpoint=True).astype(np.float32)
+
+
+# ---- folds -----------------------------------------------------------------------------------------------------------
+
+
+@kernel
+def fold_at_edge(x: Tensor["N"], y: Tensor["2"], start: int, *, B: Const):
+    total = x[start + arange(B)].sum(axis=0)
+    y[0] = total
+    y[1] = total + 1.0
+
+
+@pytest.mark.parametrize("side", [1, 5, 16, 33, 64])
+def test_fold_to_a_scalar_where_the_tensor_ends(backend: str, side: int) -> None:
+    """The scalar was made in one of two copies of the nest and read after both."""
+    x = whole((40,))
+    for start in (-3, 0, 20, 50):
+        y = poisoned(2)
+        fold_at_edge(x, y, start, B=side, backend=backend)
+        inside = x[max(start, 0) : max(start + side, 0)].sum(dtype=np.float32)
+        same(y, np.array([inside, inside + 1], np.float32))
+
+
+@kernel
+def fold_of_one(x: Tensor["N"], y: Tensor["N"], *, B: Const = 1):
+    """The fold of a single element, as a number, a position and a factor."""
+    first = x[1 + arange(B)].max(axis=0)
+    at = x[0 : 0 + B].sum(axis=0).astype(int32)
+    y[at] = first
+    y[at + 1 + arange(2)] = x[arange(2)] * first
+
+
+def test_fold_of_one_element(backend: str) -> None:
+    x, y = np.array([2, 3, 4, 5, 6], np.float32), poisoned(5)
+    fold_of_one(x, y, backend=backend)
+    same(y, np.array([np.nan, np.nan, 3, 6, 9], np.float32))
+
+
+@kernel
+def both_folds(x: Tensor["N N"], y: Tensor["N"], z: Tensor["N N"], *, N: Const):
+    tile = x[:, :]
+    y[:] = tile.sum(axis=0) + tile.max(axis=1)
+    z[:, :] = tile + tile.sum(axis=0)[:, None] - tile.min(axis=1)[None, :]
+
+
+@pytest.mark.parametrize("side", [2, 5, 16, 33])
+def test_both_folds_of_a_square_meet(backend: str, side: int) -> None:
+    """Rows and columns of one tile became the same axis."""
+    x, y, z = whole((side, side)), poisoned(side), poisoned((side, side))
+    both_folds(x, y, z, backend=backend)
+    same(y, x.sum(axis=0) + x.max(axis=1))
+    same(z, x + x.sum(axis=0)[:, None] - x.min(axis=1)[None, :])
+
+
+@kernel
+def carried_folds(x: Tensor["N N"], y: Tensor["N"], *, N: Const):
+    tile = x[:, :]
+    total = tile.sum(axis=0)
+    for _ in range(3):
+        total = tile.sum(axis=1) - total
+    y[:] = total
+
+
+def test_both_folds_of_a_square_in_one_variable(backend: str) -> None:
+    x, y = whole((17, 17)), poisoned(17)
+    carried_folds(x, y, backend=backend)
+    rows, columns = x.sum(axis=1), x.sum(axis=0)
+    same(y, rows - (rows - (rows - columns)))
+
+
+# ---- dots ------------------------------------------------------------------------------------------------------------
+
+
+@kernel
+def broadcast_dot(x: Tensor["K N"], y: Tensor["N N"], *, K: Const, N: Const):
+    tile = x[:, :]
+    row = tile[:, :].sum(axis=0)[None, :]
+    y[:, :] = dot(row, row.T) + dot(tile.T, tile)
+
+
+def test_dot_of_one_element_is_added_to_a_larger_one(backend: str) -> None:
+    """x + dot(...) starts the accumulator at x only if the dot has the shape of the sum."""
+    x, y = whole((3, 7)), poisoned((7, 7))
+    broadcast_dot(x, y, backend=backend)
+    row = x.sum(axis=0)
+    same(y, (row @ row) + x.T @ x)
+
+
+@kernel
+def symmetric(x: Tensor["N N"], y: Tensor["N N"], *, N: Const):
+    product = dot(x[:, :], x[:, :])
+    y[:, :] = where(product.T != product, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("side", [5, 15, 32])
+def test_dot_meets_its_transpose(backend: str, side: int) -> None:
+    """The product is not known at (column, row) when it is at (row, column)."""
+    x, y = whole((side, side)), poisoned((side, side))
+    symmetric(x, y, backend=backend)
+    product = x @ x
+    same(y, (product != product.T).astype(np.float32))
+
+
+@kernel
+def panels(x: Tensor["M N"], *, B: Const = 48):
+    tile = x[1 + arange(B), arange(B)]
+    x[arange(B), arange(B)] = dot(tile.astype(float32), full((B, B), 1.0)).astype(float16)
+
+
+def test_panels_outlive_those_after_them(backend: str) -> None:
+    """Storage of a finished panel was used again for the next one."""
+    x = np.asfortranarray(whole((35, 49)).astype(np.float16))
+    tile = np.zeros((48, 48), np.float32)
+    tile[:34] = x[1:, :48]
+    expected = x.copy()
+    expected[:, :48] = tile.sum(axis=1)[:35, None]
+    panels(x, backend=backend)
+    np.testing.assert_array_equal(x, expected)
+
+
+# ---- what a loop carries ---------------------------------------------------------------------------------------------
+
+
+@kernel
+def fibonacci(y: Tensor["2 N"], turns: int, *, N: Const):
+    a, b = full(N, 1.0), zeros(N)
+    for _ in range(turns):
+        a, b = a + b, a
+    y[0, :] = a
+    y[1, :] = b
+
+
+def test_old_value_moves_on(backend: str) -> None:
+    """The sum was written over `a` before `b` took it."""
+    y = poisoned((2, 20))
+    fibonacci(y, 7, backend=backend)
+    same(y, np.repeat(np.array([[21], [13]], np.float32), 20, axis=1))
+
+
+@kernel
+def turning(x: Tensor["N N"], y: Tensor["N N"], *, product: Const, N: Const):
+    tile = x[:, :]
+    for _ in range(2):
+        tile = dot(tile, x[:, :]) if product else tile.T - tile * 2.0
+    y[:, :] = tile
+
+
+@pytest.mark.parametrize("side", [3, 16, 33])
+def test_update_that_reads_other_elements(backend: str, side: int) -> None:
+    """The new tile may not be written over the old one while that is still read, at other places."""
+    x, y = whole((side, side)), poisoned((side, side))
+    turning(x, y, product=False, backend=backend)
+    once = x.T - x * 2
+    same(y, once.T - once * 2)
+    turning(x, y, product=True, backend=backend)
+    same(y, x @ x @ x)
+
+
+# ---- stores ----------------------------------------------------------------------------------------------------------
+
+
+@kernel
+def first_part(x: Tensor["N"], y: Tensor["M"], start: int, *, B: Const):
+    y[start + arange(B)] = x[arange(B)].astype(y.dtype)
+
+
+@pytest.mark.parametrize("side", [1, 5, 9, 17, 33])
+@pytest.mark.parametrize("source, dtype", [("int32", "int8"), ("int32", "uint8"), ("float32", "bfloat16"), ("int64", "int32"),
+                                           ("int32", "bool"), ("float32", "float16")])  # fmt: skip
+def test_last_vector_has_one_element(backend: str, side: int, source: str, dtype: str) -> None:
+    """LLVM made a masked store of one narrow element a store of four bytes."""
+    x = np.arange(1, 65).astype(source)
+    for start in (0, 40 - side, 39):
+        y = poisoned(40, dtype)
+        expected = y.copy()
+        expected[start : start + side] = x[: min(side, 40 - start)].astype(numpy_type(dtype))
+        first_part(x, y, start, B=side, backend=backend)
+        np.testing.assert_array_equal(y.astype(np.float32), expected.astype(np.float32))

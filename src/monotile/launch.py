@@ -269,9 +269,11 @@ class Kernel:
             listing = ", ".join(f"{self._parameter(n).name} on {v.device}" for n, v in views.items())
             raise ArgumentDevice(f"the arrays lie on different devices: {listing}; move them to one")
         device = next(iter(devices), "cpu")
-        chosen = backends.usable(name if name is not None else "cpu")
+        on_gpu = device.startswith("cuda")
+        chosen = backends.usable(name if name is not None else "nvidia" if on_gpu else "cpu")
         if not chosen.accepts(device):
-            raise ArgumentDevice(f"backend {chosen.name!r} cannot use arrays on {device!r}; move them with .cpu()")
+            cure = "move them with .cpu()" if on_gpu or chosen.name != "nvidia" else "move them with .cuda()"
+            raise ArgumentDevice(f"backend {chosen.name!r} cannot use arrays on {device!r}; {cure}")
         return chosen
 
     def _facts(

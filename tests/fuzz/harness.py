@@ -12,6 +12,7 @@ import numpy.typing as npt
 from monotile import dtypes, ir
 from monotile.backends import interpreter
 from monotile.backends.cpu import jit
+from monotile.backends.cpu.backend import OPTIONS
 from monotile.backends.cpu.lower import lower
 from monotile.backends.cpu.target import Target, target
 from monotile.passes import pipeline
@@ -36,12 +37,12 @@ class Different(AssertionError):
 def check(program: Program, targets: Sequence[Target] = TARGETS) -> None:
     expected = [a.base.copy() for a in program.arguments]
     _interpret(program, program.kernel, expected)
-    for bounds in (False, True):
+    for options in (OPTIONS, pipeline.Options(peel_bounds=False), pipeline.Options(peel_bounds=True)):
         kernel = ir.copy(program.kernel)
-        pipeline.run(kernel, pipeline.Options(peel_bounds=bounds))
+        pipeline.run(kernel, options)
         found = [a.base.copy() for a in program.arguments]
         _interpret(program, kernel, found)
-        _compare(program, found, expected, f"passes(peel_bounds={bounds})")
+        _compare(program, found, expected, f"passes with {options}")
     for each in targets:
         found = [a.base.copy() for a in program.arguments]
         compiled(program, each, found)
@@ -54,9 +55,9 @@ def _interpret(program: Program, kernel: ir.Kernel, bases: list[Array]) -> None:
 
 
 def compiled(program: Program, each: Target, bases: list[Array]) -> None:
-    """The programs of the grid one after another, each with scratch full of NaN and with something after it that must stay."""
+    """The programs of the grid in order, each with scratch full of NaN and with something around it that must stay."""
     kernel = ir.copy(program.kernel)
-    pipeline.run(kernel, pipeline.Options(peel_bounds=False))
+    pipeline.run(kernel, OPTIONS)
     lowered = lower(kernel, each, jit.host().triple)
     code = jit.load_object(jit.compile_object(lowered.text))
     words: list[int] = []
@@ -92,7 +93,9 @@ def _compare(program: Program, found: list[Array], expected: list[Array], stage:
                 equal |= np.abs(a - b) <= 1e-5 * np.abs(b) + 1e-6
         if not equal.all():
             at = tuple(int(n) for n in np.argwhere(~equal)[0])
-            raise Different(f"{stage}: {name}{at} is {a[at]} instead of {b[at]}; {(~equal).sum()} of {equal.size} differ")
+            raise Different(
+                f"{stage}: {name}{at} is {a[at]} instead of {b[at]}; {(~equal).sum()} of {equal.size} differ"
+            )
 
 
 def _equal(a: Array, b: Array) -> Array:

@@ -1,8 +1,8 @@
 """Random kernels, built as IR, with arguments that show every wrong access.
 
-Floats are small whole numbers, and a bound is kept for every value, so that sums are exact in any order and backends must agree
-to the last bit. What an exponential touched is apart from the rest and compared with a tolerance. Every array is a view into a
-larger one whose other elements no kernel may read or change.
+Floats are small whole numbers, and a bound is kept for every value, so that sums are exact in any order and backends
+must agree to the last bit. What an exponential touched is apart from the rest and compared with a tolerance. Every
+array is a view into a larger one whose other elements no kernel may read or change.
 """
 
 from __future__ import annotations
@@ -186,9 +186,7 @@ class Generator:
                 whole = base.reshape([shape[d] for d in order])
             whole = whole.transpose([order.index(d) for d in range(rank)])
             if not tight:
-                cut = tuple(
-                    slice(margin[d], margin[d] + lengths[d] * abs(steps[d])) for d in range(rank)
-                )
+                cut = tuple(slice(margin[d], margin[d] + lengths[d] * abs(steps[d])) for d in range(rank))
                 whole = whole[cut][tuple(slice(None, None, s) for s in steps)]
             return whole
 
@@ -225,7 +223,9 @@ class Generator:
             scalar = self.b.binary("mul", scalar, self.pick((self.step, *self.sides)))
         return scalar if roll < 0.85 else self.b.binary("add", scalar, near)
 
-    def place(self, argument: Argument, shape: tuple[int, ...] | None) -> tuple[tuple[Value, ...], tuple[int | None, ...]]:
+    def place(
+        self, argument: Argument, shape: tuple[int, ...] | None
+    ) -> tuple[tuple[Value, ...], tuple[int | None, ...]]:
         """Starts and extents of a slice. In a grid the part of an output that a program touches is its own."""
         rank = argument.tensor.rank
         lengths = argument.view(argument.base).shape
@@ -271,7 +271,12 @@ class Generator:
         tensor = argument.tensor
         value: Value | None = None
         if argument.approximate and self.chance(0.8):
-            rough = [v for values in self.rough for v in values if len(v.shape) <= tensor.rank and self.fits(argument, v.shape)]
+            rough = [
+                v
+                for values in self.rough
+                for v in values
+                if len(v.shape) <= tensor.rank and self.fits(argument, v.shape)
+            ]
             value = self.pick(rough) if rough else None
         if value is None:
             value = self.value(lambda v: len(v.shape) <= min(2, tensor.rank) and self.fits(argument, v.shape))
@@ -289,8 +294,10 @@ class Generator:
         rank = argument.tensor.rank
         shape = tuple(self.pick(self.sides) for _ in range(self.pick((1, 1, 2))))
         indices = []
-        for d in range(rank):
-            loaded = self.value(lambda v: v.dtype in (int32, int64) and v.shape in (shape, ()) and self.bound[v] < 1 << 20)
+        for _ in range(rank):
+            loaded = self.value(
+                lambda v: v.dtype in (int32, int64) and v.shape in (shape, ()) and self.bound[v] < 1 << 20
+            )
             if loaded is not None and self.chance(0.6):
                 indices.append(loaded)
             else:
@@ -361,9 +368,7 @@ class Generator:
             self.keep(b.binary(self.pick(("lt", "le", "eq", "ne")), x, y), 1)
             return
         kind = self.pick(("add", "add", "sub", "mul", "max", "min") + (() if x.dtype.is_float else ("floordiv", "mod")))
-        if kind == "mul" and limit * self.bound[y] > EXACT:
-            x, y = self.held(x), self.held(y)
-        elif kind in ("add", "sub") and limit + self.bound[y] > EXACT:
+        if (limit * self.bound[y] if kind == "mul" else limit + self.bound[y]) > EXACT:
             x, y = self.held(x), self.held(y)
         if kind in ("floordiv", "mod") and ir.constant(y) == 0:
             return
@@ -380,7 +385,9 @@ class Generator:
         if self.chance(0.5):
             test: Value | None = self.test(self.pick((x.shape, y.shape)))
         else:
-            test = self.value(lambda v: v.dtype is bool_ and self.shape_fits(v.shape, x.shape) and self.shape_fits(v.shape, y.shape))
+            test = self.value(
+                lambda v: v.dtype is bool_ and self.shape_fits(v.shape, x.shape) and self.shape_fits(v.shape, y.shape)
+            )
         if test is None or not self.shape_fits(x.shape, y.shape):
             return
         number = self.chance(0.3) and x.dtype is not bool_
@@ -463,7 +470,9 @@ class Generator:
         bound = self.bound[x] * self.bound[y] * k
         result = self.keep(b.dot(x, y), bound)
         if self.chance(0.4):
-            other = self.value(lambda v: v is not result and v.dtype is float32 and self.shape_fits(v.shape, result.shape))
+            other = self.value(
+                lambda v: v is not result and v.dtype is float32 and self.shape_fits(v.shape, result.shape)
+            )
             if other is not None and self.bound[other] + bound < EXACT:
                 sides = (result, other) if self.chance(0.5) else (other, result)
                 self.keep(b.binary("add", *sides), self.bound[other] + bound)
@@ -548,7 +557,11 @@ class Generator:
         for _ in range(self.pick((0, 1, 1, 2, 2, 3))):
             value = self.value(lambda v: v.dtype in (float32, int32, bool_) or self.chance(0.1))
             if value is not None and self.chance(0.3):
-                value = self.b.full({"float": 0.0, "int": 0, "bool": False}[value.dtype.kind], value.shape) if value.shape else value
+                value = (
+                    self.b.full({"float": 0.0, "int": 0, "bool": False}[value.dtype.kind], value.shape)
+                    if value.shape
+                    else value
+                )
                 self.bound.setdefault(value, 4)
             if value is not None:
                 inits.append(self.held(value, CARRIED))
@@ -568,7 +581,9 @@ class Generator:
         for result in op.results:
             self.keep(result, CARRIED)
 
-    def control(self, kind: str, operands: tuple[Value, ...], attrs: dict[str, Any], types: tuple[Type, ...], *bodies: Any) -> Op:
+    def control(
+        self, kind: str, operands: tuple[Value, ...], attrs: dict[str, Any], types: tuple[Type, ...], *bodies: Any
+    ) -> Op:
         first = (Type(int32), *types) if kind == "for" else ()
         blocks = tuple(self.block(first, body) for body in bodies)
         op = Op(kind, operands, attrs, types, blocks)
@@ -599,7 +614,11 @@ class Generator:
                 return b.binary("add", param, value) if self.chance(0.6) else b.binary("add", value, param)
             return self.exactly(b.binary("add", param, value), bound + CARRIED, type_)
         if fresh:
-            return self.held(self.pick(fresh), CARRIED) if type_.dtype is not bool_ and not type_.dtype.is_narrow else self.pick(fresh)
+            return (
+                self.held(self.pick(fresh), CARRIED)
+                if type_.dtype is not bool_ and not type_.dtype.is_narrow
+                else self.pick(fresh)
+            )
         return self.pick(same) if not arithmetic else self.held(self.pick(same), CARRIED)
 
     def exactly(self, value: Value, bound: int, type_: Type) -> Value:
@@ -620,7 +639,11 @@ class Generator:
             ends = []
             for n, type_ in enumerate(types):
                 own = [v for v in self.scope[-1] if v.type == type_]
-                end = self.pick(own) if own and self.chance(0.7) else self.pick(self.values(lambda v, t=type_: v.type == t))
+                end = (
+                    self.pick(own)
+                    if own and self.chance(0.7)
+                    else self.pick(self.values(lambda v, t=type_: v.type == t))
+                )
                 bounds[n] = max(bounds[n], self.bound[end])
                 ends.append(end)
             return tuple(ends)
@@ -639,7 +662,9 @@ class Generator:
         tensor = self.pick(readable).tensor
         turned = self.chance(0.3)
         extents, starts = (shape[::-1], (column, row)) if turned else (shape, (row, column))
-        value = b.emit("load", starts, Type(tensor.dtype, extents), tensor=tensor, extents=extents, checked=(True, True)).result
+        value = b.emit(
+            "load", starts, Type(tensor.dtype, extents), tensor=tensor, extents=extents, checked=(True, True)
+        ).result
         value = b.trans(value) if turned else value
         self.bound[value] = HELD
         value = value if self.chance(0.5) else b.cast(value, float32)
@@ -651,7 +676,11 @@ class Generator:
         b, pick, chance = self.b, self.pick, self.chance
         m, n, d, e = (pick((*self.sides, 16, 32, 48, 64)) for _ in range(4))
         zero = b.const(0, int32)
-        first = b.binary("mul", self.pid, m) if self.pid is not None and chance(0.7) else b.const(pick((0, 0, 3, -2)), int32)
+        first = (
+            b.binary("mul", self.pid, m)
+            if self.pid is not None and chance(0.7)
+            else b.const(pick((0, 0, 3, -2)), int32)
+        )
         q = self.tile((m, d), first, zero)
         rows = b.binary("add", b.arange(m), first)
         argument = pick(self.arguments)
@@ -734,7 +763,12 @@ class Generator:
             b.emit("visible", (seen,))
             extents = (height, step)
             tile = b.emit(
-                "load", (start, j), Type(argument.tensor.dtype, extents), tensor=argument.tensor, extents=extents, checked=(True, True)
+                "load",
+                (start, j),
+                Type(argument.tensor.dtype, extents),
+                tensor=argument.tensor,
+                extents=extents,
+                checked=(True, True),
             ).result
             picked = b.where(seen, b.cast(tile, float32), 0.0)
             if two:

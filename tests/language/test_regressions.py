@@ -3,14 +3,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from arrays import numpy_type, poisoned, same
-from monotile.language import Const, Tensor, arange, dot, float16, float32, full, int32, kernel, where, zeros
+from monotile.language import (
+    Const,
+    Tensor,
+    arange,
+    blocks,
+    dot,
+    float16,
+    float32,
+    full,
+    int32,
+    int64,
+    kernel,
+    where,
+    zeros,
+)
 
 
-def whole(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+def whole(shape: tuple[int, ...], seed: int = 0) -> npt.NDArray[Any]:
     """Small whole numbers, whose sums are exact in any order."""
     return np.random.default_rng(seed).integers(-4, 4, shape, endpoint=True).astype(np.float32)
 
@@ -104,7 +121,7 @@ def test_dot_of_one_element_is_added_to_a_larger_one(backend: str) -> None:
 @kernel
 def symmetric(x: Tensor["N N"], y: Tensor["N N"], *, N: Const):
     product = dot(x[:, :], x[:, :])
-    y[:, :] = where(product.T != product, 1.0, 0.0)
+    y[:, :] = where(product != product.T, 1.0, 0.0)
 
 
 @pytest.mark.parametrize("side", [5, 15, 32])
@@ -180,8 +197,13 @@ def first_part(x: Tensor["N"], y: Tensor["M"], start: int, *, B: Const):
 
 
 @pytest.mark.parametrize("side", [1, 5, 9, 17, 33])
-@pytest.mark.parametrize("source, dtype", [("int32", "int8"), ("int32", "uint8"), ("float32", "bfloat16"), ("int64", "int32"),
-                                           ("int32", "bool"), ("float32", "float16")])  # fmt: skip
+@pytest.mark.parametrize(
+    "source, dtype",
+    [
+        ("int32", "int8"), ("int32", "uint8"), ("int32", "bool"), ("int64", "int32"),
+        ("float32", "bfloat16"), ("float32", "float16"),
+    ],
+)  # fmt: skip
 def test_last_vector_has_one_element(backend: str, side: int, source: str, dtype: str) -> None:
     """LLVM made a masked store of one narrow element a store of four bytes."""
     x = np.arange(1, 65).astype(source)
@@ -191,3 +213,69 @@ def test_last_vector_has_one_element(backend: str, side: int, source: str, dtype
         expected[start : start + side] = x[: min(side, 40 - start)].astype(numpy_type(dtype))
         first_part(x, y, start, B=side, backend=backend)
         np.testing.assert_array_equal(y.astype(np.float32), expected.astype(np.float32))
+
+
+# ---- numbers near the ends of their type ---------------------------------------------------------------------------
+
+
+@kernel
+def far(x: Tensor["N"], y: Tensor["N"], z: Tensor["N"], start: int64, *, B: Const = 20):
+    y[arange(B)] = x[start + arange(B)]
+    z[start + arange(B)] = x[arange(B)]
+
+
+@pytest.mark.parametrize("start", [2**32, 2**32 + 5, -(2**32) + 3, 2**40, 2**63 - 1, 2**63 - 10, -(2**63)])
+def test_positions_beyond_int32(backend: str, start: int) -> None:
+    """Bounds were looked at in int32: a position 2^32 too far was taken for one inside."""
+    x, y, z = whole((49,)) + 9, poisoned(49), poisoned(49)
+    far(x, y, z, start, backend=backend)
+    assert (y[:20] == 0).all() and np.isnan(z).all()
+
+
+@kernel
+def limited(x: Tensor["N"], y: Tensor["1"], limit: int, window: int, *, hide: Const, B: Const = 16):
+    visible = lambda at: (at <= limit) & (at > 0 - window)  # noqa: E731
+    total = zeros(B)
+    for j in blocks(x.shape[0], B, visible if hide else lambda at: at >= 0):
+        at = j + arange(B)
+        total += where(visible(at), x[at], 0.0)
+    y[0] = total.sum(axis=0)
+
+
+@pytest.mark.parametrize("hide", [False, True])
+def test_limits_as_great_as_can_be(backend: str, hide: bool) -> None:
+    """Bounds on a loop's counter wrapped: blocks were skipped, or taken to lie inside."""
+    x, y, most = np.ones(100, np.float32), poisoned(1), 2**31 - 1
+    limits = ((most, most), (most, 5), (50, most), (most - 3, most - 3), (-most - 1, most), (most, -most))
+    for limit, window in limits:
+        limited(x, y, limit, window, hide=hide, backend=backend)
+        assert y[0] == sum(n <= limit and n > -window for n in range(100))
+
+
+@kernel
+def wrapped_product(big: Tensor["M N"], x: Tensor["K"], y: Tensor["8"]):
+    total = zeros(8)
+    for j in range(0, 8, 8):
+        at = j + arange(8)
+        total += where(at < x.shape[0], x[big.shape[0] * big.shape[1] + at], 0.0)
+    y[:] = total
+
+
+def test_product_of_lengths_wraps(backend: str) -> None:
+    """A product of lengths was taken to be 0 or more."""
+    big, x, y = np.broadcast_to(np.zeros(1, np.float32), (46341, 46341)), np.ones(1000, np.float32), poisoned(8)
+    wrapped_product(big, x, y, backend=backend)
+    assert (y == 0).all()
+
+
+@kernel
+def successor(y: Tensor["2"], n: int):
+    y[0] = where(n + 1 < n, 1.0, 0.0)
+    y[1] = where(n <= n - 1, 1.0, 0.0)
+
+
+def test_comparisons_of_wrapped_numbers(backend: str) -> None:
+    y = poisoned(2)
+    for n, expected in ((2**31 - 1, [1, 0]), (-(2**31), [0, 1]), (5, [0, 0])):
+        successor(y, n, backend=backend)
+        assert y.tolist() == expected

@@ -1,4 +1,5 @@
-"""The definition: attention in float64 NumPy, by the formula, for tests and `monotile check`."""
+"""The definition: every op in NumPy, by the formula. In float64 it is what results are held against; in float32 it shows how
+far the plain formula itself is from that."""
 
 from __future__ import annotations
 
@@ -32,10 +33,11 @@ def attention(
     q: Array, k: Array, v: Array, *, causal: bool | str = False, scale: float | None = None, mask: Array | None = None,
     window: tuple[int | None, int | None] | None = None, softcap: float | None = None, sinks: Array | None = None,
     score_mod: Callable[..., Array] | None = None, mask_mod: Callable[..., Array] | None = None,
+    compute: type = np.float64,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """Output (B, Hq, Nq, Dv) and natural logsumexp (B, Hq, Nq), float64."""
+    """Output (B, Hq, Nq, Dv) and natural logsumexp (B, Hq, Nq)."""
     group = q.shape[1] // k.shape[1] if k.shape[1] else 1
-    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    q, k, v = (x.astype(compute) for x in (q, k, v))
     k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
     B, H, Nq, D = q.shape
     Nk = k.shape[2]
@@ -43,20 +45,20 @@ def attention(
     b, h = np.arange(B)[:, None, None, None], np.arange(H)[None, :, None, None]
     i, j = np.arange(Nq)[:, None], np.arange(Nk)[None, :]
     with np.errstate(all="ignore"):
-        S = q @ k.swapaxes(2, 3) * (D**-0.5 if scale is None else scale)
+        S = q @ k.swapaxes(2, 3) * compute(D**-0.5 if scale is None else scale)
         if score_mod is not None:
-            S = score_mod(S, b, h, i, j)
+            S = score_mod(S, b, h, i, j).astype(compute)
         if softcap is not None:
             S = np.tanh(S / softcap) * softcap
         if mask is not None and mask.dtype != bool:
-            S = S + mask.astype(np.float64)
-        if mask is not None and mask.dtype == bool:
-            seen = seen & mask
+            S = S + mask.astype(compute)
+        if mask is not None:
+            seen = seen & (mask if mask.dtype == bool else mask != -np.inf)
         if mask_mod is not None:
             seen = seen & mask_mod(b, h, i, j)
         S = np.where(seen, S, -np.inf)
         if sinks is not None:
-            S = np.concatenate([S, np.broadcast_to(sinks.astype(np.float64)[None, :, None, None], (B, H, Nq, 1))], axis=3)
+            S = np.concatenate([S, np.broadcast_to(sinks.astype(compute)[None, :, None, None], (B, H, Nq, 1))], axis=3)
         top = S.max(axis=3, keepdims=True, initial=-np.inf)
         P = np.exp(S - np.where(np.isneginf(top), 0.0, top))
         total = P.sum(axis=3, keepdims=True)
@@ -65,3 +67,27 @@ def attention(
         # A key that no row sees contributes nothing, whatever its memory holds.
         unseen = ~seen.any(axis=2)[..., None]
         return P @ np.where(unseen, 0.0, v), lse
+
+
+def merge(o: Array, m: Array, l: Array, compute: type = np.float64) -> tuple[Array, Array]:
+    """Output (..., Dv) and natural logsumexp (...) of S parts. A part with l == 0 has seen no key."""
+    there = l != 0
+    m, l = np.where(there, m, -np.inf).astype(compute), np.where(there, l, 0).astype(compute)
+    o = np.where(there[..., None], o, 0).astype(compute)
+    top = m.max(axis=-1, initial=-np.inf)
+    with np.errstate(all="ignore"):
+        w = np.exp(m - np.where(np.isneginf(top), 0, top)[..., None])
+        total = (w * l).sum(axis=-1)
+        out = (w[..., None] * o).sum(axis=-2) / np.where(total == 0, 1, total)[..., None]
+        return out, top + np.log(total)
+
+
+def mask_blocks(mask: Array, block_q: int, block_k: int) -> Array:
+    """0 hidden, 1 mixed, 2 all visible (an additive mask: all zero)."""
+    some, every = (mask, mask) if mask.dtype == bool else (mask != -np.inf, mask == 0)
+    *lead, Nq, Nk = mask.shape
+    kinds = np.empty((*lead, -(-Nq // block_q), -(-Nk // block_k)), np.uint8)
+    for i, j in np.ndindex(kinds.shape[-2:]):
+        block = (..., slice(i * block_q, (i + 1) * block_q), slice(j * block_k, (j + 1) * block_k))
+        kinds[..., i, j] = np.where(every[block].all((-2, -1)), 2, some[block].any((-2, -1)))
+    return kinds

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from monotile.language import bool_, float32, tanh
+from monotile.language import bool_, float32, inf, tanh
 
 from .softmax import LOG2E
 
@@ -57,10 +57,10 @@ def scaled(options, products, scale, at, mask):
 
 
 def visible(options, at, mask, Nq, Nk):
-    """Whether each key is seen: by position, bool mask and mask_mod."""
+    """Whether each key is seen: by position, mask (an additive one hides with -inf) and mask_mod."""
     seen = in_reach(options, at.i, at.j, Nq, Nk)
-    if mask is not None and mask.dtype == bool_:
-        seen = seen & mask
+    if mask is not None:
+        seen = seen & (mask if mask.dtype == bool_ else mask.astype(float32) != -inf)
     if options.mask_mod is not None:
         seen = seen & options.mask_mod(at.b, at.h, at.i, at.j)
     return seen

@@ -7,7 +7,7 @@ own copy of them, with axes of its own, and runs on its own.
 
 from __future__ import annotations
 
-from ..ir import ELEMENTWISE, Block, Kernel, Op, Value, clone, uses, walk
+from ..ir import ELEMENTWISE, MEMORY, Block, Kernel, Op, Value, clone, uses, walk
 
 CHEAP = ELEMENTWISE | {"load", "gather", "arange", "expand", "trans", "broadcast"}
 
@@ -16,7 +16,7 @@ def detach(kernel: Kernel) -> None:
     used = uses(kernel.body)
     homes = {op: block for block in _blocks(kernel.body) for op in block.ops}
     for op in [o for o in walk(kernel.body) if o.kind == "reduce"]:
-        chain = _chain(op.operands[0], homes.get(op))
+        chain = _chain(op.operands[0], homes.get(op), kernel.written)
         shared = any(user is not op and user not in chain for made in chain for user in used[made.result])
         if chain and shared:
             block = homes[op]
@@ -27,15 +27,16 @@ def detach(kernel: Kernel) -> None:
             op.operands = (mapping[op.operands[0]],)
 
 
-def _chain(value: Value, home: Block | None) -> list[Op]:
-    """The tile ops a value is made of, in order, if all are cheap and stand in the same block; else nothing."""
+def _chain(value: Value, home: Block | None, written: frozenset[int]) -> list[Op]:
+    """The tile ops a value is made of, in order, if all are cheap and stand in the same block; else nothing. What is loaded
+    from a tensor the kernel writes cannot be loaded again later."""
     found: dict[Op, None] = {}
 
     def visit(value: Value) -> bool:
         op = value.op
         if not value.shape:
             return True
-        if op is None or op.kind not in CHEAP:
+        if op is None or op.kind not in CHEAP or (op.kind in MEMORY and op.attrs["tensor"].index in written):
             return False
         if op in found or home is None or op not in home.ops:
             return True  # made before the loop: it is read from there

@@ -190,13 +190,18 @@ def _compare(b: Builder, op: Op, known: list[Any]) -> Value | None:
     if left is None or right is None:
         return None
     difference = left - right
-    if difference.terms:
+    if difference.terms or not all(_far_from_wrapping(v) for v in left.terms):
         return None
     low, high = difference.offset_range(op.result.shape or (1, 1))
     limit = 0 if op.kind == "le" else -1
     if high <= limit:
         return b.const(True, bool_)
     return b.const(False, bool_) if low > limit else None
+
+
+def _far_from_wrapping(value: Value) -> bool:
+    """Lengths, counters and places in the grid. `n + 1 < n` may hold for any other number, as integers wrap."""
+    return isinstance(value.owner, Block) or value.kind in ("dim", "program_id")
 
 
 RULES: dict[str, Callable[[Builder, Op, list[Any]], Value | None]] = {

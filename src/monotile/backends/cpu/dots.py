@@ -1,15 +1,18 @@
 """Dots: register blocks of rows x lane vectors, accumulated along the contraction.
 
-One operand has the lanes and is read as vectors, the other is read one element at a time and broadcast; both come from scratch
-in float32. A block of `target.rows` x `target.vectors` accumulators stays in registers for the whole contraction.
+One operand has the lanes and is read as vectors, the other is read one element at a time and broadcast. A block of
+`target.rows` x `target.vectors` accumulators stays in registers for the whole contraction. Both operands come from scratch in
+float32, unless a tile is read only once: then it is streamed from its tensor (streams.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ...ir import Op, Value
 from ...passes.axes import Axis
 from ...passes.fuse import Nest, strip
-from .emit import Index, Reg, Var
+from .emit import Index, Reg
 from .memory import Buffer, Point
 from .nests import NestEmitter, Panel
 
@@ -17,14 +20,13 @@ UNROLL = 8
 
 
 class Operand:
-    """A dot's operand in scratch, addressed by the positions (m, k) or (k, n) of its two dimensions."""
+    """A dot's operand in scratch, addressed by its position along the free axis (rows or lanes) and the contraction."""
 
-    def __init__(self, nests: NestEmitter, value: Value) -> None:
+    def __init__(self, nests: NestEmitter, value: Value, free_first: bool) -> None:
         self.nests = nests
         self.base = strip(value)
-        self.buffer: Buffer = nests.ev.buffers[self.base]
         # Follow the changes of shape back: which of the two positions each dimension of the base has.
-        place: list[int | None] = [0, 1]
+        place: list[str] = ["free", "deep"] if free_first else ["deep", "free"]
         while value is not self.base:
             op = value.op
             assert op is not None
@@ -33,10 +35,26 @@ class Operand:
             else:
                 place.pop(op.attrs["position"])
             value = op.operands[0]
-        self.axes = [(axis, place[d]) for d, axis in enumerate(nests.axes.dims(self.base)) if axis is not None]
+        dims = nests.axes.dims(self.base)
+        self.free, self.deep = (next((a for a, p in zip(dims, place, strict=True) if p == w), None) for w in ("free", "deep"))
 
-    def at(self, first: Index, second: Index) -> dict[Axis, Index]:
-        return {axis: (first, second)[side] for axis, side in self.axes if side is not None}
+    def at(self, free: Index, deep: Index) -> dict[Axis, Index]:
+        places = ((self.free, free), (self.deep, deep))
+        return {axis: index for axis, index in places if axis is not None}
+
+    @property
+    def buffer(self) -> Buffer:
+        return self.nests.ev.buffers[self.base]
+
+    def element(self, row: Index, k: Index) -> Reg:
+        return self.nests.ev.scratch.read(self.buffer, Point(self.at(row, k)))
+
+    def vector(self, pt: Point, k: Index) -> Reg:
+        """Along the lanes of a point."""
+        if pt.lane is None:
+            return self.element(0, k)
+        where = Point(self.at(pt.at[pt.lane], k), self.free, pt.valid, False, pt.panel)
+        return self.nests.e.splat(self.nests.ev.scratch.read(self.buffer, where))
 
 
 class DotEmitter(NestEmitter):
@@ -44,15 +62,29 @@ class DotEmitter(NestEmitter):
         if nest.dot is None:
             super()._body(nest, panel, edge)
         else:
-            self._dot(nest, nest.dot, panel, edge)
+            self.dot(nest, nest.dot, panel, edge)
 
-    def _dot(self, nest: Nest, dot: Op, panel: Panel, edge: bool) -> None:
-        m, k, n = self.axes.dots[dot]
-        a, b = (Operand(self, v) for v in dot.operands)
-        lanes_on_n = nest.lane is not None and nest.lane is n
-        rows = m if lanes_on_n else n
-        lane_operand, row_operand = (b, a) if lanes_on_n else (a, b)
-        depth = dot.operands[0].shape[1]
+    def operands(self, nest: Nest, dot: Op) -> tuple[Operand, Operand, Axis | None]:
+        """The operand with the lanes, the one with the rows, and the axis of the rows."""
+        m, _, n = self.axes.dots[dot]
+        a, b = Operand(self, dot.operands[0], True), Operand(self, dot.operands[1], False)
+        return (b, a, m) if nest.lane is not None and nest.lane is n else (a, b, n)
+
+    def dot(self, nest: Nest, dot: Op, panel: Panel, edge: bool) -> None:
+        lanes, others, rows = self.operands(nest, dot)
+        self.blocks(nest, lanes.vector, others, rows, dot.operands[0].shape[1], panel, edge)
+
+    def blocks(
+        self,
+        nest: Nest,
+        vector: Callable[[Point, Index], Reg],
+        others: Operand,
+        rows: Axis | None,
+        depth: int,
+        panel: Panel,
+        edge: bool,
+    ) -> None:
+        """Register block by register block over the lanes and rows of the result."""
         height = rows.extent if rows is not None else 1
 
         def group(points: list[Point]) -> None:
@@ -60,17 +92,12 @@ class DotEmitter(NestEmitter):
             self.prepare(nest, points, {nest.lane})
 
             def block(row: Index, count: int) -> None:
-                grid = [
-                    [Point(pt.at | ({rows: self.e.add(row, i)} if rows else {}), pt.lane, pt.valid, edge, pt.panel, dict(pt.memo))
-                     for pt in points]
-                    for i in range(count)
-                ]  # fmt: skip
-                starts = [[self._start(nest, pt) for pt in line] for line in grid]
-                sums = self._accumulate(starts, points, row, count, depth, lane_operand, row_operand, lanes_on_n)
-                assert nest.total is not None
+                grid = [[self.below(pt, rows, self.e.add(row, i)) for pt in points] for i in range(count)]
+                starts = [[self.start(nest, pt) for pt in line] for line in grid]
+                sums = self._accumulate(starts, points, row, depth, vector, others)
                 for line, values in zip(grid, sums, strict=True):
                     for i, (pt, value) in enumerate(zip(line, values, strict=True)):
-                        pt.memo = dict(points[i].memo) | {nest.total: value}
+                        self.total(nest, pt, value, points[i])
                         self.finish(nest, pt, [t[i] for t in totals])
 
             step = self.target.rows
@@ -83,26 +110,34 @@ class DotEmitter(NestEmitter):
 
         self.each_group(nest.lane, panel, edge, {}, group)
 
-    def _start(self, nest: Nest, pt: Point) -> Reg:
-        if nest.start is None:
-            zero = self.e.number(0.0, "float")
-            return self.e.splat(zero) if pt.lane is not None else zero
+    def below(self, pt: Point, rows: Axis | None, row: Index) -> Point:
+        """The point of one row under a group of lanes."""
+        at = pt.at | ({rows: row} if rows is not None else {})
+        return Point(at, pt.lane, pt.valid, pt.edge, pt.panel, dict(pt.memo))
+
+    def start(self, nest: Nest, pt: Point) -> Reg:
+        """Where the accumulator of a point begins."""
+        reg = self.e.number(0.0, "float")
+        if nest.start is not None:
+            assert nest.total is not None
+            reg = self.ev.moved(nest.start, nest.total, pt)
+        return self.e.splat(reg) if pt.lane is not None else reg
+
+    def total(self, nest: Nest, pt: Point, value: Reg, group: Point) -> None:
+        """Makes a finished sum known at its point; what the accumulator began with must not be mistaken for it."""
         assert nest.total is not None
-        start = self.ev.moved(nest.start, nest.total, pt)
-        return self.e.splat(start) if pt.lane is not None else start
+        pt.memo = dict(group.memo) | {nest.total: value}
 
     def _accumulate(
         self,
         starts: list[list[Reg]],
         points: list[Point],
         row: Index,
-        count: int,
         depth: int,
-        lane_operand: Operand,
-        row_operand: Operand,
-        lanes_on_n: bool,
+        vector: Callable[[Point, Index], Reg],
+        others: Operand,
     ) -> list[list[Reg]]:
-        """The register block: for each step of the contraction one row of vectors, and one broadcast per row."""
+        """For each step of the contraction one row of vectors, and one broadcast element per row."""
         e = self.e
         sums = [[e.var(e.type_of(r), r.text) for r in line] for line in starts]
 
@@ -110,9 +145,9 @@ class DotEmitter(NestEmitter):
             held = [[Reg(e.get(v), "float", starts[0][0].vector) for v in line] for line in sums]
             for u in range(number):
                 k = e.add(first, u)
-                vectors = [self._lane_vector(lane_operand, pt, k, lanes_on_n) for pt in points]
-                for i in range(count):
-                    x = self._element(row_operand, e.add(row, i), k, lanes_on_n)
+                vectors = [vector(pt, k) for pt in points]
+                for i in range(len(starts)):
+                    x = others.element(e.add(row, i), k)
                     held[i] = [e.fma(x, v, h) for v, h in zip(vectors, held[i], strict=True)]
             for line, regs in zip(sums, held, strict=True):
                 for variable, reg in zip(line, regs, strict=True):
@@ -122,20 +157,5 @@ class DotEmitter(NestEmitter):
         e.loop(0, whole, UNROLL, lambda first: steps(first, UNROLL))
         if depth - whole:
             steps(whole, depth - whole)
-        return [[self._value(v, r) for v, r in zip(line, regs, strict=True)] for line, regs in zip(sums, starts, strict=True)]
-
-    def _value(self, variable: Var, like: Reg) -> Reg:
-        return Reg(self.e.get(variable), "float", like.vector)
-
-    def _lane_vector(self, operand: Operand, pt: Point, k: Index, lanes_on_n: bool) -> Reg:
-        if pt.lane is None:
-            return self._element(operand, 0, k, not lanes_on_n)
-        along: Index = pt.at[pt.lane]
-        at = operand.at(k, along) if lanes_on_n else operand.at(along, k)
-        lane = next((axis for axis, side in operand.axes if side == (1 if lanes_on_n else 0)), None)
-        reg = self.ev.scratch.read(operand.buffer, Point(at, lane, pt.valid, False, pt.panel))
-        return self.e.splat(reg)
-
-    def _element(self, operand: Operand, row: Index, k: Index, lanes_on_n: bool) -> Reg:
-        at = operand.at(row, k) if lanes_on_n else operand.at(k, row)
-        return self.ev.scratch.read(operand.buffer, Point(at))
+        vectors = starts[0][0].vector
+        return [[Reg(e.get(v), "float", vectors) for v in line] for line in sums]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from ...affine import linear
 from ...ir import Kernel, Op, Value, uses, walk
 from ...passes.axes import Axes, Axis
 from ...passes.fuse import strip
@@ -24,12 +25,21 @@ class Layout:
         self.panel_axis = self._choose_panel_axis()
         self._required: dict[Value, Axis] = {}
         self._preferred = self._vote()
+        self.streamed: dict[Op, Op] = {}  # dots whose tile with the lanes is read from its tensor as it is used
         for dot in self._dots:
             lane = self.lane(dot.result)
+            load = self._stream(dot, lane, kernel)
+            if load is not None:
+                self.streamed[dot] = load
             for operand in dot.operands:
                 base = strip(operand)
-                if lane is not None and lane in axes.of(base):
+                if load is not None and base is not load.result and self.unit(load) is not lane:
+                    lane_ = self.unit(load)  # an inner product: both operands run along the contraction
+                    if lane_ is not None:
+                        self._required[base] = lane_
+                elif lane is not None and lane in axes.of(base):
                     self._required.setdefault(base, lane)
+        self.next_streamed = self._order_streams(kernel)
         self.eager = {op for op in self._ops if op.kind == "load" and op.result.shape and self._needs_copy(op, kernel)}
         self.eager |= {o for o in self._ops if o.kind == "gather" and o.result.shape and self._keep_gather(o, kernel)}
         self.apart = {op for op in self._ops if op.kind == "store" and self._transposes(op)}
@@ -82,7 +92,41 @@ class Layout:
         long = [a for a in found if a.extent >= self.target.lanes]
         return (long or found)[-1]
 
+    # ---- streams -------------------------------------------------------------------------------------------------------
+
+    def _stream(self, dot: Op, lane: Axis | None, kernel: Kernel) -> Op | None:
+        """The load whose tile a dot can stream: used by this dot alone, once for each of few rows."""
+        m, k, n = self.axes.dots[dot]
+        if self.panel_axis is not None or lane is None or self.axes.split or k is None:
+            return None
+        rows = m if lane is n else n
+        height = rows.extent if rows is not None else 1
+        load = strip(dot.operands[1 if lane is n else 0]).op
+        if load is None or load.kind != "load" or len(self._users[load.result]) != 1 or height > self.target.rows:
+            return None
+        if load.attrs["tensor"].index in kernel.written or load.attrs["tensor"].dtype.kind != "float":
+            return None
+        if not _same_block(kernel, load, dot):
+            return None
+        unit = self.unit(load)
+        inner = unit is k and (1 << (height - 1).bit_length()) <= self.target.lanes
+        return load if unit is lane or inner else None
+
+    def _order_streams(self, kernel: Kernel) -> dict[Op, tuple[Op, tuple[int, ...]]]:
+        """For each streamed load the one after it in its loop, and how far along each dimension of its tile that will be."""
+        following: dict[Op, tuple[Op, tuple[int, ...]]] = {}
+        for loop in (op for op in self._ops if op.kind == "for"):
+            (body,) = loop.blocks
+            loads = [self.streamed[op] for op in body.ops if op in self.streamed]
+            for here, there in zip(loads, loads[1:], strict=False):
+                following[here] = (there, (0,) * len(there.result.shape))
+            if loads:
+                following[loads[-1]] = (loads[0], _turn(loads[0], body.params[0], loop.attrs["step"]))
+        return following
+
     def _needs_copy(self, op: Op, kernel: Kernel) -> bool:
+        if op in self.streamed.values():
+            return False
         value, users = op.result, self._users.get(op.result, [])
         home = next(b for b in _blocks(kernel) if op in b)
         elsewhere = any(user not in home for user in users)
@@ -102,6 +146,20 @@ class Layout:
     def _transposes(self, op: Op) -> bool:
         value, unit = op.operands[0], self.unit(op)
         return unit is not None and unit is not self.lane(value)
+
+
+def _turn(load: Op, counter: Value, step: int) -> tuple[int, ...]:
+    """How far a load's tile moves along each of its dimensions when the loop's counter takes one step."""
+    moves = []
+    for start, extent in zip(load.operands, load.attrs["extents"], strict=True):
+        if extent is not None:
+            form = linear(start)
+            moves.append(form.terms.get(counter, 0) * step if form is not None else 0)
+    return tuple(moves)
+
+
+def _same_block(kernel: Kernel, a: Op, b: Op) -> bool:
+    return any(a in ops and b in ops for ops in _blocks(kernel))
 
 
 def _blocks(kernel: Kernel) -> list[set[Op]]:

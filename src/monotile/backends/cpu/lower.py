@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from ...ir import ELEMENTWISE, Block, Kernel, Op, Value, walk
 from ...passes.axes import Axes
 from ...passes.fuse import Fusion, Nest, Segment, strip
-from .dots import DotEmitter
 from .emit import Emitter, Index, Reg
 from .evaluate import Evaluator
 from .layout import Layout
 from .memory import Buffer, Point, Scratch, Tensors, register_type
+from .streams import StreamEmitter
 from .target import Target
 
 
@@ -113,7 +113,8 @@ class Lowering(Scalars):
         super().__init__(kernel, target)
         self.layout = Layout(kernel, self.axes, target)
         self.fusion = Fusion(kernel, self.axes, self.layout.lane, self.layout.eager, self.layout.apart)
-        self.nests = DotEmitter(self.e, target, self.fusion, self.ev)
+        self.nests = StreamEmitter(self.e, target, self.fusion, self.ev)
+        self.nests.layout = self.layout
         self._local = self._find_local()
         self._targets: dict[Block, tuple[Value | None, ...]] = {}  # where a block's yields are kept
 
@@ -130,7 +131,7 @@ class Lowering(Scalars):
             if isinstance(item, Segment):
                 following = items[n + 1] if n + 1 < len(items) else None
                 if isinstance(following, Op) and following.kind == "for":
-                    self._enter(item, following)
+                    self._enter(item, following, block)
                 if following is None:
                     self._leave(item, block)
                 self.segment(item)
@@ -147,16 +148,19 @@ class Lowering(Scalars):
             if value not in op.results or target is None or len(self.fusion.users[value]) != 1 or not self._alike(value, target):
                 continue
             ops = [o for item in later for o in (item.ops if isinstance(item, Segment) else [item, *_inner(item)])]
+            ops.append(block.terminator)  # another variable may take the old value
             if not any(target in self.fusion.reads(v) for o in ops for v in o.operands):
                 self.ev.buffers[value] = self.ev.buffers[target]
 
-    def _enter(self, segment: Segment, loop: Op) -> None:
-        """Gives what the loop carries its storage, and starts it off."""
+    def _enter(self, segment: Segment, loop: Op, block: Block) -> None:
+        """Gives what the loop carries its storage, and starts it off. What an earlier loop of the same block has carried, and
+        nothing else reads, stays where it is; from outside the block it may be needed once more, by the next turn."""
         (body,) = loop.blocks
         for init, param, result in zip(loop.operands[2:], body.params[1:], loop.results, strict=True):
             if not param.shape:
                 continue
             reuse = init.kind == "for" and len(self.fusion.users[init]) == 1 and init in self.ev.buffers
+            reuse = reuse and init.op in block.ops and self._alike(init, param)
             buffer = self.ev.buffers[init] if reuse else self._buffer(param)
             self.ev.buffers[param] = self.ev.buffers[result] = buffer
             if not reuse:

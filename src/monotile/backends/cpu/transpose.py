@@ -40,31 +40,31 @@ def transpose(e: Emitter, rows: list[str]) -> list[str]:
         )
     columns = [""] * width
     for c in range(4):
-        for part, column in enumerate(_exchange(e, [q[c] for q in quads])):
+        for part, column in enumerate(exchange(e, [q[c] for q in quads], 4)):
             columns[4 * part + c] = column
     return columns
 
 
-def _exchange(e: Emitter, vectors: list[str]) -> list[str]:
-    """Transposes a square whose elements are the 128-bit parts of the vectors."""
+def exchange(e: Emitter, vectors: list[str], size: int) -> list[str]:
+    """Transposes a square whose elements are parts of `size` lanes of the vectors."""
     count = len(vectors)
+    vectors = list(vectors)
     half = 1
     while half < count:
         for i in range(count):
             if i & half == 0:
-                a, b = vectors[i], vectors[i | half]
-                vectors[i], vectors[i | half] = _swap(e, a, b, half, count)
+                vectors[i], vectors[i | half] = _swap(e, vectors[i], vectors[i | half], half, count, size)
         half *= 2
     return vectors
 
 
-def _swap(e: Emitter, a: str, b: str, half: int, count: int) -> tuple[str, str]:
+def _swap(e: Emitter, a: str, b: str, half: int, count: int, size: int) -> tuple[str, str]:
     def picks(odd: bool) -> list[int]:
         out = []
         for part in range(count):
-            other = bool(part & half)
             source = (part & ~half) | (half if odd else 0)
-            out += [(4 * count if other else 0) + 4 * source + i for i in range(4)]
+            other = size * count if part & half else 0
+            out += [other + size * source + i for i in range(size)]
         return out
 
     return e.shuffle(a, b, "float", picks(False)), e.shuffle(a, b, "float", picks(True))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ... import ir
-from ...errors import ArgumentDevice, ArgumentShape
+from ...errors import ArgumentShape
 from ...passes import pipeline
 from ..base import Backend, Program
 from . import build
@@ -38,7 +38,7 @@ class Variant:
 
     def __init__(self, kernel: ir.Kernel, schedule: Schedule, *, wide: bool) -> None:
         self.schedule = schedule
-        self.rendered: Rendered = render(kernel, schedule, wide=wide)
+        self.rendered: Rendered = render(kernel, schedule, wide=wide, emulate=build.interpreting())
         self.function: Any = build.load(self.rendered)
         arguments = self.rendered.arguments
         self.pointers = [a.index for a in arguments if a.kind == "pointer"]
@@ -79,7 +79,7 @@ class NvidiaProgram(Program):
 
 def _count(programs: int) -> int:
     if programs > MOST_PROGRAMS:
-        raise ArgumentShape(f"the grid has {programs} programs; a launch has at most {MOST_PROGRAMS}: use larger blocks")
+        raise ArgumentShape(f"the grid has {programs} programs, of at most {MOST_PROGRAMS}; use larger blocks")
     return programs
 
 
@@ -96,7 +96,8 @@ def _launch(bound: Bound, programs: int, arrays: Sequence[Any], addresses: Seque
             return _launch(bound, programs, arrays, addresses, tail)
     variant = bound.variant
     pointers = [addresses[n] for n in variant.pointers]
-    key = device, tuple([a & 15 == 0 for a in pointers]), tuple([_width(tail[-n - 1]) for n in range(len(variant.scalars))])
+    widths = tuple([_width(number) for number in tail[len(variant.words) :]])
+    key = device, tuple([a & 15 == 0 for a in pointers]), widths
     compiled = bound.compiled.get(key)
     if compiled is None:
         bound.compiled[key] = _first(variant, programs, [arrays[n] for n in variant.pointers], tail)
@@ -116,9 +117,7 @@ def _first(variant: Variant, programs: int, tensors: list[Any], tail: list[Any])
     """Compiles for these arguments, launches, and keeps what a later launch needs."""
     schedule = variant.schedule
     try:
-        kernel = variant.function[(programs,)](
-            *tensors, *tail, num_warps=schedule.num_warps, num_stages=schedule.num_stages
-        )
+        kernel = variant.function[(programs,)](*tensors, *tail, **schedule.options)
     except Exception as error:
         raise build.translated(error, variant.rendered.name) or error from None
     return kernel.run, kernel.function, kernel.packed_metadata
@@ -127,9 +126,7 @@ def _first(variant: Variant, programs: int, tensors: list[Any], tail: list[Any])
 # ---- in Triton's interpreter -----------------------------------------------------------------------------------------
 
 
-def _interpret(
-    kernel: ir.Kernel, variant: Variant, programs: int, addresses: Sequence[int], tail: list[Any]
-) -> None:
+def _interpret(kernel: ir.Kernel, variant: Variant, programs: int, addresses: Sequence[int], tail: list[Any]) -> None:
     """Arrays in this machine's memory. Only their addresses matter: the strides are arguments."""
     import torch
 
@@ -156,7 +153,7 @@ class NvidiaBackend(Backend):
         import torch
 
         if not torch.cuda.is_available():
-            cure = "use backend='cpu', or set TRITON_INTERPRET=1 before Python starts to run kernels in Triton's interpreter"
+            cure = "use backend='cpu', or start Python with TRITON_INTERPRET=1 for Triton's interpreter"
             return f"torch sees no NVIDIA GPU; {cure}"
         return None
 

@@ -65,8 +65,8 @@ def interpreting() -> bool:
 
 
 def ahead(kernel: Kernel, rendered: Rendered, schedule: Schedule, capability: int = 90) -> Any:
-    """What Triton makes for an NVIDIA GPU of this compute capability, which need not be there. Pointers and strides are taken to be
-    multiples of 16, as those of ordinary tensors are."""
+    """What Triton makes for an NVIDIA GPU of this compute capability, which need not be there. Pointers and strides are
+    taken to be multiples of 16, as those of ordinary tensors are."""
     import triton
     from triton.backends.compiler import GPUTarget
 
@@ -78,9 +78,8 @@ def ahead(kernel: Kernel, rendered: Rendered, schedule: Schedule, capability: in
         if argument.kind in ("pointer", "stride"):
             attributes[(n,)] = [["tt.divisibility", 16]]
     source = triton.compiler.ASTSource(load(rendered), signature, {}, attributes)
-    options = {"num_warps": schedule.num_warps, "num_stages": schedule.num_stages}
     try:
-        return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+        return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=schedule.options)
     except Exception as error:
         raise translated(error, rendered.name) or error from None
 

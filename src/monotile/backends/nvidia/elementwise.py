@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from ...dtypes import DType, bool_, float32
+from ...dtypes import DType, bfloat16, bool_, float32
 from ...ir import Op
 from .text import triton_type
 
@@ -59,26 +57,22 @@ def power_of_two(kind: str, divisor: object) -> str | None:
     return f"{{0}} >> {divisor.bit_length() - 1}" if kind == "floordiv" else f"{{0}} & {divisor - 1}"
 
 
-def cast(source: DType, target: DType) -> str:
-    """A cast as a form with one place."""
+def cast(source: DType, target: DType, *, emulate: bool = False) -> str:
+    """A cast as a form with one place. `emulate`: bfloat16 by its bits, as Triton's interpreter needs it."""
     if source is target:
         return "{0}"
-    wide = "{0}.to(tl.float32)" if source.is_float and source is not float32 else "{0}"
+    wide = "{0}"
+    if source.is_narrow and source.is_float:
+        wide = "from_bf16({0})" if emulate and source is bfloat16 else "{0}.to(tl.float32)"
     if target is bool_:
         return f"{wide} != 0.0" if source.is_float else "{0} != 0"
     if target.is_float:
+        single = wide if source.is_float else "{0}.to(tl.float32)"
         if target is float32:
-            return "{0}.to(tl.float32)"
-        through = wide if source.is_float else "{0}.to(tl.float32)"
-        return f"{through}.to({triton_type(target)})"
+            return single
+        return f"to_bf16({single})" if emulate and target is bfloat16 else f"{single}.to({triton_type(target)})"
     if source.is_float:
         least, most = target.limits
         via = "tl.int64" if target.bits == 64 else "tl.int32"
         return f"float_to_int({wide}, {least}, {most}, {via}, {triton_type(target)})"
     return f"{{0}}.to({triton_type(target)})"
-
-
-def functions_in(text: str, known: dict[str, str]) -> list[str]:
-    """The functions of `known` that a text calls."""
-    calls: Callable[[str], bool] = lambda name: f"{name}(" in text  # noqa: E731
-    return [name for name in known if calls(name)]

@@ -1,29 +1,31 @@
 """Functions that Triton does not have as the language wants them, as Triton text; a module gets those it uses.
 
-`exp`: Triton's own multiplies by log2(e) and rounds, which far from zero costs dozens of units in the last place. Here the
-whole powers of two are split off first (Cody and Waite). `tanh`: a polynomial near zero (Cephes), exponentials elsewhere;
-there is none in Triton but libdevice's, which its interpreter does not have.
+`exp`: Triton's own multiplies by log2(e) and rounds, which far from zero costs dozens of units in the last place. Here
+the whole powers of two are split off first (Cody and Waite). `tanh`: a polynomial near zero (Cephes), exponentials
+elsewhere; there is none in Triton but libdevice's, which its interpreter does not have. `to_bf16` and `from_bf16` are for that
+interpreter only: its own conversion cuts off, and it multiplies the bits of bfloat16.
 """
 
 from __future__ import annotations
 
 FUNCTIONS = {
-    "exp_f32": '''\
+    "exp_f32": """\
 @triton.jit
 def exp_f32(x):
     n = tl.minimum(tl.maximum(tl.floor(x * 1.4426950408889634), -150.0), 128.0)
     rest = (x - n * 0.693359375) + n * 2.12194440e-4
     return tl.exp2(n) * tl.exp2(rest * 1.4426950408889634)
-''',
-    "tanh_f32": '''\
+""",
+    "tanh_f32": """\
 @triton.jit
 def tanh_f32(x):
     z = x * x
-    p = (((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z + 1.33314422036e-1) * z - 3.33332819422e-1
+    p = ((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z + 1.33314422036e-1
+    p = p * z - 3.33332819422e-1
     near = x * (1.0 + z * p)
     far = 1.0 - 2.0 / (tl.exp(2.0 * tl.abs(x)) + 1.0)
     return tl.where(tl.abs(x) < 0.625, near, tl.where(x < 0.0, far * -1.0, far))
-''',
+""",
     "floordiv": '''\
 @triton.jit
 def floordiv(a, b):
@@ -54,4 +56,16 @@ def float_to_int(x, least: tl.constexpr, most: tl.constexpr, via: tl.constexpr, 
     inside = tl.where((x == x) & ~(below | above), x, 0.0).to(via)
     return tl.where(below, least, tl.where(above, most, inside)).to(dtype)
 ''',
+    "to_bf16": """\
+@triton.jit
+def to_bf16(x):
+    bits = x.to(tl.int32, bitcast=True)
+    rounded = tl.where(x == x, (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16, 0x7FC0)
+    return rounded.to(tl.int16).to(tl.bfloat16, bitcast=True)
+""",
+    "from_bf16": """\
+@triton.jit
+def from_bf16(x):
+    return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+""",
 }

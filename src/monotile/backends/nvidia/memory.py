@@ -24,15 +24,16 @@ class Argument:
 
 
 class Memory:
-    """Addresses and masks as text. `wide` computes offsets within a tile in 64 bits where a stride is not known."""
+    """Addresses and masks as text. `wide` computes offsets within a tile in 64 bits where a stride is not known; `emulate`
+    writes for Triton's interpreter."""
 
-    def __init__(self, kernel: Kernel, names: Names, wide: bool) -> None:
-        self.kernel, self.names, self.wide = kernel, names, wide
+    def __init__(self, kernel: Kernel, names: Names, wide: bool, emulate: bool) -> None:
+        self.kernel, self.names, self.wide, self.emulate = kernel, names, wide, emulate
         self.starts: dict[Block, Value] = loop_starts(kernel)
         self.arguments: dict[tuple[str, int | str], Argument] = {}
         self.aligned: set[str] = set()  # lengths that masks along contiguous memory compare with
         self.iotas: dict[int, str] = {}
-        self.reach: list[list[tuple[int, int]]] = []  # of each access, (word of a stride, positions) that sum to its span
+        self.reach: list[list[tuple[int, int]]] = []  # of each access: words of strides, and how often each is added
         self.word_at, words = [], 0
         for tensor in kernel.tensors:
             self.word_at.append(words)
@@ -116,21 +117,22 @@ class Memory:
 
     def mask(self, op: Op, starts: list[Text]) -> str:
         """What of a load's or store's tile is inside the tensor and is not padding; empty when all of it is."""
-        tensor, extents, checked = op.attrs["tensor"], op.attrs["extents"], op.attrs["checked"]
-        values = op.operands[op.kind == "store" :]
+        extents = op.attrs["extents"]
         rank = sum(extent is not None for extent in extents)
         scalars, tiles, place = [], [], 0
         for axis, extent in enumerate(extents):
-            tests = self._tests(tensor, axis, extent, starts[axis], values[axis], bool(checked[axis]))
+            tests = self._tests(op, axis, starts[axis])
             if extent is None:
                 scalars += [f"({t})" for t in tests]
             else:
                 tiles += [spread(f"({t})", place, rank) for t in tests]
                 place += 1
-        return _all_of(scalars, tiles)
+        return self._all_of(scalars, tiles, extents)
 
-    def _tests(self, tensor: Tensor, axis: int, extent: int | None, start: Text, value: Value, checked: bool) -> list[str]:
+    def _tests(self, op: Op, axis: int, start: Text) -> list[str]:
         """Tests along one dimension, of the positions in the tile."""
+        tensor, extent, checked = op.attrs["tensor"], op.attrs["extents"][axis], op.attrs["checked"][axis]
+        value = op.operands[(op.kind == "store") + axis]
         length = self.dim(tensor, axis) if checked else None
         if checked and extent is not None and tensor.unit == axis and length is not None and not length.literal:
             self.aligned.add(length.text)
@@ -175,7 +177,17 @@ class Memory:
                 terms.append(wide if stride == 1 else f"{wide} * {stride}")
             found = [f"({index} >= 0)", f"({index} < {self.dim(tensor, axis)})"] if checked[axis] else []
             tests[not index.shape] += found
-        return " + ".join(terms), _all_of(tests[True], [*tests[False], *self.padding_mask(op.result.shape)])
+        return " + ".join(terms), self._all_of(
+            tests[True], [*tests[False], *self.padding_mask(op.result.shape)], op.result.shape
+        )
+
+    def _all_of(self, scalars: list[str], tiles: list[str], extents: tuple[int | None, ...]) -> str:
+        """A mask. A bool that is spread over a tile becomes an integer in Triton's interpreter, which `!= 0` undoes."""
+        sides = [padded(e) for e in extents if e is not None]
+        if not (self.emulate and scalars and sides):
+            return " & ".join([*scalars, *tiles])
+        all_of_it = spread(f"({self.iota(sides[0])} >= 0)", 0, len(sides))
+        return f"({' & '.join([*scalars, all_of_it, *tiles])}) != 0"
 
 
 def spread(text: str, place: int, rank: int) -> str:
@@ -184,8 +196,3 @@ def spread(text: str, place: int, rank: int) -> str:
         return text
     return f"{text}[:, None]" if place == 0 else f"{text}[None, :]"
 
-
-def _all_of(scalars: list[str], tiles: list[str]) -> str:
-    """A mask. A bool that is the same for a whole tile becomes an integer in Triton's interpreter, which `!= 0` undoes."""
-    both = " & ".join([*scalars, *tiles])
-    return f"({both}) != 0" if scalars and tiles else both

@@ -22,7 +22,7 @@ def padded_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def holds_zero(value: Value, axis: int) -> bool:
-    """Whether the padding of a value along an axis is known to be zero. A product is not: zero times infinity is NaN."""
+    """Whether a value's padding along an axis is known to be zero. A product's is not: zero times infinity is NaN."""
     op = value.op
     if op is None:
         return False

@@ -9,7 +9,7 @@ from typing import Any
 
 from ... import cache
 from ...affine import linear
-from ...dtypes import bool_, float32
+from ...dtypes import DType, bfloat16, bool_, float32
 from ...errors import DeviceLimit, InternalError
 from ...ir import ELEMENTWISE, Block, Kernel, Op, Value, constant, show, uses
 from ...passes.facts import nonnegative
@@ -36,10 +36,11 @@ class Rendered:
     grid: Grid
 
 
-def render(kernel: Kernel, schedule: Schedule, *, wide: bool = False) -> Rendered:
-    """`kernel` has been through the passes. `wide`: tiles whose strides are not known may span more than 2^31 elements."""
-    name = function_name(kernel, schedule, wide)
-    writer = Renderer(kernel, schedule, wide)
+def render(kernel: Kernel, schedule: Schedule, *, wide: bool = False, emulate: bool = False) -> Rendered:
+    """`kernel` has been through the passes. `wide`: tiles whose strides are not known may span more than 2^31 elements.
+    `emulate`: for Triton's interpreter, which does not compute with bfloat16."""
+    name = function_name(kernel, repr((schedule, wide, emulate)))
+    writer = Renderer(kernel, schedule, wide, emulate)
     writer.block(kernel.body)
     arguments = tuple(sorted(writer.memory.arguments.values(), key=lambda a: ORDER.index(a.kind)))
     aligned = writer.memory.aligned
@@ -53,8 +54,10 @@ def render(kernel: Kernel, schedule: Schedule, *, wide: bool = False) -> Rendere
     body = top.lines + writer.lines.lines or ["    pass"]
     text = "\n".join(body)
     parameters = ",\n    ".join(a.name for a in arguments)
-    head = f"@triton.jit(do_not_specialize={fixed!r})\ndef {name}(\n    {parameters},\n):" if arguments else f"@triton.jit\ndef {name}():"
-    helpers = [FUNCTIONS[n] for n in elementwise.functions_in(text, FUNCTIONS)]
+    head = f"@triton.jit\ndef {name}():"
+    if arguments:
+        head = f"@triton.jit(do_not_specialize={fixed!r})\ndef {name}(\n    {parameters},\n):"
+    helpers = [source for n, source in FUNCTIONS.items() if f"{n}(" in text]
     title = f'"""{kernel.name}, made by monotile for Triton; {schedule}."""'
     source = "\n\n".join([f"{title}\n\nimport triton\nimport triton.language as tl\n", *helpers, f"{head}\n{text}\n"])
     return Rendered(name, source, arguments, tuple(tuple(r) for r in writer.memory.reach if r), Grid(kernel))
@@ -63,11 +66,11 @@ def render(kernel: Kernel, schedule: Schedule, *, wide: bool = False) -> Rendere
 ORDER = ("pointer", "dim", "stride", "scalar")
 
 
-def function_name(kernel: Kernel, schedule: Schedule, wide: bool) -> str:
+def function_name(kernel: Kernel, options: str) -> str:
     """The kernel's name, its constants as far as they are short, and a fingerprint of everything."""
     parts = [f"{n}{v}" if not isinstance(v, bool) else n for n, v in kernel.consts.items() if _short(v)]
     stem = re.sub(r"\W", "", "_".join([kernel.name, *parts]), flags=re.ASCII)[:80]
-    return f"{stem}_{cache.fingerprint(show(kernel), repr(schedule), repr(wide), cache.compiler_fingerprint())[:10]}"
+    return f"{stem}_{cache.fingerprint(show(kernel), options, cache.compiler_fingerprint())[:10]}"
 
 
 def _short(value: Any) -> bool:
@@ -77,12 +80,12 @@ def _short(value: Any) -> bool:
 class Renderer:
     """Writes blocks. `table` holds the text of every value that is defined."""
 
-    def __init__(self, kernel: Kernel, schedule: Schedule, wide: bool) -> None:
-        self.schedule = schedule
+    def __init__(self, kernel: Kernel, schedule: Schedule, wide: bool, emulate: bool) -> None:
+        self.schedule, self.emulate = schedule, emulate
         self.names, self.lines = Names(), Lines()
         for name in FUNCTIONS:
             self.names.fresh(name)
-        self.memory = Memory(kernel, self.names, wide)
+        self.memory = Memory(kernel, self.names, wide, emulate)
         self.table: dict[Value, Text] = {}
         self.uses: Mapping[Value, list[Op]] = uses(kernel.body)
         self.barriers = hazards.barriers(kernel)
@@ -100,9 +103,9 @@ class Renderer:
         text = self.table[value]
         return f"tl.full([], {text}, {triton_type(value.dtype)})" if text.literal else text.text
 
-    def full(self, value: Value) -> str:
-        """The value with all its padded sides."""
-        text, shape = self.table[value], padded_shape(value.shape)
+    def full(self, value: Value, shape: tuple[int, ...] | None = None) -> str:
+        """The value with all its padded sides, or broadcast to this shape."""
+        text, shape = self.table[value], padded_shape(value.shape if shape is None else shape)
         if text.literal:
             return f"tl.full({shape_text(shape)}, {text}, {triton_type(value.dtype)})"
         if text.shape == shape:
@@ -180,7 +183,7 @@ class Renderer:
     def elementwise(self, op: Op) -> None:
         if op.kind == "add" and self._add_product(op):
             return
-        form = elementwise.cast(op.operands[0].dtype, op.result.dtype) if op.kind == "cast" else elementwise.form(op)
+        form = self._cast(op.operands[0].dtype, op.result.dtype) if op.kind == "cast" else elementwise.form(op)
         if op.kind in ("floordiv", "mod"):
             form = self._division(op) or form
         texts = [self.value(v) for v in op.operands]
@@ -188,6 +191,9 @@ class Renderer:
         typed = all(t.literal for t in picked) or any(f in form for f in TENSORS_ONLY)
         atoms = [self.tensor(v) if typed else t.text for v, t in zip(op.operands, texts, strict=True)]
         self.define(op.result, form.format(*atoms), meet(*(t.shape for t in texts)), op.kind)
+
+    def _cast(self, source: DType, target: DType) -> str:
+        return elementwise.cast(source, target, emulate=self.emulate)
 
     def _division(self, op: Op) -> str | None:
         """A cheaper form of a division by a constant."""
@@ -244,7 +250,8 @@ class Renderer:
     def dot(self, op: Op) -> None:
         readers = self.uses.get(op.result, [])
         alone = len(readers) == 1 and readers[0].kind == "add" and any(other is readers[0] for other in self.here.ops)
-        if alone and 1 not in (*op.operands[0].shape, *op.operands[1].shape):
+        whole = alone and readers[0].result.shape == op.result.shape
+        if whole and 1 not in (*op.operands[0].shape, *op.operands[1].shape):
             self.fused[op.result] = op
         else:
             self.define(op.result, self._product(op), stem="dot")
@@ -256,7 +263,8 @@ class Renderer:
                 if other in self.fused:
                     product = self.fused.pop(other)
                     self.define(other, self._product(product), stem="dot")
-                self.define(op.result, self._product(self.fused.pop(one), self.full(other)), stem="acc")
+                added = self.full(other, op.result.shape)
+                self.define(op.result, self._product(self.fused.pop(one), added), stem="acc")
                 return True
         return False
 
@@ -270,13 +278,15 @@ class Renderer:
             return f"tl.sum({self._wide(f'tl.trans({a})', left)} * {self._wide(b, right)}, 0)[None, :]"
         if n == 1:
             return f"tl.sum({self._wide(a, left)} * {self._wide(f'tl.trans({b})', right)}, 1)[:, None]"
+        emulated = self.emulate and left.dtype is bfloat16
+        if emulated:
+            a, b = self._wide(a, left), self._wide(b, right)
         extra = f", {accumulator}" if accumulator else ""
-        extra += ', input_precision="ieee"' if left.dtype is float32 else ""
+        extra += ', input_precision="ieee"' if left.dtype is float32 or emulated else ""
         return f"tl.dot({a}, {b}{extra})"
 
-    @staticmethod
-    def _wide(text: str, value: Value) -> str:
-        return text if value.dtype is float32 else f"{text}.to(tl.float32)"
+    def _wide(self, text: str, value: Value) -> str:
+        return self._cast(value.dtype, float32).format(text)
 
     # ---- memory ------------------------------------------------------------------------------------------------------
 
@@ -317,8 +327,9 @@ class Renderer:
         (body,) = op.blocks
         low, high, *inits = op.operands
         carried = []
-        for init, param, leaving, result in zip(inits, body.params[1:], body.terminator.operands, op.results, strict=True):
-            name = self.names.fresh(result.hint or param.hint or leaving.hint or "carried")
+        leaving = body.terminator.operands
+        for init, param, last, result in zip(inits, body.params[1:], leaving, op.results, strict=True):
+            name = self.names.fresh(result.hint or param.hint or last.hint or "carried")
             self.lines.add(f"{name} = {self.full(init)}")
             self.table[param] = self.table[result] = Text(name, padded_shape(param.shape))
             carried.append(name)
@@ -326,7 +337,8 @@ class Renderer:
         turn = self.names.fresh(f"turn_{counter}")
         bounds = f"{self.value(low)}, {self.value(high)}, {op.attrs['step']}"
         special = self.schedule.warp_specialize and any(inner.kind == "dot" for inner in body.ops)
-        self.lines.add(f"for {turn} in {f'tl.range({bounds}, warp_specialize=True)' if special else f'range({bounds})'}:")
+        turns = f"tl.range({bounds}, warp_specialize=True)" if special else f"range({bounds})"
+        self.lines.add(f"for {turn} in {turns}:")
         self.lines.depth += 1
         self.lines.add(f"{counter} = tl.cast({turn}, tl.int32)")
         self.table[body.params[0]] = Text(counter)

@@ -1,8 +1,9 @@
-"""How a kernel is run on a GPU, apart from what it computes. These are rules by tile size; measured tables come on top."""
+"""How a kernel is run on a GPU, apart from what it computes. These are rules by tile size; measured ones come on top."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ...ir import Kernel, Op, Value, walk
 from .padding import padded_shape
@@ -16,6 +17,11 @@ class Schedule:
     num_warps: int = 4
     num_stages: int = 1  # how many turns of a loop have their loads under way
     warp_specialize: bool = False  # loads and products on warps of their own, in loops that have both
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What Triton is told."""
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
 
 
 def choose(kernel: Kernel, shared_bytes: int = SHARED_BYTES) -> Schedule:

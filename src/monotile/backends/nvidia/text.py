@@ -7,9 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ...dtypes import DType, bool_, float32, int32, int64
-from ...ir import Value
-from .padding import padded_shape
+from ...dtypes import DType, bfloat16, bool_, float32, int32, int64, to_numpy
 
 RESERVED = {*keyword.kwlist, *keyword.softkwlist, "tl", "triton", "range", "float", "min", "max", "pid"}
 
@@ -47,6 +45,8 @@ def number(value: Any, dtype: DType) -> str | None:
 
 def typed_number(value: Any, dtype: DType) -> str:
     """A constant as a scalar of its type."""
+    if dtype is bfloat16:
+        value = float(to_numpy(bfloat16).type(value))
     plain = number(value, float32 if dtype.is_float else int32)
     kind = triton_type(dtype)
     if dtype.is_float and repr(value) == "-0.0":
@@ -93,7 +93,3 @@ class Lines:
 
     def add(self, line: str) -> None:
         self.lines.append("    " * self.depth + line)
-
-
-def padded_type(value: Value) -> tuple[int, ...]:
-    return padded_shape(value.shape)

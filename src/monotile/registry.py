@@ -197,10 +197,10 @@ def _additive(rng: np.random.Generator, s: Sizes) -> Inputs:
 
 
 def _bool(rng: np.random.Generator, s: Sizes) -> Inputs:
-    """True = attend, per head: a part is open, a part hides, and the first row sees nothing."""
+    """True = attend, per head: a part is open, a part hides, and the first rows of many see nothing."""
     mask = rng.random((1, s.Hq, s.Nq, s.Nk)) < 0.7
     mask[..., : s.Nk // 2] = np.arange(s.Nq)[:, None] < s.Nq // 2
-    mask[:, :, :1] = False
+    mask[:, :, : s.Nq // 8] = False
     return {"mask": mask}
 
 

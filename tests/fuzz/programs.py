@@ -555,7 +555,10 @@ class Generator:
         low, high, turns = self.bounds(step)
         inits = []
         for _ in range(self.pick((0, 1, 1, 2, 2, 3))):
-            value = self.value(lambda v: v.dtype in (float32, int32, bool_) or self.chance(0.1))
+            alike = inits[0].type if inits and self.chance(0.6) else None  # those can change places
+            value = self.value(
+                lambda v, t=alike: v.type == t if t else v.dtype in (float32, int32, bool_) or self.chance(0.1)
+            )
             if value is not None and self.chance(0.3):
                 value = (
                     self.b.full({"float": 0.0, "int": 0, "bool": False}[value.dtype.kind], value.shape)
@@ -630,6 +633,8 @@ class Generator:
         if condition is None or self.chance(0.5):
             condition = self.test(())
         chosen = [v for _ in range(self.pick((0, 1, 1, 2))) if (v := self.value()) is not None]
+        if self.depth and self.chance(0.5):  # what is carried
+            chosen = [v for v in self.values() if isinstance(v.owner, Block) and v.shape][-2:] or chosen
         types = tuple(v.type for v in chosen)
         bounds = [1] * len(types)
 

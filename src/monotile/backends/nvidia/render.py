@@ -190,7 +190,10 @@ class Renderer:
         picked = texts[1:] if op.kind == "where" else texts
         typed = all(t.literal for t in picked) or any(f in form for f in TENSORS_ONLY)
         atoms = [self.tensor(v) if typed else t.text for v, t in zip(op.operands, texts, strict=True)]
-        self.define(op.result, form.format(*atoms), meet(*(t.shape for t in texts)), op.kind)
+        text, shape = form.format(*atoms), meet(*(t.shape for t in texts))
+        if self.emulate and not shape and op.result.dtype is bool_ and op.operands[-1].dtype.is_float:
+            text = f"({text}).to(tl.int32) != 0"  # the interpreter spreads a comparison as what was compared
+        self.define(op.result, text, shape, op.kind)
 
     def _cast(self, source: DType, target: DType) -> str:
         return elementwise.cast(source, target, emulate=self.emulate)

@@ -23,7 +23,7 @@ class Numpy:
             return array
         try:
             return np.from_dlpack(array)
-        except (TypeError, BufferError, RuntimeError, AttributeError) as error:
+        except (TypeError, ValueError, BufferError, RuntimeError, AttributeError) as error:
             raise ArgumentKind(f"{name!r} is not an array monotile can read: {error}; pass NumPy or torch arrays") from None
 
     def empty(self, shape: tuple[int, ...], dtype: DType, like: Any) -> Any:

@@ -31,7 +31,9 @@ class Result:
         """The greatest part of what is allowed that an output uses; above 1 is a failure."""
         if self.problem:
             return float("inf")
-        return max((v.error / v.allowed if v.allowed else float("inf") if v.error else 0.0 for v in self.verdicts), default=0.0)
+        return max(
+            (v.error / v.allowed if v.allowed else float("inf") if v.error else 0.0 for v in self.verdicts), default=0.0
+        )
 
 
 def cases(only: str = "") -> list[Case]:
@@ -58,7 +60,9 @@ def run(console: Console, *, backend: str = "cpu", only: str = "") -> bool:
         raise MonotileError(f"no case's name holds {only!r}; the ops are {', '.join(registry.OPS)}")
     table = Table("case", "output", "error", "allowed", "")
     found = []
-    with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=console, transient=True) as bar:
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=console, transient=True
+    ) as bar:
         task = bar.add_task(f"checking on {backend}", total=len(wanted))
         for result in results(wanted, backend):
             found.append(result)
@@ -72,8 +76,15 @@ def run(console: Console, *, backend: str = "cpu", only: str = "") -> bool:
     failed = [r for r in found if not r.ok]
     worst = max(found, key=lambda r: r.share)
     console.print(f"{len(found) - len(failed)} of {len(found)} cases hold on {backend}", highlight=False)
-    console.print(f"worst: {worst.case.name}, at {worst.share:.0%} of what is allowed", highlight=False, markup=False, soft_wrap=True)
+    console.print(
+        f"worst: {worst.case.name}, at {worst.share:.0%} of what is allowed",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
     for result in failed:
         if result.problem:
-            console.print(f"{result.case.name}: {result.problem}", style="red", markup=False, highlight=False, soft_wrap=True)
+            console.print(
+                f"{result.case.name}: {result.problem}", style="red", markup=False, highlight=False, soft_wrap=True
+            )
     return not failed

@@ -27,6 +27,8 @@ Array = Any
 FLOATS = (float32, float16, bfloat16)
 MAX_HEAD_SIZE = 576
 MAX_PARTS = 2**20
+UNBOUNDED = 2**30  # a window's side from here on hides nothing, and its sum with a position might not fit int32
+SOFTCAPS = 1e-30, 1e30
 
 
 @dataclass
@@ -51,6 +53,16 @@ class Call:
     @property
     def keys(self) -> int:
         return int(self.k.shape[2])
+
+    @property
+    def flops(self) -> int:
+        B, Hq, Nq, Dv = self.out_shape
+        return 2 * B * Hq * Nq * self.keys * (int(self.q.shape[3]) + Dv)
+
+    @property
+    def bytes(self) -> int:
+        B, H, N, D = self.k.shape
+        return int(B * H * N * (D + self.v.shape[3]) * self.dtype.bytes)
 
     def new(self, shape: tuple[int, ...], dtype: DType | None = None) -> Array:
         return self.lib.empty(shape, dtype or self.dtype, self.q)
@@ -182,8 +194,9 @@ def options_of(causal: Any, window: Any, softcap: Any, score_mod: Any, mask_mod:
             raise BadOption(f"{name} is a plain Python function, found {type(function).__name__}")
     if softcap is not None:
         softcap = read_number("softcap", softcap)
-        if softcap < 0:
-            raise BadOption(f"softcap is a positive number, found {softcap}; None or 0 leaves it out")
+        if softcap and not SOFTCAPS[0] <= softcap <= SOFTCAPS[1]:
+            limits = f"from {SOFTCAPS[0]} to {SOFTCAPS[1]}"
+            raise BadOption(f"softcap is a positive number {limits}, found {softcap}; None or 0 leaves it out")
     return Options(kinds[causal], left, right, softcap or None, score_mod, mask_mod)
 
 
@@ -193,9 +206,10 @@ def _read_window(window: Any) -> tuple[int | None, int | None]:
     if not isinstance(window, tuple | list) or len(window) != 2:
         raise BadOption(f"window is a pair (left, right), found {window!r}; None on a side leaves it unbounded")
     for side in window:
-        if side is not None and (isinstance(side, bool) or not isinstance(side, int) or not 0 <= side < 2**31 - 2**16):
+        if side is not None and (isinstance(side, bool) or not isinstance(side, int) or side < 0):
             raise BadOption(f"a side of window is a whole number from 0 up, or None for unbounded; found {side!r}")
-    return window[0], window[1]
+    left, right = (side if side is not None and side < UNBOUNDED else None for side in window)
+    return left, right
 
 
 def read_number(name: str, value: Any) -> float:
@@ -219,6 +233,8 @@ def check_parts(o: Array, *others: tuple[str, Array]) -> None:
         raise ArgumentRank(f"parts have shape (..., S, Dv), found {tuple(o.shape)}")
     if not 1 <= o.shape[-1] <= MAX_HEAD_SIZE:
         raise HeadSize(f"the head size is {o.shape[-1]}; it must be from 1 to {MAX_HEAD_SIZE}")
+    if arrays.dtype_of("parts", o) not in FLOATS:
+        raise MixedDTypes(f"parts are float32, float16 or bfloat16, found {arrays.dtype_of('parts', o)}; cast them")
     for name, array in others:
         if tuple(array.shape) != tuple(o.shape[:-1]):
             raise ArgumentShape(f"{name!r} has shape {tuple(array.shape)}; parts {tuple(o.shape)} need {tuple(o.shape[:-1])}")
@@ -226,6 +242,16 @@ def check_parts(o: Array, *others: tuple[str, Array]) -> None:
         if dtype is not float32:
             raise MixedDTypes(f"{name!r} must be float32, found {dtype}: narrower maxima and sums lose the result")
     _one_device({"parts": o, **dict(others)})
+
+
+def stack_parts(lib: Library, name: str, parts: Any, axis: int) -> Array:
+    """One array of a sequence of parts that are alike."""
+    parts = [lib.adopt(name, part) for part in parts]
+    kinds = {(tuple(part.shape), arrays.dtype_of(name, part), str(getattr(part, "device", "cpu"))) for part in parts}
+    if len(kinds) != 1 or parts[0].ndim < -1 - axis:
+        listing = ", ".join(sorted(f"{shape} {dtype}" for shape, dtype, _ in kinds)) or "none"
+        raise ArgumentShape(f"{name!r} must be parts of one shape, element type and device, found {listing}")
+    return lib.stack(parts, axis)
 
 
 def read_dtype(dtype: Any) -> DType:
@@ -246,5 +272,5 @@ def _numpy_dtype(dtype: Any) -> DType | None:
 
     try:
         return dtypes.from_numpy(np.dtype(dtype))
-    except TypeError:
+    except (TypeError, ValueError):
         return None

@@ -9,13 +9,13 @@ from . import arrays, schedule
 from .arrays import Library
 from .dtypes import DType, float32, uint8
 from .errors import MixedDTypes
-from .inputs import Call, check_count, check_parts, options_of, read_call, read_dtype, read_mask
+from .inputs import Call, check_count, check_parts, options_of, read_call, read_dtype, read_mask, stack_parts
 from .kernels.attention import attention as attention_kernel
 from .kernels.decode import decode as decode_kernel
 from .kernels.mask_blocks import mask_blocks as mask_blocks_kernel
 from .kernels.merge import merge as merge_kernel
 from .kernels.merge import merge_lse as merge_lse_kernel
-from .schedule import recommended_splits
+from .schedule import recommended_splits as recommended_splits
 
 Array = Any
 Window = tuple[int | None, int | None] | None
@@ -39,7 +39,7 @@ def attention(
     """softmax(q k^T * scale) v, for q (B, Hq, Nq, D), k (B, Hkv, Nk, D), v (B, Hkv, Nk, Dv). docs/attention.md says all."""
     options = options_of(causal, window, softcap, score_mod, mask_mod)
     call = read_call(q, k, v, scale, mask, sinks)
-    run = {"backend": backend, "threads": threads}
+    run = {"backend": backend, "threads": threads or schedule.enough_threads(call.flops, call.bytes)}
     B, Hq, Nq, Dv = call.out_shape
     if 0 in call.out_shape:
         out, lse = call.new(call.out_shape), call.new(call.out_shape[:3], float32)
@@ -48,7 +48,7 @@ def attention(
         per_row = None
         if call.sinks is not None:
             per_row = call.lib.contiguous(call.lib.broadcast(call.sinks[None, :, None], (B, Hq, Nq))).reshape(B * Hq * Nq)
-        out, lse = _merge(call.lib, parts, per_row, call.dtype, run)
+        out, lse = _merge(call.lib, parts, per_row, call.dtype, {"backend": backend, "threads": threads})
     else:
         out, lse = _forward(call, options, return_lse, run)
     return (call.finish(out), call.finish(lse)) if return_lse else call.finish(out)
@@ -58,13 +58,11 @@ def _forward(call: Call, options: Any, return_lse: bool, run: dict[str, Any]) ->
     out = call.new(call.out_shape)
     lse = call.new(call.out_shape[:3], float32) if return_lse else None
     BQ, BK = schedule.attention_blocks(call.out_shape[2], max(call.q.shape[3], call.v.shape[3]))
-    mask = kinds = None
-    if call.mask is not None:
-        mask = call.broadcast_mask()
-        if call.keys > 0:
-            kinds = _kinds(call.lib, call.mask, BQ, BK, run)
-            blocks = tuple(-(-n // b) for n, b in zip(mask.shape[2:], (BQ, BK), strict=True))
-            kinds = call.lib.broadcast(kinds, (*mask.shape[:2], *blocks))
+    mask, kinds = call.broadcast_mask(), None
+    if mask is not None and call.mask is not None and call.keys > 0:
+        kinds = _kinds(call.lib, call.mask, BQ, BK, run)
+        blocks = tuple(-(-n // b) for n, b in zip(mask.shape[2:], (BQ, BK), strict=True))
+        kinds = call.lib.broadcast(kinds, (*mask.shape[:2], *blocks))
     blocks_ = {"options": options, "BQ": BQ, "BK": BK}
     attention_kernel(call.q, call.k, call.v, mask, kinds, call.sinks, out, lse, call.scale, **blocks_, **run)
     return out, lse
@@ -89,6 +87,7 @@ def decode_partials(
         check_count("splits", splits)
         block = schedule.decode_block(max(call.q.shape[3], call.v.shape[3]))
         per = -(-(-(-call.keys // splits)) // block) * block
+    threads = threads or schedule.enough_threads(call.flops, call.bytes)
     parts = _partials(call, options, splits, per, {"backend": backend, "threads": threads})
     return Partials(*(call.finish(p) for p in parts))
 
@@ -127,6 +126,8 @@ def merge(
 def _merge(lib: Library, parts: Partials, sinks: Array | None, dtype: DType, run: dict[str, Any]) -> tuple[Array, Array]:
     *lead, S, Dv = parts.o.shape
     rows = _product(lead)
+    if run["threads"] is None:
+        run = {**run, "threads": schedule.enough_threads(0, 4 * rows * S * Dv)}
     out, lse = lib.empty((rows, Dv), dtype, parts.o), lib.empty((rows,), float32, parts.o)
     if rows:
         flat = parts.o.reshape(rows, S, Dv), parts.m.reshape(rows, S), parts.l.reshape(rows, S)
@@ -140,11 +141,10 @@ def merge_lse(
     """Joins finished parts: outputs (..., S, Dv) with their natural lse (..., S), or sequences of S arrays (..., Dv) and (...)."""
     first = outs[0] if isinstance(outs, list | tuple) and outs else outs
     lib = arrays.library("outs", first)
-    if isinstance(outs, list | tuple):
-        outs = lib.stack([lib.adopt("outs", a) for a in outs], -2)
-    if isinstance(lses, list | tuple):
-        lses = lib.stack([lib.adopt("lses", a) for a in lses], -1)
-    outs, lses = lib.adopt("outs", outs), lib.adopt("lses", lses)
+    outs, lses = (
+        stack_parts(lib, name, a, axis) if isinstance(a, list | tuple) else lib.adopt(name, a)
+        for name, a, axis in (("outs", outs, -2), ("lses", lses, -1))
+    )
     check_parts(outs, ("lses", lses))
     *lead, S, Dv = outs.shape
     rows = _product(lead)

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from .errors import BadOption
 
+# What one thread must at least have to do before another is woken: about twice what waking it costs.
+FLOPS_PER_THREAD = 2_000_000
+BYTES_PER_THREAD = 256_000
+
 FEW_ROWS = 8  # up to so many query positions a call is split over the keys
 ROW_BLOCKS = (1, 2, 4, 8)
 KEYS_PER_SPLIT = 512  # on a CPU: enough work to outweigh a part's output, small enough to share among cores
@@ -27,6 +31,13 @@ def decode_block(head_size: int) -> int:
 def row_block(rows: int) -> int:
     """BR of the decode kernel."""
     return next((r for r in ROW_BLOCKS if rows <= r), ROW_BLOCKS[-1])
+
+
+def enough_threads(flops: int, bytes_: int) -> int:
+    """How many threads some work is worth, of those there are. Results never depend on it."""
+    from .backends.cpu.pool import default_threads
+
+    return min(default_threads(), max(1, flops // FLOPS_PER_THREAD, bytes_ // BYTES_PER_THREAD))
 
 
 def recommended_splits(n_kv: int, n_simds: int, device: str = "cpu") -> int:

@@ -445,7 +445,7 @@ class Generator:
         self.keep(self.b.reduce(fold, x, axis), self.bound[x] * (x.shape[axis] if fold == "sum" else 1))
 
     def dot(self) -> None:
-        """Operands from scope, of any float type, perhaps one tile with itself; the result may start from another tile."""
+        """Operands from scope, of any float type, perhaps one tile with itself; another tile may be added."""
         b = self.b
         x = self.value(lambda v: len(v.shape) == 2 and v.dtype is not bool_)
         if x is None:

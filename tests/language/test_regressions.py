@@ -100,6 +100,22 @@ def test_both_folds_of_a_square_in_one_variable(backend: str) -> None:
     same(y, rows - (rows - (rows - columns)))
 
 
+@kernel
+def fold_of_what_was(x: Tensor["N"], y: Tensor["2"], *, N: Const):
+    tile = x[:]
+    x[:] = tile + 1.0
+    y[0] = tile.sum(axis=0)
+    y[1] = (tile * 2.0).max(axis=0)
+
+
+def test_fold_of_a_tile_whose_tensor_has_changed(backend: str) -> None:
+    """A fold loaded its own copy, after the store."""
+    x, y = np.arange(1, 20, dtype=np.float32), poisoned(2)
+    fold_of_what_was(x, y, backend=backend)
+    same(y, np.array([190, 38], np.float32))
+    same(x, np.arange(2, 21, dtype=np.float32))
+
+
 # ---- dots ------------------------------------------------------------------------------------------------------------
 
 
@@ -186,6 +202,48 @@ def test_update_that_reads_other_elements(backend: str, side: int) -> None:
     same(y, once.T - once * 2)
     turning(x, y, product=True, backend=backend)
     same(y, x @ x @ x)
+
+
+@kernel
+def branching(y: Tensor["2 N"], turns: int, *, N: Const):
+    a, b = full(N, 1.0), zeros(N)
+    for i in range(turns):
+        if i % 2 == 0:
+            new = a + b
+        else:
+            new = a - b
+        a, b = new, a
+    y[0, :] = a
+    y[1, :] = b
+
+
+def test_old_value_moves_on_past_a_branch(backend: str) -> None:
+    """What the branch made was kept in the place of `a` before `b` took that."""
+    y = poisoned((2, 20))
+    branching(y, 5, backend=backend)
+    a, b = 1, 0
+    for i in range(5):
+        a, b = (a + b if i % 2 == 0 else a - b), a
+    same(y, np.repeat(np.array([[a], [b]], np.float32), 20, axis=1))
+
+
+@kernel
+def restarted(y: Tensor["M N"], *, N: Const):
+    first = zeros(N)
+    for _ in range(3):
+        first += 1.0
+    for i in range(y.shape[0]):
+        tile = first
+        for _ in range(i + 1):
+            tile = tile * 2.0
+        y[i, :] = tile
+
+
+def test_inner_loop_starts_anew(backend: str) -> None:
+    """The inner loop went on in the storage of the first one, which the next turn of the outer one needs."""
+    y = poisoned((4, 20))
+    restarted(y, backend=backend)
+    same(y, np.repeat(np.array([[6], [12], [24], [48]], np.float32), 20, axis=1))
 
 
 # ---- stores ----------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ def attention(
     Q = q[b, h, rows]
 
     def add(state, cols, masked):
-        at = Place(b, h, rows[:, None], cols[None, :])
+        at = Place(b, h, rows[:, None], cols[None, :], rows[:, None] < Nq)
         m = mask[b, h, rows, cols] if masked else None
         S = scaled(options, dot(Q, k[b, g, cols].T), scale, at, m)
         seen = visible(options, at, m, Nq, Nk)

@@ -26,7 +26,7 @@ def decode(
     state = softmax.empty(BR, Dv)
     for j in blocks(high - low, BK, lambda cols: in_reach(options, i, low + cols[None, :], Nq, Nk)):
         cols = low + j + arange(BK)
-        at = Place(b, g * G + head, i, cols[None, :])
+        at = Place(b, g * G + head, i, cols[None, :], row < o.shape[2])
         M = mask[b, g, head, i, cols[None, :]] if mask is not None else None
         S = scaled(options, dot(Q, k[b, g, cols].T), scale, at, M)
         seen = visible(options, at, M, Nq, Nk) & (cols[None, :] < high)

@@ -19,12 +19,14 @@ class Options(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Which scores a tile holds: batch, query head, positions of queries (rows, 1) and of keys (1, columns)."""
+    """Which scores a tile holds: batch, query head, positions of queries (rows, 1) and of keys (1, columns), and which of
+    the rows there are: a tile may go past the last one."""
 
     b: Any
     h: Any
     i: Any
     j: Any
+    there: Any
 
 
 def in_reach(options, i, j, Nq, Nk):
@@ -33,7 +35,7 @@ def in_reach(options, i, j, Nq, Nk):
     if options.causal == "lower_right":
         seen = seen & (j <= i + (Nk - Nq))
     if options.causal == "upper_left":
-        seen = seen & (j <= i)
+        seen = seen & (j <= i) & (j < Nq)  # beyond Nq only rows past the last one would see
     if options.left is not None:
         seen = seen & (j >= i + (Nk - Nq - options.left))
     if options.right is not None:
@@ -59,8 +61,11 @@ def scaled(options, products, scale, at, mask):
 def visible(options, at, mask, Nq, Nk):
     """Whether each key is seen: by position, mask (an additive one hides with -inf) and mask_mod."""
     seen = in_reach(options, at.i, at.j, Nq, Nk)
+    additive = mask is not None and mask.dtype != bool_
     if mask is not None:
-        seen = seen & (mask if mask.dtype == bool_ else mask.astype(float32) != -inf)
+        seen = seen & (mask.astype(float32) != -inf if additive else mask)
     if options.mask_mod is not None:
         seen = seen & options.mask_mod(at.b, at.h, at.i, at.j)
+    if additive or options.mask_mod is not None:
+        seen = seen & at.there  # what only a row past the last one would see must not matter
     return seen

@@ -93,8 +93,7 @@ class DotEmitter(NestEmitter):
 
             def block(row: Index, count: int) -> None:
                 grid = [[self.below(pt, rows, self.e.add(row, i)) for pt in points] for i in range(count)]
-                starts = [[self.start(nest, pt) for pt in line] for line in grid]
-                sums = self._accumulate(starts, points, row, depth, vector, others)
+                sums = self._accumulate(points, row, count, depth, vector, others)
                 for line, values in zip(grid, sums, strict=True):
                     for i, (pt, value) in enumerate(zip(line, values, strict=True)):
                         self.total(nest, pt, value, points[i])
@@ -115,38 +114,35 @@ class DotEmitter(NestEmitter):
         at = pt.at | ({rows: row} if rows is not None else {})
         return Point(at, pt.lane, pt.valid, pt.edge, pt.panel, dict(pt.memo))
 
-    def start(self, nest: Nest, pt: Point) -> Reg:
-        """Where the accumulator of a point begins."""
-        reg = self.e.number(0.0, "float")
-        if nest.start is not None:
-            assert nest.total is not None
-            reg = self.ev.moved(nest.start, nest.total, pt)
-        return self.e.splat(reg) if pt.lane is not None else reg
-
     def total(self, nest: Nest, pt: Point, value: Reg, group: Point) -> None:
-        """Makes a finished sum known at its point; what the accumulator began with must not be mistaken for it."""
+        """Makes a finished sum known at its point, with what it is added to. Each dot is summed on its own and then added,
+        as the source says: a long sum in blocks rounds less than one chain."""
         assert nest.total is not None
+        if nest.start is not None:
+            value = self.e.binary("fadd", self.ev.moved(nest.start, nest.total, pt), value)
         pt.memo = dict(group.memo) | {nest.total: value}
 
     def _accumulate(
         self,
-        starts: list[list[Reg]],
         points: list[Point],
         row: Index,
+        count: int,
         depth: int,
         vector: Callable[[Point, Index], Reg],
         others: Operand,
     ) -> list[list[Reg]]:
         """For each step of the contraction one row of vectors, and one broadcast element per row."""
         e = self.e
-        sums = [[e.var(e.type_of(r), r.text) for r in line] for line in starts]
+        zero = e.number(0.0, "float")
+        zero = e.splat(zero) if points[0].lane is not None else zero
+        sums = [[e.var(e.type_of(zero), zero.text) for _ in points] for _ in range(count)]
 
         def steps(first: Index, number: int) -> None:
-            held = [[Reg(e.get(v), "float", starts[0][0].vector) for v in line] for line in sums]
+            held = [[Reg(e.get(v), "float", zero.vector) for v in line] for line in sums]
             for u in range(number):
                 k = e.add(first, u)
                 vectors = [vector(pt, k) for pt in points]
-                for i in range(len(starts)):
+                for i in range(count):
                     x = others.element(e.add(row, i), k)
                     held[i] = [e.fma(x, v, h) for v, h in zip(vectors, held[i], strict=True)]
             for line, regs in zip(sums, held, strict=True):
@@ -157,5 +153,4 @@ class DotEmitter(NestEmitter):
         e.loop(0, whole, UNROLL, lambda first: steps(first, UNROLL))
         if depth - whole:
             steps(whole, depth - whole)
-        vectors = starts[0][0].vector
-        return [[Reg(e.get(v), "float", vectors) for v in line] for line in sums]
+        return [[Reg(e.get(v), "float", zero.vector) for v in line] for line in sums]

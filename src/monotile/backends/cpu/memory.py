@@ -41,6 +41,7 @@ class Point:
     edge: bool = False  # whether tensors may end here
     panel: tuple[Index, int] | None = None  # the panel and the vector in it, for lanes along the panel axis
     memo: dict[Value, Reg] = field(default_factory=dict)
+    group: int = 0  # which vector of its register group this is
 
     def translated(self, mine: tuple[Axis | None, ...], theirs: tuple[Axis | None, ...]) -> Point:
         """The same place for a value whose dimensions are called otherwise."""

@@ -155,7 +155,8 @@ class NestEmitter:
         whole = lane.extent // group * group
 
         def full(start: Index) -> None:
-            body([Point(at | {lane: e.add(start, n * width)}, lane, None, edge) for n in range(self.target.vectors)])
+            vectors = range(self.target.vectors)
+            body([Point(at | {lane: e.add(start, n * width)}, lane, None, edge, group=n) for n in vectors])
 
         e.loop(0, whole, group, full)
         rest = lane.extent - whole
@@ -172,7 +173,7 @@ class NestEmitter:
                 if value in seen or not value.shape:
                     return
                 seen.add(value)
-                made_here = value in self.ev.making
+                made_here = any(v in self.ev.making for v in self.fusion.reads(value))
                 stored = value in self.ev.buffers and not made_here
                 axes = self.axes.of(value)
                 if set(axes) <= fixed and (axes or stored) and not made_here:

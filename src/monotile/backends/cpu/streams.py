@@ -9,6 +9,8 @@ Tiles of one loop are streamed one after another, and no hardware guesses that o
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ...ir import Op
 from ...passes.axes import Axis
 from ...passes.fuse import Nest
@@ -20,6 +22,15 @@ from .nests import Panel
 from .transpose import exchange
 
 LINE = 64  # bytes fetched at once
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """The next tile: where it starts, and how far apart its rows are."""
+
+    base: str
+    element: str
+    stride: Index
 
 
 class StreamEmitter(DotEmitter):
@@ -35,21 +46,29 @@ class StreamEmitter(DotEmitter):
             super().dot(nest, dot, panel, edge)
             return
         lanes, others, rows = self.operands(nest, dot)
-        if not edge:
-            self._fetch_next(load)
+        ahead = None if edge else self._find_ahead(load)
         if self.layout.unit(load) is lanes.free:
 
             def vector(pt: Point, k: Index) -> Reg:
                 assert pt.lane is not None
+                self._fetch(ahead, k, pt.at[pt.lane], self._known(pt))
                 return self.ev.tensors.read(load, Point(lanes.at(pt.at[pt.lane], k), lanes.free, pt.valid, edge))
 
             self.blocks(nest, vector, others, rows, dot.operands[0].shape[1], panel, edge)
         else:
-            self._inner(nest, load, lanes, others, rows, edge)
+            self._inner(nest, load, lanes, others, rows, edge, ahead)
+
+    def _known(self, pt: Point) -> int:
+        """Which vector of its group a point is, in lanes."""
+        assert pt.lane is not None
+        at = pt.at[pt.lane]
+        return at if isinstance(at, int) else pt.group * self.target.lanes
 
     # ---- inner products ------------------------------------------------------------------------------------------------
 
-    def _inner(self, nest: Nest, load: Op, lanes: Operand, others: Operand, rows: Axis | None, edge: bool) -> None:
+    def _inner(
+        self, nest: Nest, load: Op, lanes: Operand, others: Operand, rows: Axis | None, edge: bool, ahead: Ahead | None
+    ) -> None:
         """A vector of results at a time: for `lanes` positions of the streamed tile, every row."""
         e, width = self.e, self.target.lanes
         assert nest.lane is not None
@@ -62,7 +81,7 @@ class StreamEmitter(DotEmitter):
         def block(first: Index, count: int) -> None:
             def part(number: Index) -> None:
                 start = e.add(first, e.mul(number, each))
-                sums = self._products(load, lanes, others, start, each, height, edge)
+                sums = self._products(load, lanes, others, start, each, height, edge, ahead)
                 sums += ["zeroinitializer"] * (width - len(sums))
                 e.store(self._tree(sums), e.element(results, number, e.vector_type("float")), e.vector_type("float"), 64)
 
@@ -76,7 +95,15 @@ class StreamEmitter(DotEmitter):
             block(whole, nest.lane.extent - whole)
 
     def _products(
-        self, load: Op, lanes: Operand, others: Operand, start: Index, each: int, height: int, edge: bool
+        self,
+        load: Op,
+        lanes: Operand,
+        others: Operand,
+        start: Index,
+        each: int,
+        height: int,
+        edge: bool,
+        ahead: Ahead | None,
     ) -> list[str]:
         """Sums, still spread over the lanes, of `height` rows with `each` positions from `start`: row by row."""
         e, width = self.e, self.target.lanes
@@ -89,6 +116,8 @@ class StreamEmitter(DotEmitter):
             held = [e.get(v) for v in sums]
             for s in starts:
                 k = e.add(first, s)
+                for i in range(each):
+                    self._fetch(ahead, e.add(start, i), k, s)
                 tile = [
                     self.ev.tensors.read(load, Point(lanes.at(e.add(start, i), k), lanes.deep, valid, edge))
                     for i in range(each)
@@ -142,38 +171,35 @@ class StreamEmitter(DotEmitter):
         self.prepare(nest, [group], {nest.lane})
         for row in range(rows.extent if rows is not None else 1):
             pt = self.below(group, rows, row)
-            value = Reg(results[row], "float", True)
-            if nest.start is not None:
-                value = e.binary("fadd", self.start(nest, pt), value)
-            self.total(nest, pt, value, group)
+            self.total(nest, pt, Reg(results[row], "float", True), group)
             self.finish(nest, pt, [t[0] for t in totals])
         self.close_folds(nest, group, [t[0] for t in totals])
 
     # ---- fetching ahead ------------------------------------------------------------------------------------------------
 
-    def _fetch_next(self, load: Op) -> None:
-        """Asks for the tile that is streamed after this one, so that it is on its way while this one is used."""
+    def _find_ahead(self, load: Op) -> Ahead | None:
+        """Where the tile that is streamed after this one lies, if it has the same shape."""
         following = self.layout.next_streamed.get(load)
         if following is None or following[0] not in self.ev.tensors.tiles:
-            return
+            return None
         op, turns = following
         e, tile = self.e, self.ev.tensors.tiles[op]
-        inner = min(tile.dims, key=lambda d: d.stride if isinstance(d.stride, int) else 1 << 30)
-        outer = next((d for d in tile.dims if d is not inner), None)
-        element = BYTES[tile.element]
-        ahead: Index = 0
+        mine = self.ev.tensors.tiles[load]
+        if [d.extent for d in tile.dims] != [d.extent for d in mine.dims] or tile.dims[-1].stride != 1 != mine.dims[-1].stride:
+            return None
+        offset: Index = 0
         for dim, step in zip(tile.dims, turns, strict=True):
-            ahead = e.add(ahead, e.mul(dim.stride, step))
-        base = e.element(tile.base, ahead, tile.element)
+            offset = e.add(offset, e.mul(dim.stride, step))
+        return Ahead(e.element(tile.base, offset, tile.element), tile.element, tile.dims[0].stride)
 
-        def row(index: Index) -> None:
-            at = e.element(base, e.mul(index, outer.stride) if outer is not None else 0, tile.element)
-            for offset in range(0, inner.extent * element, LINE):
-                place = e.element(at, offset, "i8")
-                e.call("void", "llvm.prefetch.p0", ("ptr", place), ("i32", "0"), ("i32", "2"), ("i32", "1"))
-
-        if inner.stride == 1:
-            e.loop(0, outer.extent if outer is not None else 1, 1, row)
+    def _fetch(self, ahead: Ahead | None, row: Index, column: Index, offset: int) -> None:
+        """Asks for the line at a place of the next tile; `offset` is the part of the column known now, so that each line is
+        asked for once."""
+        e = self.e
+        if ahead is None or offset * BYTES[ahead.element] % LINE:
+            return
+        at = e.element(ahead.base, e.add(e.mul(row, ahead.stride), column), ahead.element)
+        e.call("void", "llvm.prefetch.p0", ("ptr", at), ("i32", "0"), ("i32", "2"), ("i32", "1"))
 
 
 def _first(lanes: int, valid: int) -> str:

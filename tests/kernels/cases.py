@@ -1,0 +1,77 @@
+"""Inputs for the attention library, and the one comparison with float64 that its tests make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import monotile
+from arrays import Array, numpy_type
+from monotile import arrays as array_kinds
+from monotile import registry
+from monotile.kernels import reference
+
+# Head sizes: the tuned ones, those of the documents, and some that fit no vector.
+HEAD_SIZES = (1, 2, 3, 7, 16, 17, 33, 64, 80, 96, 128, 192, 256, 512, 576)
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Outputs and parts hold NaN before a kernel runs: what it does not write is seen."""
+    plain = array_kinds.Numpy.empty
+
+    def empty(self: Any, shape: tuple[int, ...], dtype: Any, like: Any) -> Array:
+        found = plain(self, shape, dtype, like)
+        found.fill(np.nan if dtype.is_float else 77)
+        return found
+
+    monkeypatch.setattr(array_kinds.Numpy, "empty", empty)
+    yield
+
+
+def normal(*shape: int, dtype: str = "float32", seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32).astype(numpy_type(dtype))
+
+
+def qkv(
+    Nq: int, Nk: int, D: int = 16, *, B: int = 1, Hq: int = 2, Hkv: int = 1, Dv: int | None = None, dtype: str = "float32",
+    seed: int = 0,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    shapes = (B, Hq, Nq, D), (B, Hkv, Nk, D), (B, Hkv, Nk, Dv or D)
+    q, k, v = (normal(*shape, dtype=dtype, seed=seed + n) for n, shape in enumerate(shapes))
+    return q, k, v
+
+
+def agrees(found: tuple[Array, Array], q: Array, k: Array, v: Array, **options: Any) -> None:
+    """Output and lse are as near to float64 as the error rule asks, NaN and infinity included."""
+    exact = reference.attention(q, k, v, **options)
+    naive = reference.attention(q, k, v, **options, compute=np.float32)
+    for name, a, b, c in zip(("out", "lse"), found, exact, (naive[0].astype(q.dtype), naive[1]), strict=True):
+        verdict = registry.judge(name, a, b, c)
+        assert verdict.ok, f"{name}: the error is {verdict.error}, {verdict.allowed} is allowed"
+    assert found[0].dtype == q.dtype and found[1].dtype == np.float32
+
+
+def check(q: Array, k: Array, v: Array, backend: str | None = None, **options: Any) -> tuple[Array, Array]:
+    """Attention, held against float64."""
+    found = monotile.attention(q, k, v, return_lse=True, backend=backend, **options)
+    agrees(found, q, k, v, **options)
+    return found
+
+
+def check_splits(q: Array, k: Array, v: Array, splits: int | None, backend: str | None = None, **options: Any) -> Any:
+    """Attention in parts, merged and held against float64."""
+    parts = monotile.decode_partials(q, k, v, splits=splits, backend=backend, **options)
+    found = monotile.merge(*parts, dtype=q.dtype, backend=backend)
+    agrees(found, q, k, v, **options)
+    return parts
+
+
+def equal(a: Any, b: Any) -> None:
+    """The same bits, but that NaN is NaN."""
+    for x, y in zip(a, b, strict=True) if isinstance(a, tuple) else [(a, b)]:
+        assert x.dtype == y.dtype and x.shape == y.shape
+        np.testing.assert_array_equal(x.astype(np.float32), y.astype(np.float32))

@@ -150,6 +150,20 @@ def test_dot_meets_its_transpose(backend: str, side: int) -> None:
 
 
 @kernel
+def narrow_product(x: Tensor["M K"], y: Tensor["K 1"], z: Tensor["M"], *, M: Const, K: Const):
+    product = dot(x[:, :], y[:, :]).max(axis=1)
+    z[:] = product[:, None].astype(float16).astype(float32).sum(axis=1)
+
+
+@pytest.mark.parametrize("side", [5, 16, 40])
+def test_product_with_one_column(backend: str, side: int) -> None:
+    """What depends on the lanes alone was computed before the product it depends on."""
+    x, y, z = whole((side, 9)), whole((9, 1), 1), poisoned(side)
+    narrow_product(x, y, z, backend=backend)
+    same(z, (x @ y)[:, 0])
+
+
+@kernel
 def panels(x: Tensor["M N"], *, B: Const = 48):
     tile = x[1 + arange(B), arange(B)]
     x[arange(B), arange(B)] = dot(tile.astype(float32), full((B, B), 1.0)).astype(float16)

@@ -68,18 +68,18 @@ def ahead(kernel: Kernel, rendered: Rendered, schedule: Schedule, capability: in
     """What Triton makes for an NVIDIA GPU of this compute capability, which need not be there. Pointers and strides are
     taken to be multiples of 16, as those of ordinary tensors are."""
     import triton
-    from triton.backends.compiler import GPUTarget
+    from triton.backends import compiler
 
     if interpreting():
         raise DeviceLimit("Triton's interpreter does not compile; unset TRITON_INTERPRET")
-    signature, attributes = {}, {}
-    for n, argument in enumerate(rendered.arguments):
-        signature[argument.name] = _type(kernel, argument.kind, argument.index)
-        if argument.kind in ("pointer", "stride"):
-            attributes[(n,)] = [["tt.divisibility", 16]]
+    signature = {a.name: _type(kernel, a.kind, a.index) for a in rendered.arguments}
+    even = [n for n, a in enumerate(rendered.arguments) if a.kind in ("pointer", "stride")]
+    attributes: Any = {(n,): [["tt.divisibility", 16]] for n in even}
+    if hasattr(compiler, "AttrsDescriptor"):  # Triton 3.2
+        attributes = compiler.AttrsDescriptor.from_hints(dict.fromkeys(even, 16))
     source = triton.compiler.ASTSource(load(rendered), signature, {}, attributes)
     try:
-        return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=schedule.options)
+        return triton.compile(source, target=compiler.GPUTarget("cuda", capability, 32), options=schedule.options)
     except Exception as error:
         raise translated(error, rendered.name) or error from None
 

@@ -43,8 +43,16 @@ FORMS = {
 }
 
 
-def form(op: Op) -> str:
+EMULATED = {  # before 3.7 Triton's interpreter gives NaN where one operand is NaN
+    "max": "tl.where({0} != {0}, {1}, tl.where({1} != {1}, {0}, tl.maximum({0}, {1})))",
+    "min": "tl.where({0} != {0}, {1}, tl.where({1} != {1}, {0}, tl.minimum({0}, {1})))",
+}
+
+
+def form(op: Op, *, emulate: bool = False) -> str:
     dtype = op.operands[-1].dtype
+    if emulate and dtype.is_float and op.kind in EMULATED:
+        return EMULATED[op.kind]
     if op.kind in FORMS:
         return FORMS[op.kind]
     return (FLOAT_FORMS if dtype.is_float else INT_FORMS)[op.kind]

@@ -9,7 +9,7 @@ from typing import Any
 
 from ... import cache
 from ...affine import linear
-from ...dtypes import DType, bfloat16, bool_, float32
+from ...dtypes import bfloat16, bool_, float32
 from ...errors import DeviceLimit, InternalError
 from ...ir import ELEMENTWISE, Block, Kernel, Op, Value, constant, show, uses
 from ...passes.facts import nonnegative
@@ -22,7 +22,7 @@ from .schedule import Schedule
 from .text import Lines, Names, Text, meet, number, shape_text, triton_type, typed_number
 
 MOST_ELEMENTS = 2**20  # of a tile, by Triton's own rule
-TENSORS_ONLY = ("exp_f32(", "tanh_f32(", "floordiv(", "modulo(", "float_to_int(", ".to(", "tl.sqrt_rn(")
+TENSORS_ONLY = ("exp_f32(", "tanh_f32(", "floordiv(", "modulo(", "float_to_int(", ".to(", "tl.sqrt_rn(", "!= {1}, {0}")
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class Renderer:
     def elementwise(self, op: Op) -> None:
         if op.kind == "add" and self._add_product(op):
             return
-        form = self._cast(op.operands[0].dtype, op.result.dtype) if op.kind == "cast" else elementwise.form(op)
+        form = elementwise.form(op, emulate=self.emulate) if op.kind != "cast" else self._cast(op)
         if op.kind in ("floordiv", "mod"):
             form = self._division(op) or form
         texts = [self.value(v) for v in op.operands]
@@ -195,8 +195,8 @@ class Renderer:
             text = f"({text}).to(tl.int32) != 0"  # the interpreter spreads a comparison as what was compared
         self.define(op.result, text, shape, op.kind)
 
-    def _cast(self, source: DType, target: DType) -> str:
-        return elementwise.cast(source, target, emulate=self.emulate)
+    def _cast(self, op: Op) -> str:
+        return elementwise.cast(op.operands[0].dtype, op.result.dtype, emulate=self.emulate)
 
     def _division(self, op: Op) -> str | None:
         """A cheaper form of a division by a constant."""
@@ -289,7 +289,7 @@ class Renderer:
         return f"tl.dot({a}, {b}{extra})"
 
     def _wide(self, text: str, value: Value) -> str:
-        return self._cast(value.dtype, float32).format(text)
+        return elementwise.cast(value.dtype, float32, emulate=self.emulate).format(text)
 
     # ---- memory ------------------------------------------------------------------------------------------------------
 

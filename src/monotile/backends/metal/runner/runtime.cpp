@@ -221,7 +221,6 @@ static void run_group(int kind) {
         progress |= release_simdgroup(first / LANES, first, first + LANES < count ? first + LANES : count);
     }
   } while (!stopped && release_group(count));
-  mt_end_group();
 }
 
 // ---- launching -------------------------------------------------------------------------------------------------------
@@ -254,7 +253,8 @@ extern "C" int mt_run(const u32 *groups, const u32 *threads, int order, u64 seed
   memcpy(launch.groups, groups, sizeof launch.groups);
   memcpy(launch.threads, threads, sizeof launch.threads);
   launch.thread_count = threads[0] * threads[1] * threads[2];
-  random_state = seed, stopped = 0;
+  random_state = seed;
+  stopped = 0;
   if (!make_stacks()) return 1;
 
   stack_t alternate = {}, old_alternate;

@@ -1,0 +1,70 @@
+"""mask_blocks: 0 hidden, 1 mixed, 2 all visible; of an additive mask all zero."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import monotile
+from arrays import Array, numpy_type
+from kernels.cases import normal
+from monotile.kernels import reference
+
+
+def patches(shape: tuple[int, ...], kind: str, seed: int) -> Array:
+    """Rectangles of zero, of -inf and of other numbers."""
+    rng = np.random.default_rng(seed)
+    mask = np.zeros(shape, np.float32)
+    for value in (-np.inf, 1.5, -np.inf, 0, -np.inf):
+        (a, c), (b, d) = (rng.integers(0, n + 1, 2) for n in shape[-2:])
+        mask[..., min(a, c) : max(a, c), min(b, d) : max(b, d)] = value
+    return mask == 0 if kind == "bool" else mask.astype(numpy_type(kind))
+
+
+@pytest.mark.parametrize("kind", ["bool", "float32", "float16", "bfloat16"])
+@settings(deadline=None, derandomize=True, max_examples=20, suppress_health_check=list(HealthCheck))
+@given(
+    lead=st.sampled_from([(), (3,), (2, 1)]),
+    lengths=st.tuples(st.sampled_from([0, 1, 7, 8, 9, 33]), st.sampled_from([0, 1, 15, 16, 17, 50])),
+    blocks=st.sampled_from([(8, 16), (1, 16), (5, 3)]),
+    seed=st.integers(0, 99),
+)
+def test_every_block_is_known(
+    kind: str, lead: tuple[int, ...], lengths: tuple[int, int], blocks: tuple[int, int], seed: int, backend: str
+) -> None:
+    mask = patches((*lead, *lengths), kind, seed)
+    found = monotile.mask_blocks(mask, *blocks, backend=backend)
+    assert found.dtype == np.uint8
+    np.testing.assert_array_equal(found, reference.mask_blocks(mask, *blocks))
+
+
+def test_all_three_states() -> None:
+    mask = np.array([[0, 0, 0, -np.inf, -np.inf, -np.inf]], np.float32)
+    assert monotile.mask_blocks(mask, 1, 2).tolist() == [[2, 1, 0]]
+    assert monotile.mask_blocks(mask == 0, 1, 2).tolist() == [[2, 1, 0]]
+    assert monotile.mask_blocks(mask + 1, 1, 2).tolist() == [[1, 1, 0]]
+    assert monotile.mask_blocks(np.float32([[np.nan, -0.0]]), 1, 1).tolist() == [[1, 2]]
+
+
+def test_a_large_negative_number_hides_nothing() -> None:
+    mask = np.full((4, 4), -65504, np.float16)
+    assert monotile.mask_blocks(mask, 4, 4).tolist() == [[1]]
+
+
+def test_strided_masks(backend: str) -> None:
+    mask = patches((40, 60), "bool", 3)
+    for view in (mask.T, mask[::-2, ::3], np.broadcast_to(mask[:1], (30, 60))):
+        found = monotile.mask_blocks(view, 8, 16, backend=backend)
+        np.testing.assert_array_equal(found, reference.mask_blocks(view, 8, 16))
+
+
+def test_hidden_blocks_are_not_read(backend: str) -> None:
+    """What a block hides may hold anything, in attention too."""
+    q, k, v = normal(1, 1, 100, 16), normal(1, 1, 300, 16), normal(1, 1, 300, 16)
+    k[:, :, 128:256], v[:, :, 128:256] = np.nan, np.nan
+    mask = np.zeros((100, 300), np.float32)
+    mask[:, 128:256] = -np.inf
+    for m in (mask, mask == 0):
+        assert np.isfinite(monotile.attention(q, k, v, mask=m, backend=backend)).all()

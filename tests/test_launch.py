@@ -1,4 +1,4 @@
-# ruff: noqa: F821, UP037  (a tensor annotation such as Tensor["N"] is a shape, not a forward reference)
+# ruff: noqa: UP037  (a tensor annotation such as Tensor["N"] is a shape, not a forward reference)
 """Calls of a kernel: what is refused before anything is launched, and what is compiled how often."""
 
 from __future__ import annotations

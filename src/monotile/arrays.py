@@ -24,7 +24,9 @@ class Numpy:
         try:
             return np.from_dlpack(array)
         except (TypeError, ValueError, BufferError, RuntimeError, AttributeError) as error:
-            raise ArgumentKind(f"{name!r} is not an array monotile can read: {error}; pass NumPy or torch arrays") from None
+            raise ArgumentKind(
+                f"{name!r} is not an array monotile can read: {error}; pass NumPy or torch arrays"
+            ) from None
 
     def empty(self, shape: tuple[int, ...], dtype: DType, like: Any) -> Any:
         return np.empty(shape, dtypes.to_numpy(dtype))

@@ -264,7 +264,7 @@ class UnknownArchitecture(MonotileError):
     """A GPU that the compiler behind a backend does not know."""
 
 
-# ---- mistakes in a call of the attention library -----------------------------------------------------------------------
+# ---- mistakes in a call of the attention library ---------------------------------------------------------------------
 
 
 class HeadsDoNotDivide(CallError):

@@ -60,7 +60,8 @@ def build(
     captured: Mapping[int, ir.Tensor] | None = None,
     reads: list[tuple[dict[str, Any], str, Any]] | None = None,
 ) -> ir.Kernel:
-    """The IR of a kernel for given tensors, scalar types and constants. `captured` are the tensors that stand for arrays
+    """The IR of a kernel for given tensors, scalar types and constants. `captured` are the tensors that stand for
+    arrays
     which functions among the constants refer to, by identity; `reads` gains the globals the kernel depends on."""
     kernel = ir.Kernel(function.__name__, tensors, scalars, consts=dict(consts))
     builder = Builder(kernel.body)

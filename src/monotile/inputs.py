@@ -77,7 +77,7 @@ class Call:
         return self.lib.give_back(result if self.batched else result[0])
 
 
-# ---- q, k, v -----------------------------------------------------------------------------------------------------------
+# ---- q, k, v ---------------------------------------------------------------------------------------------------------
 
 
 def read_call(q: Any, k: Any, v: Any, scale: float | None, mask: Any, sinks: Any) -> Call:
@@ -89,7 +89,9 @@ def read_call(q: Any, k: Any, v: Any, scale: float | None, mask: Any, sinks: Any
             found = f"{name!r} has shape {tuple(array.shape)}"
             raise ArgumentRank(f"{found}; attention takes (batch, heads, length, head size), or the last three")
         if array.ndim != q.ndim:
-            raise ArgumentRank(f"'q' has {q.ndim} dimensions and {name!r} has {array.ndim}; give all of them a batch, or none")
+            raise ArgumentRank(
+                f"'q' has {q.ndim} dimensions and {name!r} has {array.ndim}; give all of them a batch, or none"
+            )
     dtype = _one_dtype(given)
     batched = q.ndim == 4
     if not batched:
@@ -129,7 +131,9 @@ def _check_shapes(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) ->
     if k[2] != v[2]:
         raise LengthsDiffer(f"k has {k[2]} positions and v has {v[2]}; they must be equal ({shapes})")
     if (k[1] == 0 and q[1] != 0) or (k[1] and q[1] % k[1]):
-        raise HeadsDoNotDivide(f"{q[1]} query heads do not share {k[1]} key-value heads evenly; make Hq a multiple of Hkv ({shapes})")
+        raise HeadsDoNotDivide(
+            f"{q[1]} query heads do not share {k[1]} key-value heads evenly; make Hq a multiple of Hkv ({shapes})"
+        )
 
 
 def _one_device(given: dict[str, Array | None]) -> None:
@@ -145,7 +149,7 @@ def _read_scale(scale: float | None, head_size: int) -> float:
     return read_number("scale", scale)
 
 
-# ---- masks and sinks ---------------------------------------------------------------------------------------------------
+# ---- masks and sinks -------------------------------------------------------------------------------------------------
 
 
 def _read_mask(lib: Library, mask: Any, scores: tuple[int, ...]) -> Array:
@@ -156,7 +160,9 @@ def _read_mask(lib: Library, mask: Any, scores: tuple[int, ...]) -> Array:
     shape = tuple(mask.shape)
     fits = len(shape) <= 4 and all(s in (1, t) for s, t in zip(shape[::-1], scores[::-1], strict=False))
     if not fits:
-        raise MaskShape(f"the mask {shape} does not broadcast to the scores {scores} (batch, query heads, queries, keys)")
+        raise MaskShape(
+            f"the mask {shape} does not broadcast to the scores {scores} (batch, query heads, queries, keys)"
+        )
     return mask.reshape((1,) * (4 - len(shape)) + shape)
 
 
@@ -166,7 +172,9 @@ def read_mask(mask: Array) -> tuple[Array, tuple[int, ...]]:
     if dtype is not bool_ and dtype not in FLOATS:
         raise MixedDTypes(f"a mask is bool (True = attend) or floating (added to the scores), found {dtype}")
     if not 2 <= mask.ndim <= 4:
-        raise ArgumentRank(f"a mask has 2 to 4 dimensions, the last two queries and keys; found shape {tuple(mask.shape)}")
+        raise ArgumentRank(
+            f"a mask has 2 to 4 dimensions, the last two queries and keys; found shape {tuple(mask.shape)}"
+        )
     lead = tuple(mask.shape[:-2])
     return mask.reshape((1,) * (2 - len(lead)) + tuple(mask.shape)), lead
 
@@ -181,7 +189,7 @@ def _read_sinks(lib: Library, sinks: Any, heads: int) -> Array:
     return sinks
 
 
-# ---- options -----------------------------------------------------------------------------------------------------------
+# ---- options ---------------------------------------------------------------------------------------------------------
 
 
 def options_of(causal: Any, window: Any, softcap: Any, score_mod: Any, mask_mod: Any) -> Options:
@@ -237,7 +245,9 @@ def check_parts(o: Array, *others: tuple[str, Array]) -> None:
         raise MixedDTypes(f"parts are float32, float16 or bfloat16, found {arrays.dtype_of('parts', o)}; cast them")
     for name, array in others:
         if tuple(array.shape) != tuple(o.shape[:-1]):
-            raise ArgumentShape(f"{name!r} has shape {tuple(array.shape)}; parts {tuple(o.shape)} need {tuple(o.shape[:-1])}")
+            raise ArgumentShape(
+                f"{name!r} has shape {tuple(array.shape)}; parts {tuple(o.shape)} need {tuple(o.shape[:-1])}"
+            )
         dtype = arrays.dtype_of(name, array)
         if dtype is not float32:
             raise MixedDTypes(f"{name!r} must be float32, found {dtype}: narrower maxima and sums lose the result")

@@ -1,9 +1,9 @@
 """The one intermediate form: typed SSA over scalars and tiles, with structured loops and branches.
 
-A `Value` is a scalar (shape `()`) or a tile of static shape and rank 1 or 2. Every value is made by exactly one `Op` or is a
-parameter of a `Block`. An op may own blocks (`for` has one, `if` has two); each of those ends in a `yield`. Tensors
-are not values: an op that touches memory names its `Tensor` in an attribute. docs/ir.md lists every op with its meaning;
-the interpreter defines them.
+A `Value` is a scalar (shape `()`) or a tile of static shape and rank 1 or 2. Every value is made by exactly one `Op`
+or is a parameter of a `Block`. An op may own blocks (`for` has one, `if` has two); each of those ends in a `yield`.
+Tensors are not values: an op that touches memory names its `Tensor` in an attribute. docs/ir.md lists every op with
+its meaning; the interpreter defines them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class Loc:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor parameter: rank and element type are compile-time, lengths and strides are not, except where known here."""
+    """A tensor parameter: rank and element type are compile-time, lengths and strides are not, except where known
+    here."""
 
     name: str
     index: int
@@ -204,7 +205,7 @@ def constant(value: Value) -> int | float | bool | None:
     return op.attrs["value"] if op is not None and op.kind == "const" else None
 
 
-# ---- printing ----------------------------------------------------------------------------------------------------------
+# ---- printing --------------------------------------------------------------------------------------------------------
 
 
 def show(kernel: Kernel) -> str:
@@ -231,7 +232,9 @@ def show(kernel: Kernel) -> str:
             right = ", ".join(name(v) for v in op.operands)
             attrs = " ".join(f"{k}={attr(v)}" for k, v in sorted(op.attrs.items()))
             types = ", ".join(str(r.type) for r in op.results)
-            line = f"{indent}{left}{op.kind}({right})" + (f" {attrs}" if attrs else "") + (f" : {types}" if types else "")
+            line = (
+                f"{indent}{left}{op.kind}({right})" + (f" {attrs}" if attrs else "") + (f" : {types}" if types else "")
+            )
             lines.append(line)
             for inner in op.blocks:
                 params = ", ".join(f"{name(p)}: {p.type}" for p in inner.params)

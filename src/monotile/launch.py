@@ -189,7 +189,8 @@ class Kernel:
         return self._build(facts, bound, self._captured(args, facts[0], own))
 
     def _parameter(self, n: int) -> Parameter:
-        """The parameter at a position; arrays that functions among the constants captured come after the author's own."""
+        """The parameter at a position; arrays that functions among the constants captured come after the author's
+        own."""
         own = len(self.parameters)
         return self.parameters[n] if n < own else Parameter(f"captured{n - own}")
 
@@ -281,7 +282,11 @@ class Kernel:
     ) -> tuple[tuple[ir_form.Tensor, ...], tuple[tuple[str, DType], ...]]:
         """What the compiler may know of tensors and scalars."""
         facts = tuple(self._tensor(n, i, v, consts) for i, (n, v) in enumerate(views.items()))
-        scalars = [(self._parameter(n).name, self._scalar_dtype(n, a)) for n, a in enumerate(args) if n not in views and a is not None]
+        scalars = [
+            (self._parameter(n).name, self._scalar_dtype(n, a))
+            for n, a in enumerate(args)
+            if n not in views and a is not None
+        ]
         return facts, tuple(scalars)
 
     def _tensor(self, n: int, index: int, view: View, consts: Mapping[str, Any]) -> ir_form.Tensor:

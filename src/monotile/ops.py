@@ -36,18 +36,21 @@ def attention(
     score_mod: Callable[..., Any] | None = None, mask_mod: Callable[..., Any] | None = None, return_lse: bool = False,
     backend: str | None = None, threads: int | None = None,
 ) -> Any:  # fmt: skip
-    """softmax(q k^T * scale) v, for q (B, Hq, Nq, D), k (B, Hkv, Nk, D), v (B, Hkv, Nk, Dv). docs/attention.md says all."""
+    """softmax(q k^T * scale) v, for q (B, Hq, Nq, D), k (B, Hkv, Nk, D), v (B, Hkv, Nk, Dv). docs/attention.md says
+    all."""
     options = options_of(causal, window, softcap, score_mod, mask_mod)
     call = read_call(q, k, v, scale, mask, sinks)
     run = {"backend": backend, "threads": threads or schedule.enough_threads(call.flops, call.bytes)}
-    B, Hq, Nq, Dv = call.out_shape
+    B, Hq, Nq, _ = call.out_shape
     if 0 in call.out_shape:
         out, lse = call.new(call.out_shape), call.new(call.out_shape[:3], float32)
     elif Nq <= schedule.FEW_ROWS:
         parts = _partials(call, options, recommended_splits(call.keys, Nq, "cpu"), schedule.KEYS_PER_SPLIT, run)
         per_row = None
         if call.sinks is not None:
-            per_row = call.lib.contiguous(call.lib.broadcast(call.sinks[None, :, None], (B, Hq, Nq))).reshape(B * Hq * Nq)
+            per_row = call.lib.contiguous(call.lib.broadcast(call.sinks[None, :, None], (B, Hq, Nq))).reshape(
+                B * Hq * Nq
+            )
         out, lse = _merge(call.lib, parts, per_row, call.dtype, {"backend": backend, "threads": threads})
     else:
         out, lse = _forward(call, options, return_lse, run)
@@ -68,7 +71,7 @@ def _forward(call: Call, options: Any, return_lse: bool, run: dict[str, Any]) ->
     return out, lse
 
 
-# ---- split decode ------------------------------------------------------------------------------------------------------
+# ---- split decode ----------------------------------------------------------------------------------------------------
 
 
 def decode_partials(
@@ -86,7 +89,7 @@ def decode_partials(
     else:
         check_count("splits", splits)
         block = schedule.decode_block(max(call.q.shape[3], call.v.shape[3]))
-        per = -(-(-(-call.keys // splits)) // block) * block
+        per = _cdiv(_cdiv(call.keys, splits), block) * block
     threads = threads or schedule.enough_threads(call.flops, call.bytes)
     parts = _partials(call, options, splits, per, {"backend": backend, "threads": threads})
     return Partials(*(call.finish(p) for p in parts))
@@ -107,13 +110,14 @@ def _partials(call: Call, options: Any, splits: int, per: int, run: dict[str, An
     return Partials(o.reshape(B, Hq, Nq, splits, Dv), m.reshape(B, Hq, Nq, splits), l.reshape(B, Hq, Nq, splits))
 
 
-# ---- merging -----------------------------------------------------------------------------------------------------------
+# ---- merging ---------------------------------------------------------------------------------------------------------
 
 
 def merge(
     o: Array, m: Array, l: Array, *, dtype: Any = float32, backend: str | None = None, threads: int | None = None
 ) -> tuple[Array, Array]:
-    """Joins S softmax states: o (..., S, Dv), m and l (..., S), float32. Gives output (..., Dv) and natural lse (...)."""
+    """Joins S softmax states: o (..., S, Dv), m and l (..., S), float32. Gives output (..., Dv) and natural lse
+    (...)."""
     lib = arrays.library("o", o)
     parts = Partials(*(lib.adopt(n, a) for n, a in (("o", o), ("m", m), ("l", l))))
     if arrays.dtype_of("o", parts.o) is not float32:
@@ -123,7 +127,9 @@ def merge(
     return lib.give_back(out), lib.give_back(lse)
 
 
-def _merge(lib: Library, parts: Partials, sinks: Array | None, dtype: DType, run: dict[str, Any]) -> tuple[Array, Array]:
+def _merge(
+    lib: Library, parts: Partials, sinks: Array | None, dtype: DType, run: dict[str, Any]
+) -> tuple[Array, Array]:
     *lead, S, Dv = parts.o.shape
     rows = _product(lead)
     if run["threads"] is None:
@@ -136,9 +142,14 @@ def _merge(lib: Library, parts: Partials, sinks: Array | None, dtype: DType, run
 
 
 def merge_lse(
-    outs: Array | Sequence[Array], lses: Array | Sequence[Array], *, backend: str | None = None, threads: int | None = None
+    outs: Array | Sequence[Array],
+    lses: Array | Sequence[Array],
+    *,
+    backend: str | None = None,
+    threads: int | None = None,
 ) -> tuple[Array, Array]:
-    """Joins finished parts: outputs (..., S, Dv) with their natural lse (..., S), or sequences of S arrays (..., Dv) and (...)."""
+    """Joins finished parts: outputs (..., S, Dv) with their natural lse (..., S), or sequences of S arrays (..., Dv)
+    and (...)."""
     first = outs[0] if isinstance(outs, list | tuple) and outs else outs
     lib = arrays.library("outs", first)
     outs, lses = (
@@ -156,13 +167,14 @@ def merge_lse(
     return lib.give_back(out.reshape(*lead, Dv)), lib.give_back(total.reshape(tuple(lead)))
 
 
-# ---- masks -------------------------------------------------------------------------------------------------------------
+# ---- masks -----------------------------------------------------------------------------------------------------------
 
 
 def mask_blocks(
     mask: Array, block_q: int, block_k: int, *, backend: str | None = None, threads: int | None = None
 ) -> Array:
-    """uint8 (..., ceil(Nq / block_q), ceil(Nk / block_k)): 0 hidden, 1 mixed, 2 all visible (an additive mask: all zero)."""
+    """uint8 (..., ceil(Nq / block_q), ceil(Nk / block_k)): 0 hidden, 1 mixed, 2 all visible (an additive mask: all
+    zero)."""
     lib = arrays.library("mask", mask)
     mask = lib.adopt("mask", mask)
     for name, block in (("block_q", block_q), ("block_k", block_k)):
@@ -178,6 +190,10 @@ def _kinds(lib: Library, mask: Array, BQ: int, BK: int, run: dict[str, Any]) -> 
     if 0 not in kinds.shape:
         mask_blocks_kernel(mask, kinds, BQ=BQ, BK=BK, **run)
     return kinds
+
+
+def _cdiv(a: int, b: int) -> int:
+    return -(-a // b)
 
 
 def _product(sizes: Sequence[int]) -> int:

@@ -1,4 +1,5 @@
-"""Every op with its cases, its float64 definition and what counts as right: used by tests, `monotile check` and the benchmark.
+"""Every op with its cases, its float64 definition and what counts as right: used by tests, `monotile check` and the
+benchmark.
 
 A result may be twice as far from float64 as the plain formula is in the same element type. To add a case, add a line.
 """
@@ -76,7 +77,8 @@ class Op:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How far one output is from float64, and how far it may be. Both are infinite where NaN or infinity is misplaced."""
+    """How far one output is from float64, and how far it may be. Both are infinite where NaN or infinity is
+    misplaced."""
 
     output: str
     error: float
@@ -88,7 +90,8 @@ class Verdict:
 
 
 def judge(output: str, found: Array, exact: Array, naive: Array) -> Verdict:
-    """At most twice the error of the plain formula. NaN and infinity must be where they are in float64; a map is exact."""
+    """At most twice the error of the plain formula. NaN and infinity must be where they are in float64; a map is
+    exact."""
     if found.shape != exact.shape:
         return Verdict(output, np.inf, 0.0)
     if found.dtype.kind in "ub":

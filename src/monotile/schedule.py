@@ -1,7 +1,7 @@
 """Block sizes and splits: what is chosen for a call, never what it computes.
 
-A row's result depends on the block of keys (`BK`) and on where splits begin, so these follow from the head size and the number of keys
-alone, not from how many rows or threads there are.
+A row's result depends on the block of keys (`BK`) and on where splits begin, so these follow from the head size and
+the number of keys alone, not from how many rows or threads there are.
 """
 
 from __future__ import annotations
@@ -53,4 +53,6 @@ def recommended_splits(n_kv: int, n_simds: int, device: str = "cpu") -> int:
         if n_kv <= 1024 or n_simds <= 4:
             return 64
         return next((s for n, s in ((8192, 128), (32768, 256), (65536, 512)) if n_kv <= n), 1024)
-    raise BadOption(f"no split curve is known for device {device!r}; known are 'cpu' and 'm5_max': pass splits yourself")
+    raise BadOption(
+        f"no split curve is known for device {device!r}; known are 'cpu' and 'm5_max': pass splits yourself"
+    )

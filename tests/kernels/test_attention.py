@@ -19,7 +19,8 @@ FAST = settings(deadline=None, derandomize=True, max_examples=8, suppress_health
 DTYPES = ("float32", "float16", "bfloat16")
 # No queries, one, few (split decode), one past a block, more than a block; keys likewise, and more queries than keys.
 LENGTHS = st.tuples(
-    st.sampled_from([0, 1, 2, 3, 7, 8, 9, 31, 33, 40, 65, 130]), st.sampled_from([0, 1, 2, 13, 48, 64, 65, 127, 129, 257, 520])
+    st.sampled_from([0, 1, 2, 3, 7, 8, 9, 31, 33, 40, 65, 130]), st.sampled_from([0, 1, 2, 13, 48, 64, 65, 127, 129,
+    257, 520])
 )  # fmt: skip
 
 
@@ -223,7 +224,11 @@ def test_blocks_of_a_mask(kind: str, backend: str) -> None:
 def test_views_as_masks(backend: str) -> None:
     """A mask may have any strides."""
     q, k, v = qkv(20, 30)
-    for mask in (mask_of((30, 20), "bool").T, mask_of((40, 90), "float32")[::2, ::-3], mask_of((20, 1), "bool")[:, [0] * 30]):
+    for mask in (
+        mask_of((30, 20), "bool").T,
+        mask_of((40, 90), "float32")[::2, ::-3],
+        mask_of((20, 1), "bool")[:, [0] * 30],
+    ):
         check(q, k, v, backend, mask=mask)
     check(q[:, :, :2], k, v, backend, mask=mask_of((30, 2), "bool").T)
 
@@ -255,7 +260,9 @@ def together(options: dict[str, Any], lengths: tuple[int, int], kept: tuple[bool
 
 @settings(FAST, max_examples=200)
 @given(options=TOGETHER, lengths=LENGTHS, kept=st.sampled_from(KEPT))
-def test_options_together_interpreted(options: dict[str, Any], lengths: tuple[int, int], kept: tuple[bool, ...]) -> None:
+def test_options_together_interpreted(
+    options: dict[str, Any], lengths: tuple[int, int], kept: tuple[bool, ...]
+) -> None:
     together(options, lengths, kept, "interpreter")
 
 
@@ -316,7 +323,11 @@ HIDING: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", HIDING)
 @FAST
-@given(Nq=st.sampled_from([1, 3, 9, 20, 40, 70, 130]), more=st.sampled_from([1, 30, 64, 129, 600]), bad=st.sampled_from(["nan", "inf", "-inf"]))
+@given(
+    Nq=st.sampled_from([1, 3, 9, 20, 40, 70, 130]),
+    more=st.sampled_from([1, 30, 64, 129, 600]),
+    bad=st.sampled_from(["nan", "inf", "-inf"]),
+)
 def test_what_a_hidden_key_holds_never_matters(name: str, Nq: int, more: int, bad: str, backend: str) -> None:
     options, Nk = dict(HIDING[name]), Nq + more
     q, k, v = qkv(Nq, Nk)
@@ -338,13 +349,19 @@ def test_what_a_hidden_key_holds_never_matters(name: str, Nq: int, more: int, ba
 
 @pytest.mark.parametrize("name", ["bool mask", "additive mask", "upper left", "mask_mod"])
 @FAST
-@given(Nq=st.sampled_from([1, 3, 20, 70, 130]), more=st.sampled_from([1, 30, 64, 129, 600]), dtype=st.sampled_from(DTYPES[:2]))
+@given(
+    Nq=st.sampled_from([1, 3, 20, 70, 130]),
+    more=st.sampled_from([1, 30, 64, 129, 600]),
+    dtype=st.sampled_from(DTYPES[:2]),
+)
 def test_hidden_keys_at_the_end_change_no_bit(name: str, Nq: int, more: int, dtype: str, backend: str) -> None:
     q, k, v = qkv(Nq, Nq + more, dtype=dtype)
     k[:, :, Nq:], v[:, :, Nq:] = np.nan, np.nan
     for n in (Nq, Nq + more):
         seen = np.arange(n) < Nq
-        options: dict[str, Any] = {"mask": seen if name == "bool mask" else np.where(seen, 0, -np.inf).astype(np.float32)}
+        options: dict[str, Any] = {
+            "mask": seen if name == "bool mask" else np.where(seen, 0, -np.inf).astype(np.float32)
+        }
         if name == "upper left":
             options = {"causal": "upper_left"}
         elif name == "mask_mod":

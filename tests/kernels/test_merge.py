@@ -14,7 +14,9 @@ from monotile import registry
 from monotile.kernels import reference
 
 FAST = settings(deadline=None, derandomize=True, max_examples=15, suppress_health_check=list(HealthCheck))
-SHAPES = st.tuples(st.sampled_from([(), (1,), (3,), (2, 3), (2, 0), (1, 2, 3, 2)]), st.sampled_from([0, 1, 2, 63, 64, 65, 200]))
+SHAPES = st.tuples(
+    st.sampled_from([(), (1,), (3,), (2, 3), (2, 0), (1, 2, 3, 2)]), st.sampled_from([0, 1, 2, 63, 64, 65, 200])
+)
 
 
 def parts(lead: tuple[int, ...], S: int, Dv: int = 16, seed: int = 0) -> tuple[Array, Array, Array]:

@@ -1,4 +1,4 @@
-# ruff: noqa: F821, UP037 (a tensor annotation such as Tensor["N"] names dimensions, not types)
+# ruff: noqa: UP037 (a tensor annotation such as Tensor["N"] names dimensions, not types)
 """`blocks` with a visibility: skipping what is hidden changes nothing, and hidden data never matters."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# ruff: noqa: F821, UP037 (a tensor annotation such as Tensor["N"] names dimensions, not types)
+# ruff: noqa: UP037 (a tensor annotation such as Tensor["N"] names dimensions, not types)
 """Loops, branches, carried variables, helpers, named tuples and compile-time control flow."""
 
 from __future__ import annotations

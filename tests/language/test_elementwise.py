@@ -1,4 +1,4 @@
-# ruff: noqa: F821, UP037 (a tensor annotation such as Tensor["N"] names dimensions, not types)
+# ruff: noqa: UP037 (a tensor annotation such as Tensor["N"] names dimensions, not types)
 """Operators and elementwise words, in every type, against NumPy."""
 
 from __future__ import annotations

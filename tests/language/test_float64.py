@@ -1,4 +1,4 @@
-# ruff: noqa: F821, UP037 (a tensor annotation such as Tensor["N"] names dimensions, not types)
+# ruff: noqa: UP037 (a tensor annotation such as Tensor["N"] names dimensions, not types)
 """The interpreter's float64 mode: the same IR as a reference without rounding."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# ruff: noqa: F821, UP037 (a tensor annotation such as Tensor["N"] names dimensions, not types)
+# ruff: noqa: UP037 (a tensor annotation such as Tensor["N"] names dimensions, not types)
 """Reading and writing tensors: runs, positions, slices, scattered positions, edges and strides."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# ruff: noqa: F821, UP037 (a tensor annotation such as Tensor["N"] names dimensions, not types)
+# ruff: noqa: UP037 (a tensor annotation such as Tensor["N"] names dimensions, not types)
 """Kernels that once went wrong, found by tests/fuzz and made small."""
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ def test_last_vector_has_one_element(backend: str, side: int, source: str, dtype
         np.testing.assert_array_equal(y.astype(np.float32), expected.astype(np.float32))
 
 
-# ---- numbers near the ends of their type ---------------------------------------------------------------------------
+# ---- numbers near the ends of their type -----------------------------------------------------------------------------
 
 
 @kernel

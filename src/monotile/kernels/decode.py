@@ -1,7 +1,18 @@
-"""Split decode: few query rows against many keys. The keys are cut into splits, each of which gives a softmax state of its own."""
+"""Split decode: few query rows against many keys. The keys are cut into splits, each of which gives a softmax state
+of its own."""
 
 from monotile.language import (
-    Const, Tensor, arange, blocks, cdiv, dot, inf, kernel, minimum, program_id, where,
+    Const,
+    Tensor,
+    arange,
+    blocks,
+    cdiv,
+    dot,
+    inf,
+    kernel,
+    minimum,
+    program_id,
+    where,
 )  # fmt: skip
 
 from . import softmax

@@ -24,7 +24,9 @@ def merge(
 
 
 @kernel
-def merge_lse(o: Tensor["R S Dv"], lse: Tensor["R S"], out: Tensor["R Dv"], total: Tensor["R"], *, Dv: Const, BS: Const):
+def merge_lse(
+    o: Tensor["R S Dv"], lse: Tensor["R S"], out: Tensor["R Dv"], total: Tensor["R"], *, Dv: Const, BS: Const
+):
     """The same for parts that are finished: outputs with their logsumexp."""
     r = program_id(o.shape[0])
     row = r + arange(1)
@@ -32,5 +34,5 @@ def merge_lse(o: Tensor["R S Dv"], lse: Tensor["R S"], out: Tensor["R Dv"], tota
     for j in range(0, o.shape[1], BS):
         parts = j + arange(BS)
         M = where(parts[None, :] < o.shape[1], lse[row, parts], -inf)
-        state = softmax.combine(state, M * LOG2E, (M != -inf).astype(float32), o[r, parts])
+        state = softmax.combine(state, M * LOG2E, (-inf != M).astype(float32), o[r, parts])
     out[row], total[row] = softmax.finish(state)

@@ -1,4 +1,5 @@
-"""The definition: every op in NumPy, by the formula. In float64 it is what results are held against; in float32 it shows how
+"""The definition: every op in NumPy, by the formula. In float64 it is what results are held against; in float32 it
+shows how
 far the plain formula itself is from that."""
 
 from __future__ import annotations
@@ -11,9 +12,7 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 
-def visible(
-    Nq: int, Nk: int, causal: bool | str = False, window: tuple[int | None, int | None] | None = None
-) -> Array:
+def visible(Nq: int, Nk: int, causal: bool | str = False, window: tuple[int | None, int | None] | None = None) -> Array:
     """(Nq, Nk): which keys a query may see by position."""
     i, j = np.arange(Nq)[:, None], np.arange(Nk)[None, :]
     seen = np.ones((Nq, Nk), bool)

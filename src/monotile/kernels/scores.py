@@ -19,7 +19,8 @@ class Options(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Which scores a tile holds: batch, query head, positions of queries (rows, 1) and of keys (1, columns), and which of
+    """Which scores a tile holds: batch, query head, positions of queries (rows, 1) and of keys (1, columns), and
+    which of
     the rows there are: a tile may go past the last one."""
 
     b: Any

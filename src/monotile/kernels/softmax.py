@@ -1,8 +1,8 @@
 """The one softmax: a running maximum, a running sum, and the output before it is divided by the sum.
 
-`(m, l, acc)` is a monoid. `step` adds a block of keys, `combine` adds states of other keys, `finish` gives the output and the
-logsumexp; everything that computes a softmax calls these. m is in units of log2, so that exp2 is the only exponential.
-A row that has seen no key is m = -inf, l = 0, acc = 0, and nothing here makes a NaN of it.
+`(m, l, acc)` is a monoid. `step` adds a block of keys, `combine` adds states of other keys, `finish` gives the output
+and the logsumexp; everything that computes a softmax calls these. m is in units of log2, so that exp2 is the only
+exponential. A row that has seen no key is m = -inf, l = 0, acc = 0, and nothing here makes a NaN of it.
 """
 
 from typing import Any, NamedTuple
@@ -39,7 +39,8 @@ def step(state, S, V):
 
 
 def combine(state, m, l, O):
-    """States of other keys, one row's: maxima and sums (1, parts), outputs (parts, width). A part with l == 0 has seen no
+    """States of other keys, one row's: maxima and sums (1, parts), outputs (parts, width). A part with l == 0 has
+    seen no
     key and is skipped, whatever else it holds."""
     there = l != 0.0
     top = maximum(state.m, where(there, m, -inf).max(axis=1))

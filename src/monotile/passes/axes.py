@@ -1,7 +1,7 @@
 """Axes: dimensions that meet in any op are one axis, for the whole kernel.
 
-Everything after this works on axes, so that a transpose or an added dimension costs nothing. An axis is *folded* if some
-reduce or dot sums over it; along an axis nothing folds, every op is pointwise.
+Everything after this works on axes, so that a transpose or an added dimension costs nothing. An axis is *folded* if
+some reduce or dot sums over it; along an axis nothing folds, every op is pointwise.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ class Axis:
 class Axes:
     """The axis of every dimension of every tile; None for a side of 1, which broadcasts against anything.
 
-    Reductions always join dimensions. Elementwise ops, loops and branches join too, and so do ops that look at a value from
-    another side (expand, trans, dot), unless one tile would then run over the same axis twice (`x[:, None] < x[None, :]`,
-    `x.sum(0) + x.sum(1)`): there the reader keeps an axis of its own and translates positions when it reads. Positions and
-    constants join nothing: the same `arange(64)` may count queries in one place and keys in another.
+    Reductions always join dimensions. Elementwise ops, loops and branches join too, and so do ops that look at a
+    value from another side (expand, trans, dot), unless one tile would then run over the same axis twice (`x[:, None]
+    < x[None, :]`, `x.sum(0) + x.sum(1)`): there the reader keeps an axis of its own and translates positions when it
+    reads. Positions and constants join nothing: the same `arange(64)` may count queries in one place and keys in
+    another.
     """
 
     def __init__(self, kernel: Kernel) -> None:
@@ -83,7 +84,7 @@ class Axes:
                     self.split = True
                 else:
                     a.join(b)
-        for m, k, n in self.dots.values():
+        for _, k, _ in self.dots.values():
             if k is not None:
                 k.root().folded = True
         self.dots = {op: tuple(a and a.root() for a in mkn) for op, mkn in self.dots.items()}  # type: ignore[misc]

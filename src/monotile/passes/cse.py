@@ -20,7 +20,13 @@ def cse(kernel: Kernel) -> None:
             for inner in op.blocks:
                 visit(inner, seen)
             if op.kind in PURE and not _reads(op, written):
-                key = (op.kind, op.operands, tuple(sorted(op.attrs.items(), key=lambda kv: kv[0])), op.result.type, _sign(op))
+                key = (
+                    op.kind,
+                    op.operands,
+                    tuple(sorted(op.attrs.items(), key=lambda kv: kv[0])),
+                    op.result.type,
+                    _sign(op),
+                )
                 first = seen.setdefault(key, op)
                 if first is not op:
                     renamed[op.result] = first.result

@@ -1,8 +1,8 @@
 """Detaching: a fold of something cheap gets a copy of its own to fold.
 
-`visible.max(axis=0)` asks, for each key, whether any query sees it, while the same `visible` also masks the scores. Computed
-once, the two would tie the loops over scores to the fold. Comparisons of positions and loads cost little, so the fold gets its
-own copy of them, with axes of its own, and runs on its own.
+`visible.max(axis=0)` asks, for each key, whether any query sees it, while the same `visible` also masks the scores.
+Computed once, the two would tie the loops over scores to the fold. Comparisons of positions and loads cost little, so
+the fold gets its own copy of them, with axes of its own, and runs on its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def detach(kernel: Kernel) -> None:
 
 
 def _chain(value: Value, home: Block | None, written: frozenset[int]) -> list[Op]:
-    """The tile ops a value is made of, in order, if all are cheap and stand in the same block; else nothing. What is loaded
+    """The tile ops a value is made of, in order, if all are cheap and stand in the same block; else nothing. What is
+    loaded
     from a tensor the kernel writes cannot be loaded again later."""
     found: dict[Op, None] = {}
 

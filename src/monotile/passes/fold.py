@@ -1,4 +1,5 @@
-"""Folding: constants, identities, comparisons that are decided, branches on constants, bounds that hold by construction."""
+"""Folding: constants, identities, comparisons that are decided, branches on constants, bounds that hold by
+construction."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def _runs_never(op: Op) -> bool:
     return low is not None and high is not None and low >= high
 
 
-# ---- values ------------------------------------------------------------------------------------------------------------
+# ---- values ----------------------------------------------------------------------------------------------------------
 
 
 def _simplify(b: Builder, op: Op) -> Value | None:
@@ -81,9 +82,9 @@ def _simplify(b: Builder, op: Op) -> Value | None:
     source = op.operands[0].op if op.operands else None
     if op.kind == "trans" and source is not None and source.kind == "trans":
         return source.operands[0]
-    if op.kind in ("expand", "trans", "broadcast") and source is not None and source.kind == "broadcast":
-        if not source.operands[0].shape:
-            return b.broadcast(source.operands[0], op.result.shape)
+    stretched = source is not None and source.kind == "broadcast" and not source.operands[0].shape
+    if stretched and source is not None and op.kind in ("expand", "trans", "broadcast"):
+        return b.broadcast(source.operands[0], op.result.shape)
     return None
 
 
@@ -205,12 +206,12 @@ def _far_from_wrapping(value: Value) -> bool:
 
 
 RULES: dict[str, Callable[[Builder, Op, list[Any]], Value | None]] = {
-    "add": _add, "sub": _add, "mul": _mul, "div": _mul, "floordiv": _mul, "mod": _mod, "and": _and, "or": _and, "not": _not,
-    "where": _where, "cast": _cast, "lt": _compare, "le": _compare,
+    "add": _add, "sub": _add, "mul": _mul, "div": _mul, "floordiv": _mul, "mod": _mod, "and": _and, "or": _and, "not":
+    _not, "where": _where, "cast": _cast, "lt": _compare, "le": _compare,
 }  # fmt: skip
 
 
-# ---- bounds ------------------------------------------------------------------------------------------------------------
+# ---- bounds ----------------------------------------------------------------------------------------------------------
 
 
 def _relax_bounds(op: Op) -> None:
@@ -228,7 +229,7 @@ def _inside(tensor: Tensor, axis: int, start: Value, extent: int) -> bool:
     length = tensor.dims[axis]
     known = constant(start)
     if isinstance(length, int) and known is not None:
-        return 0 <= known and known + extent <= length
+        return known >= 0 and known + extent <= length
     # A program's position in a grid as long as the dimension itself.
     grid = start.op
     if extent == 1 and grid is not None and grid.kind == "program_id":
@@ -237,5 +238,3 @@ def _inside(tensor: Tensor, axis: int, start: Value, extent: int) -> bool:
             return bool(size.attrs["tensor"].dims[size.attrs["axis"]] == length)
         return size is not None and size.kind == "const" and size.attrs["value"] == length
     return False
-
-

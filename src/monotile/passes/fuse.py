@@ -1,13 +1,14 @@
 """Fusion: the tile ops of a kernel grouped into *nests*, loops over the axes of one domain.
 
-Values come in three sorts. *Virtual* ones (constants, positions and what follows from them, changes of shape) are recomputed
-wherever they are read. *Lazy* ones (loads that need no copy) are read from their tensor where they are used. All others are *made*
-in one nest: an op joins the newest nest over its own domain that has its inputs; a reduce joins the nest of what it folds,
-and its result is ready when that nest ends; a dot opens a nest and elementwise work on its result follows in it; in
-`x + dot(...)` the x is where the accumulator starts. A value gets storage only if another nest reads it.
+Values come in three sorts. *Virtual* ones (constants, positions and what follows from them, changes of shape) are
+recomputed wherever they are read. *Lazy* ones (loads that need no copy) are read from their tensor where they are
+used. All others are *made* in one nest: an op joins the newest nest over its own domain that has its inputs; a reduce
+joins the nest of what it folds, and its result is ready when that nest ends; a dot opens a nest and elementwise work
+on its result follows in it; in `x + dot(...)` the x is where the accumulator starts. A value gets storage only if
+another nest reads it.
 
-The backend says which axis the lanes of a value run along (`lane`), which loads need a copy (`eager`) and which ops are emitted in
-a way of their own and share no nest (`apart`).
+The backend says which axis the lanes of a value run along (`lane`), which loads need a copy (`eager`) and which ops
+are emitted in a way of their own and share no nest (`apart`).
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Fusion:
         self._block(kernel.body)
         self.stored = self._stored()
 
-    # ---- sorts of values -----------------------------------------------------------------------------------------------
+    # ---- sorts of values ---------------------------------------------------------------------------------------------
 
     def virtual(self, value: Value) -> bool:
         op = value.op
@@ -114,8 +115,10 @@ class Fusion:
                     continue
                 there = across or (op.kind in POINTWISE and not self.axes.together(op, operand))
                 source = operand.op
-                if source is None or source.kind == "reduce" or not (
-                    self.virtual(operand) or self.lazy(operand) or source in self.inlined
+                if (
+                    source is None
+                    or source.kind == "reduce"
+                    or not (self.virtual(operand) or self.lazy(operand) or source in self.inlined)
                 ):
                     found.update({operand} if there else ())
                 else:
@@ -125,7 +128,7 @@ class Fusion:
             visit(op, False)
         return found
 
-    # ---- building ------------------------------------------------------------------------------------------------------
+    # ---- building ----------------------------------------------------------------------------------------------------
 
     def _block(self, block: Block) -> None:
         items: list[Segment | Op] = []
@@ -186,12 +189,22 @@ class Fusion:
                 if other.op is not None and other.op.kind == "dot" and other.op in {d for d, _ in sums.values()}:
                     continue
                 sums[op] = (dot, other)
-                if other.op is not None and other.op.kind in ELEMENTWISE and other.op in here and len(self.users[other]) == 1:
+                if (
+                    other.op is not None
+                    and other.op.kind in ELEMENTWISE
+                    and other.op in here
+                    and len(self.users[other]) == 1
+                ):
                     self.inlined.add(other.op)
         return sums
 
     def _open(
-        self, segment: Segment, like: Value, dot: Op | None = None, start: Value | None = None, total: Value | None = None
+        self,
+        segment: Segment,
+        like: Value,
+        dot: Op | None = None,
+        start: Value | None = None,
+        total: Value | None = None,
     ) -> Nest:
         nest = Nest(frozenset(self.axes.of(like)), self.lane(like), dot=dot, start=start, total=total)
         segment.nests.append(nest)
@@ -229,7 +242,9 @@ class Fusion:
             made = [v for v in needed if self.home.get(v) is nest]
             fits = nest.axes == domain and nest.lane is lane and not nest.moves
             fits = fits and (folded is None or nest.fold_axis in (None, folded))
-            fits = fits and not any(v.op in nest.folds or not v.shape for v in made)  # a fold is ready when its nest ends
+            fits = fits and not any(
+                v.op in nest.folds or not v.shape for v in made
+            )  # a fold is ready when its nest ends
             fits = fits and not any(v in crossed for v in made)
             fits = fits and not any(o in self.apart for o in (*nest.made, *nest.stores))
             if nest.dot is not None and folded is not None and folded is nest.lane:
@@ -240,7 +255,7 @@ class Fusion:
                 return None
         return None
 
-    # ---- storage -------------------------------------------------------------------------------------------------------
+    # ---- storage -----------------------------------------------------------------------------------------------------
 
     def nest_reads(self, nest: Nest) -> set[Value]:
         """Made values the nest reads, its own among them."""

@@ -21,7 +21,8 @@ def _block(block: Block, written: frozenset[int]) -> None:
 
 
 def _hoist(loop: Op, written: frozenset[int]) -> list[Op]:
-    """The ops of the body that depend on nothing made in it. Loads may move too: they cannot fault, wherever they point."""
+    """The ops of the body that depend on nothing made in it. Loads may move too: they cannot fault, wherever they
+    point."""
     (body,) = loop.blocks
     inside: set[Value] = set(body.params)
     for op in walk(body):

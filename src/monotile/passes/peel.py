@@ -1,9 +1,9 @@
 """Position tests and loops: `skip` leaves out blocks nothing sees, `peel` cuts a loop where its tests become known.
 
-A *guard* is something of the form `form < 0` over a whole tile, where `form` is linear in the loop counter, in scalars the
-loop does not change, and in positions within the tile: a comparison of positions, or the bounds of a load or store. For
-a block of a loop a guard is known true when it holds at the tile's worst position, and known false when it fails at its
-best. Both are bounds on the counter, so they are computed before the loop:
+A *guard* is something of the form `form < 0` over a whole tile, where `form` is linear in the loop counter, in
+scalars the loop does not change, and in positions within the tile: a comparison of positions, or the bounds of a load
+or store. For a block of a loop a guard is known true when it holds at the tile's worst position, and known false when
+it fails at its best. Both are bounds on the counter, so they are computed before the loop:
 
     for j in low .. high       ->   for j in low .. a      every test kept
                                     for j in a .. b        the guards are gone
@@ -33,7 +33,7 @@ class Guard:
     high: int
 
 
-# ---- guards ------------------------------------------------------------------------------------------------------------
+# ---- guards ----------------------------------------------------------------------------------------------------------
 
 
 def _guard(form: Linear, shape: tuple[int, ...], body: Block, inside: set[Value]) -> Guard | None:
@@ -78,10 +78,12 @@ def _made_inside(body: Block) -> set[Value]:
 
 
 def _limits(b: Builder, guards: list[Guard], best: bool) -> tuple[Value | None, Value | None]:
-    """Bounds on the counter between which all guards hold at the tile's best (or worst) position: first, one past the last.
+    """Bounds on the counter between which all guards hold at the tile's best (or worst) position: first, one past the
+    last.
     They are int64: a scalar may be as great as an int32 can be ("no limit"), and what is added to it must not wrap.
 
-    factor > 0:  counter < ceil(-(rest + offset) / factor);   factor < 0:  counter > floor((rest + offset) / -factor)."""
+    factor > 0:  counter < ceil(-(rest + offset) / factor);   factor < 0:  counter > floor((rest + offset) /
+    -factor)."""
     low: Value | None = None
     high: Value | None = None
     for g in guards:
@@ -122,7 +124,7 @@ def _on_grid(b: Builder, start: Value, bound: Value, step: int) -> Value:
     return b.binary("max", start, _narrow(b, found))  # a start that is known not to be negative stays so
 
 
-# ---- skip --------------------------------------------------------------------------------------------------------------
+# ---- skip ------------------------------------------------------------------------------------------------------------
 
 
 def skip(kernel: Kernel) -> None:
@@ -154,7 +156,7 @@ def _skip(block: Block, loop: Op) -> None:
     block.ops.append(loop)
 
 
-# ---- peel --------------------------------------------------------------------------------------------------------------
+# ---- peel ------------------------------------------------------------------------------------------------------------
 
 
 def peel(kernel: Kernel) -> None:
@@ -219,7 +221,11 @@ def _find_guards(
                 tests[op] = guard
     for op in body.ops:
         if (bounds or tests) and op.kind in ("load", "store"):  # a loop that is cut anyway is cut for its bounds too
-            found = [(axis, pair) for axis in range(len(op.attrs["checked"])) if (pair := _bounds(op, axis, body, inside, starts, dim))]
+            found = [
+                (axis, pair)
+                for axis in range(len(op.attrs["checked"]))
+                if (pair := _bounds(op, axis, body, inside, starts, dim))
+            ]
             if found:
                 accesses[op] = found
     return tests, accesses
@@ -289,4 +295,3 @@ def _each_loop(block: Block, visit: Callable[[Block, Op], None]) -> None:
             visit(block, op)
         else:
             block.ops.append(op)
-

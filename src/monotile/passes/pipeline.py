@@ -1,4 +1,5 @@
-"""The passes, in order. Every rewrite is a function from a kernel to nothing that changes it in place; the verifier runs
+"""The passes, in order. Every rewrite is a function from a kernel to nothing that changes it in place; the verifier
+runs
 after each. Backends choose with `Options`; what they learn afterwards (axes, nests, storage) are analyses they call.
 
 | pass         | what it does                                                                                      |

@@ -35,7 +35,9 @@ class CpuProgram(Program):
         block = (ctypes.c_int64 * max(1, len(words)))(*words)
         return type(block), bytes(block)
 
-    def launch(self, bound: Any, arrays: Sequence[Any], addresses: Sequence[int], scalars: Sequence[Any], threads: int | None) -> None:
+    def launch(
+        self, bound: Any, arrays: Sequence[Any], addresses: Sequence[int], scalars: Sequence[Any], threads: int | None
+    ) -> None:
         kind, template = bound
         block = kind.from_buffer_copy(template)
         for word, address in zip(self._tensor_words, addresses, strict=True):

@@ -1,8 +1,8 @@
 """Dots: register blocks of rows x lane vectors, accumulated along the contraction.
 
 One operand has the lanes and is read as vectors, the other is read one element at a time and broadcast. A block of
-`target.rows` x `target.vectors` accumulators stays in registers for the whole contraction. Both operands come from scratch in
-float32, unless a tile is read only once: then it is streamed from its tensor (streams.py).
+`target.rows` x `target.vectors` accumulators stays in registers for the whole contraction. Both operands come from
+scratch in float32, unless a tile is read only once: then it is streamed from its tensor (streams.py).
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class Operand:
                 place.pop(op.attrs["position"])
             value = op.operands[0]
         dims = nests.axes.dims(self.base)
-        self.free, self.deep = (next((a for a, p in zip(dims, place, strict=True) if p == w), None) for w in ("free", "deep"))
+        self.free, self.deep = (
+            next((a for a, p in zip(dims, place, strict=True) if p == w), None) for w in ("free", "deep")
+        )
 
     def at(self, free: Index, deep: Index) -> dict[Axis, Index]:
         places = ((self.free, free), (self.deep, deep))
@@ -115,8 +117,8 @@ class DotEmitter(NestEmitter):
         return Point(at, pt.lane, pt.valid, pt.edge, pt.panel, dict(pt.memo))
 
     def total(self, nest: Nest, pt: Point, value: Reg, group: Point) -> None:
-        """Makes a finished sum known at its point, with what it is added to. Each dot is summed on its own and then added,
-        as the source says: a long sum in blocks rounds less than one chain."""
+        """Makes a finished sum known at its point, with what it is added to. Each dot is summed on its own and then
+        added, as the source says: a long sum in blocks rounds less than one chain."""
         assert nest.total is not None
         if nest.start is not None:
             value = self.e.binary("fadd", self.ev.moved(nest.start, nest.total, pt), value)

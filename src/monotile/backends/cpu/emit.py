@@ -1,7 +1,8 @@
 """A builder of LLVM IR text: typed registers, counted loops, branches and variables.
 
-Indices are i64 and may be Python ints, which fold as they are combined. A `Reg` is a typed value that is either uniform (one
-scalar for all lanes) or a vector of `lanes` elements; arithmetic on uniform registers stays scalar until it meets a vector.
+Indices are i64 and may be Python ints, which fold as they are combined. A `Reg` is a typed value that is either
+uniform (one scalar for all lanes) or a vector of `lanes` elements; arithmetic on uniform registers stays scalar until
+it meets a vector.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Emitter:
         self.current = "entry"
         self._count = 0
 
-    # ---- text ----------------------------------------------------------------------------------------------------------
+    # ---- text --------------------------------------------------------------------------------------------------------
 
     def fresh(self, stem: str = "v") -> str:
         self._count += 1
@@ -82,7 +83,7 @@ class Emitter:
             return ""
         return self.op(text)
 
-    # ---- i64 indices ---------------------------------------------------------------------------------------------------
+    # ---- i64 indices -------------------------------------------------------------------------------------------------
 
     def add(self, a: Index, b: Index) -> Index:
         if isinstance(a, int) and isinstance(b, int):
@@ -114,7 +115,7 @@ class Emitter:
             result = condition if result is None else self.op(f"and i1 {result}, {condition}")
         return result
 
-    # ---- memory --------------------------------------------------------------------------------------------------------
+    # ---- memory ------------------------------------------------------------------------------------------------------
 
     def element(self, pointer: str, index: Index, type_: str) -> str:
         return pointer if index == 0 else self.op(f"getelementptr {type_}, ptr {pointer}, i64 {index}")
@@ -125,7 +126,7 @@ class Emitter:
     def store(self, value: str, pointer: str, type_: str, align: int) -> None:
         self.do(f"store {type_} {value}, ptr {pointer}, align {align}")
 
-    # ---- variables, loops, branches ------------------------------------------------------------------------------------
+    # ---- variables, loops, branches ----------------------------------------------------------------------------------
 
     def var(self, type_: str, initial: str) -> Var:
         name = self.fresh("p")
@@ -175,7 +176,7 @@ class Emitter:
             self.jump(end)
         self.place(end)
 
-    # ---- registers -----------------------------------------------------------------------------------------------------
+    # ---- registers ---------------------------------------------------------------------------------------------------
 
     def vector_type(self, type_: str) -> str:
         return f"<{self.lanes} x {type_}>"

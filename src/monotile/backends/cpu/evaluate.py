@@ -84,7 +84,7 @@ class Evaluator:
         first = Reg(str(index), "i32") if isinstance(index, int) else Reg(e.op(f"trunc i64 {index} to i32"), "i32")
         return e.binary("add", first, e.iota()) if axis is pt.lane else first
 
-    # ---- elementwise ---------------------------------------------------------------------------------------------------
+    # ---- elementwise -------------------------------------------------------------------------------------------------
 
     def elementwise(self, op: Op, x: list[Reg]) -> Reg:
         e, kind = self.e, op.kind
@@ -156,7 +156,7 @@ class Evaluator:
             return x
         return e.convert("sext" if kind == "i64" else "trunc", x, kind)
 
-    # ---- folds ---------------------------------------------------------------------------------------------------------
+    # ---- folds -------------------------------------------------------------------------------------------------------
 
     def identity(self, fold: str, dtype: DType) -> Reg:
         """What folding nothing gives."""
@@ -178,7 +178,9 @@ class Evaluator:
             return e.binary("fadd" if is_float else "add", total, x)
         if total.type == "i1":
             return e.binary("or" if fold == "max" else "and", total, x)
-        test = ("fcmp ogt" if fold == "max" else "fcmp olt") if is_float else ("icmp sgt" if fold == "max" else "icmp slt")
+        test = (
+            ("fcmp ogt" if fold == "max" else "fcmp olt") if is_float else ("icmp sgt" if fold == "max" else "icmp slt")
+        )
         return e.select(e.binary(test, x, total, "i1"), x, total)
 
     def across(self, fold: str, total: Reg) -> Reg:

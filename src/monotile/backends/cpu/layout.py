@@ -1,13 +1,15 @@
 """Lanes: along which axis the vectors of each tile run, and which tiles need a copy in another order.
 
-If some axis is folded by nothing and runs through every dot result and every carried tile, all work is pointwise in it: it becomes
-the *panel axis*. Tiles that have it are kept as [panel][row][lane], and everything that has it is done panel by panel, so that what
-one step makes the next still finds in cache. Otherwise every tile has its lanes along the axis that is contiguous in memory.
+If some axis is folded by nothing and runs through every dot result and every carried tile, all work is pointwise in
+it: it becomes the *panel axis*. Tiles that have it are kept as [panel][row][lane], and everything that has it is done
+panel by panel, so that what one step makes the next still finds in cache. Otherwise every tile has its lanes along
+the axis that is contiguous in memory.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 from ...affine import linear
 from ...ir import Kernel, Op, Value, uses, walk
@@ -52,7 +54,7 @@ class Layout:
             return self.panel_axis
         return self._required.get(value) or self._preferred.get(frozenset(found)) or self._default(value)
 
-    # ---- the panel axis ------------------------------------------------------------------------------------------------
+    # ---- the panel axis ----------------------------------------------------------------------------------------------
 
     def _choose_panel_axis(self) -> Axis | None:
         if not self._dots or self.axes.split:
@@ -74,7 +76,7 @@ class Layout:
         unit = op.attrs["tensor"].unit
         return self.axes.dims(value)[tiled.index(unit)] if unit in tiled else None
 
-    # ---- everything else -----------------------------------------------------------------------------------------------
+    # ---- everything else ---------------------------------------------------------------------------------------------
 
     def _vote(self) -> dict[frozenset[Axis], Axis]:
         """For each set of axes, the one most loads and stores find contiguous."""
@@ -92,7 +94,7 @@ class Layout:
         long = [a for a in found if a.extent >= self.target.lanes]
         return (long or found)[-1]
 
-    # ---- streams -------------------------------------------------------------------------------------------------------
+    # ---- streams -----------------------------------------------------------------------------------------------------
 
     def _stream(self, dot: Op, lane: Axis | None, kernel: Kernel) -> Op | None:
         """The load whose tile a dot can stream: used by this dot alone, once for each of few rows."""
@@ -113,12 +115,13 @@ class Layout:
         return load if unit is lane or inner else None
 
     def _order_streams(self, kernel: Kernel) -> dict[Op, tuple[Op, tuple[int, ...]]]:
-        """For each streamed load the one after it in its loop, and how far along each dimension of its tile that will be."""
+        """For each streamed load the one after it in its loop, and how far along each dimension of its tile that will
+        be."""
         following: dict[Op, tuple[Op, tuple[int, ...]]] = {}
         for loop in (op for op in self._ops if op.kind == "for"):
             (body,) = loop.blocks
             loads = [self.streamed[op] for op in body.ops if op in self.streamed]
-            for here, there in zip(loads, loads[1:], strict=False):
+            for here, there in pairwise(loads):
                 following[here] = (there, (0,) * len(there.result.shape))
             if loads:
                 following[loads[-1]] = (loads[0], _turn(loads[0], body.params[0], loop.attrs["step"]))

@@ -1,7 +1,7 @@
 """A kernel after its passes, as LLVM IR text: programs, scalars, loops, branches, and the order of nests.
 
-The text has two functions: `kernel(args, program, scratch)` runs one program, `programs(args)` counts them. `args` is an array
-of 64-bit words: for each tensor its address, lengths and strides, then the scalars.
+The text has two functions: `kernel(args, program, scratch)` runs one program, `programs(args)` counts them. `args` is
+an array of 64-bit words: for each tensor its address, lengths and strides, then the scalars.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from .layout import Layout
 from .memory import Buffer, Point, Scratch, Tensors, register_type
 from .streams import StreamEmitter
 from .target import Target
-
 
 COUNTABLE = ELEMENTWISE | {"const", "dim", "param"}  # what the size of a grid may be computed from
 
@@ -36,7 +35,8 @@ def lower(kernel: Kernel, target: Target, triple: str) -> Lowered:
     counter.run()
     attributes = f'nounwind "min-legal-vector-width"="512" "prefer-vector-width"="{32 * target.lanes}"'
     parts = [
-        f'target triple = "{triple}"\n@zero = private constant [16 x i8] zeroinitializer, align 16\n@ones = private constant i16 -1\n',
+        f'target triple = "{triple}"\n',
+        "@zero = private constant [16 x i8] zeroinitializer, align 16\n@ones = private constant i16 -1\n",
         main.e.function(f"define void @kernel(ptr noalias %args, i64 %program, ptr noalias %scratch) {attributes}"),
         counter.e.function(f"define i64 @programs(ptr %args) {attributes}"),
         *sorted(f"{d}\n" for d in main.e.declarations | counter.e.declarations),
@@ -100,9 +100,8 @@ class Counting(Scalars):
                     positive = self.e.call("i64", "llvm.smax.i64", ("i64", str(self.index(size))), ("i64", "0"))
                     total = self.e.mul(total, positive)
                 break
-            if op.kind in COUNTABLE and not op.result.shape:
-                if all(v in self.ev.scalars for v in op.operands):
-                    self.scalar(op)
+            if op.kind in COUNTABLE and not op.result.shape and all(v in self.ev.scalars for v in op.operands):
+                self.scalar(op)
         self.e.do(f"ret i64 {total}")
 
 
@@ -122,10 +121,11 @@ class Lowering(Scalars):
         self.block(self.kernel.body)
         self.e.do("ret void")
 
-    # ---- blocks --------------------------------------------------------------------------------------------------------
+    # ---- blocks ------------------------------------------------------------------------------------------------------
 
     def block(self, block: Block) -> None:
-        """The block's segments and control flow; what the control flow carries is put in place by the segment before it."""
+        """The block's segments and control flow; what the control flow carries is put in place by the segment before
+        it."""
         items = self.fusion.plan[block]
         for n, item in enumerate(items):
             if isinstance(item, Segment):
@@ -145,7 +145,12 @@ class Lowering(Scalars):
         """What a branch decides and its block only passes on is kept where the block's owner keeps it: no copy."""
         yields, targets = block.terminator.operands, self._targets.get(block, ())
         for value, target in zip(yields, targets, strict=False):
-            if value not in op.results or target is None or len(self.fusion.users[value]) != 1 or not self._alike(value, target):
+            if (
+                value not in op.results
+                or target is None
+                or len(self.fusion.users[value]) != 1
+                or not self._alike(value, target)
+            ):
                 continue
             ops = [o for item in later for o in (item.ops if isinstance(item, Segment) else [item, *_inner(item)])]
             ops.append(block.terminator)  # another variable may take the old value
@@ -153,8 +158,9 @@ class Lowering(Scalars):
                 self.ev.buffers[value] = self.ev.buffers[target]
 
     def _enter(self, segment: Segment, loop: Op, block: Block) -> None:
-        """Gives what the loop carries its storage, and starts it off. What an earlier loop of the same block has carried, and
-        nothing else reads, stays where it is; from outside the block it may be needed once more, by the next turn."""
+        """Gives what the loop carries its storage, and starts it off. What an earlier loop of the same block has
+        carried, and nothing else reads, stays where it is; from outside the block it may be needed once more, by the
+        next turn."""
         (body,) = loop.blocks
         for init, param, result in zip(loop.operands[2:], body.params[1:], loop.results, strict=True):
             if not param.shape:
@@ -176,7 +182,9 @@ class Lowering(Scalars):
                 continue
             kept = self.ev.buffers[target]
             others = (v for v in yields if v is not value)
-            wanted = any(self.ev.buffers.get(v) is kept for other in others for v in self.fusion.reads(other))  # as it was
+            wanted = any(
+                self.ev.buffers.get(v) is kept for other in others for v in self.fusion.reads(other)
+            )  # as it was
             if not wanted and self._in_place(segment, value, target):
                 self.ev.buffers[value] = self.ev.buffers[target]
             else:
@@ -223,7 +231,7 @@ class Lowering(Scalars):
         operands = nest.dot.operands if nest.dot is not None else ()
         return any(self.ev.buffers.get(strip(v)) is self.ev.buffers[value] for v in operands)
 
-    # ---- control flow --------------------------------------------------------------------------------------------------
+    # ---- control flow ------------------------------------------------------------------------------------------------
 
     def _for(self, loop: Op) -> None:
         (body,) = loop.blocks
@@ -281,7 +289,7 @@ class Lowering(Scalars):
             else:
                 self.scratch.touch(self.ev.buffers[result])
 
-    # ---- segments ------------------------------------------------------------------------------------------------------
+    # ---- segments ----------------------------------------------------------------------------------------------------
 
     def segment(self, segment: Segment) -> None:
         """Scalars as soon as they can be computed; nests without the panel axis; then all others, panel by panel."""
@@ -341,7 +349,7 @@ class Lowering(Scalars):
             self.ev.scalars[result] = Reg(e.op(f"trunc i64 {e.op(f'urem i64 {rest}, {n}')} to i32"), "i32")
             rest = e.op(f"udiv i64 {rest}, {n}")
 
-    # ---- storage -------------------------------------------------------------------------------------------------------
+    # ---- storage -----------------------------------------------------------------------------------------------------
 
     def _buffer(self, value: Value) -> Buffer:
         """[panel][row][lane] with the panel axis, else [row][lane]; lanes are padded to whole vectors."""
@@ -356,7 +364,9 @@ class Lowering(Scalars):
             width = self.target.panel
             panels = 1 if value in self._local else -(-lane.extent // width)
             strides = {lane: 1} | ({other: width} if other is not None else {})
-            return self.scratch.new(element, strides, lane, panels * height * width, 0 if panels == 1 else height * width)
+            return self.scratch.new(
+                element, strides, lane, panels * height * width, 0 if panels == 1 else height * width
+            )
         width = -(-lane.extent // self.target.lanes) * self.target.lanes
         if other is not None and width % 256 == 0:
             width += self.target.lanes  # rows a power of two apart would share few cache sets

@@ -1,8 +1,9 @@
 """Memory of a kernel: slices of its tensors, and scratch buffers for the tiles it keeps.
 
-Registers hold every float as float32 and every small integer as int32; conversion happens at the tensor's edge. A `Tile` is a
-load's or store's slice: a base pointer plus, for each of its dimensions, axis, stride and bounds. Accesses come in two forms,
-inside (no checks) and edge (lanes and rows outside the tensor read zero and are not written).
+Registers hold every float as float32 and every small integer as int32; conversion happens at the tensor's edge. A
+`Tile` is a load's or store's slice: a base pointer plus, for each of its dimensions, axis, stride and bounds.
+Accesses come in two forms, inside (no checks) and edge (lanes and rows outside the tensor read zero and are not
+written).
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from .emit import Emitter, Index, Reg
 
 # How an element type is kept in memory and in registers.
 STORED = {
-    "float32": "float", "float16": "half", "bfloat16": "i16", "int64": "i64", "int32": "i32", "int8": "i8", "uint8": "i8",
-    "bool": "i8",
+    "float32": "float", "float16": "half", "bfloat16": "i16", "int64": "i64", "int32": "i32", "int8": "i8",
+    "uint8": "i8", "bool": "i8",
 }  # fmt: skip
 BYTES = {"float": 4, "half": 2, "i16": 2, "i64": 8, "i32": 4, "i8": 1}
 
@@ -33,7 +34,8 @@ def register_type(dtype: DType) -> str:
 
 @dataclass
 class Point:
-    """Where a nest stands: an index along each of its axes, which of them the lanes run along, and what is known there."""
+    """Where a nest stands: an index along each of its axes, which of them the lanes run along, and what is known
+    there."""
 
     at: dict[Axis, Index]
     lane: Axis | None = None
@@ -100,7 +102,9 @@ class Scratch:
         self.buffers: list[Buffer] = []
         self.clock = 0
 
-    def new(self, element: str, strides: dict[Axis, int], lane: Axis | None, count: int, panel_stride: int = 0) -> Buffer:
+    def new(
+        self, element: str, strides: dict[Axis, int], lane: Axis | None, count: int, panel_stride: int = 0
+    ) -> Buffer:
         buffer = Buffer(self.e.fresh("b"), element, strides, lane, count * BYTES[element], panel_stride)
         self.buffers.append(buffer)
         return buffer
@@ -111,8 +115,8 @@ class Scratch:
         buffer.last = max(buffer.last, self.clock)
 
     def end_loop(self, began: int) -> None:
-        """What a loop found in use when it began stays in use until it ends: the next turn may read it. What it fills panel
-        by panel is in use from its beginning: earlier panels must outlive what later turns do."""
+        """What a loop found in use when it began stays in use until it ends: the next turn may read it. What it fills
+        panel by panel is in use from its beginning: earlier panels must outlive what later turns do."""
         for buffer in self.buffers:
             if 0 <= buffer.first < began <= buffer.last:
                 buffer.last = self.clock
@@ -127,7 +131,7 @@ class Scratch:
             self.e.entry.append(f"  {buffer.name} = getelementptr i8, ptr %scratch, i64 {offset}")
         return total
 
-    # ---- access --------------------------------------------------------------------------------------------------------
+    # ---- access ------------------------------------------------------------------------------------------------------
 
     def address(self, buffer: Buffer, at: dict[Axis, Index], panel: tuple[Index, int] | None) -> str:
         self.touch(buffer)
@@ -168,7 +172,7 @@ class Scratch:
         return self.e.convert("trunc", raw, "i1") if raw.type == "i8" else raw
 
 
-# ---- vectors in memory -------------------------------------------------------------------------------------------------
+# ---- vectors in memory -----------------------------------------------------------------------------------------------
 
 
 def lane_mask(e: Emitter, valid: int | None) -> str:
@@ -178,7 +182,9 @@ def lane_mask(e: Emitter, valid: int | None) -> str:
 
 def _pointers(e: Emitter, pointer: str, stride: Index, element: str) -> str:
     lanes = e.vector_type("i64")
-    steps = e.op(f"mul {lanes} <{', '.join(f'i64 {i}' for i in range(e.lanes))}>, {e.splat(Reg(str(stride), 'i64')).text}")
+    steps = e.op(
+        f"mul {lanes} <{', '.join(f'i64 {i}' for i in range(e.lanes))}>, {e.splat(Reg(str(stride), 'i64')).text}"
+    )
     return e.op(f"getelementptr {element}, ptr {pointer}, {lanes} {steps}")
 
 
@@ -212,10 +218,15 @@ def masked_load(e: Emitter, pointer: str, element: str, mask: str) -> str:
 
 def masked_store(e: Emitter, value: str, pointer: str, element: str, mask: str) -> None:
     if element in ("i8", "i16", "i32"):
-        # LLVM 22 turns a masked store of truncated integers, when it knows the mask and one lane is left, into a store of the
-        # wide integer, which overwrites what follows. So it must not know the mask.
+        # LLVM 22 turns a masked store of truncated integers, when it knows the mask and one lane is left,
+        # into a store of the wide integer, which overwrites what follows. So it must not know the mask.
         mask = e.op(f"and {e.vector_type('i1')} {mask}, {_every_lane(e)}")
-    args = ((e.vector_type(element), value), ("ptr", pointer), ("i32", str(BYTES[element])), (e.vector_type("i1"), mask))
+    args = (
+        (e.vector_type(element), value),
+        ("ptr", pointer),
+        ("i32", str(BYTES[element])),
+        (e.vector_type("i1"), mask),
+    )
     e.call("void", f"llvm.masked.store.{suffix(e, element)}.p0", *args)
 
 
@@ -231,7 +242,7 @@ def _every_lane(e: Emitter) -> str:
     return "%every"
 
 
-# ---- conversion between memory and registers ---------------------------------------------------------------------------
+# ---- conversion between memory and registers -------------------------------------------------------------------------
 
 
 def decode(e: Emitter, dtype: DType, raw: Reg) -> Reg:
@@ -261,7 +272,7 @@ def encode(e: Emitter, dtype: DType, value: Reg) -> Reg:
     return e.convert("trunc", value, "i8") if dtype.bits == 8 else value
 
 
-# ---- tiles of tensors --------------------------------------------------------------------------------------------------
+# ---- tiles of tensors ------------------------------------------------------------------------------------------------
 
 
 class Tensors:
@@ -297,7 +308,9 @@ class Tensors:
         axes = iter(self.axes.dims(value))
         offset: Index = 0
         dims, single, whole = [], [], []
-        for n, (start, extent, checked) in enumerate(zip(starts, op.attrs["extents"], op.attrs["checked"], strict=True)):
+        for n, (start, extent, checked) in enumerate(
+            zip(starts, op.attrs["extents"], op.attrs["checked"], strict=True)
+        ):
             stride, length = self.strides[tensor.index][n], self.lengths[tensor.index][n]
             wide = op.operands[(op.kind == "store") + n].dtype.bits == 64
             start = self._near(start) if wide else start
@@ -313,7 +326,8 @@ class Tensors:
         self.tiles[op] = Tile(tensor, base, dims, e.all(single), e.all(whole))
 
     def _place(self, tile: Tile, pt: Point) -> tuple[str, Dim | None, Reg | None]:
-        """Pointer of the point's first element, the dimension its lanes run along, and the mask of what may be touched."""
+        """Pointer of the point's first element, the dimension its lanes run along, and the mask of what may be
+        touched."""
         e = self.e
         offset: Index = 0
         lane: Dim | None = None
@@ -332,7 +346,9 @@ class Tensors:
                     lanes = e.binary("add", e.splat(first), e.iota())
                     mask = e.binary("icmp ult", lanes, e.splat(self._int32(dim.length)), "i1")
                     if dim.wide:  # some lane may be inside
-                        conditions.append(e.compare("ult", e.add(position, e.lanes - 1), e.add(dim.length, e.lanes - 1)))
+                        conditions.append(
+                            e.compare("ult", e.add(position, e.lanes - 1), e.add(dim.length, e.lanes - 1))
+                        )
                 else:
                     conditions.append(e.compare("ult", position, dim.length))
         if lane is not None and pt.valid is not None:

@@ -1,13 +1,14 @@
 """Nests without a dot: elementwise work, folds, copies and stores.
 
-A nest runs over a lane axis and at most one other, its rows. With lanes along the panel axis the caller walks the panels, and the
-rows of one panel are done here. Otherwise a fold over the rows keeps one group of lanes while the rows pass; everything
-else goes row by row. What does not change in the inner loop is computed before it.
+A nest runs over a lane axis and at most one other, its rows. With lanes along the panel axis the caller walks the
+panels, and the rows of one panel are done here. Otherwise a fold over the rows keeps one group of lanes while the
+rows pass; everything else goes row by row. What does not change in the inner loop is computed before it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from ...ir import Op, Value
 from ...passes.axes import Axis
@@ -42,7 +43,9 @@ class NestEmitter:
         self.ev.scratch.clock += 1
 
     def _body(self, nest: Nest, panel: Panel, edge: bool) -> None:
-        crossing = next((op for op in (*nest.made, *nest.stores) if op in self.fusion.apart and self._crosses(op, nest)), None)
+        crossing = next(
+            (op for op in (*nest.made, *nest.stores) if op in self.fusion.apart and self._crosses(op, nest)), None
+        )
         if crossing is not None:
             self._transposed(nest, crossing, panel, edge)
             return
@@ -53,7 +56,7 @@ class NestEmitter:
         else:
             self._rows_outside(nest, rows, edge)
 
-    # ---- bounds --------------------------------------------------------------------------------------------------------
+    # ---- bounds ------------------------------------------------------------------------------------------------------
 
     def _inside(self, nest: Nest) -> str | None:
         accesses = [*nest.stores, *self.lazy_loads(nest)]
@@ -67,7 +70,12 @@ class NestEmitter:
 
         def visit(value: Value) -> None:
             op = value.op
-            if op is None or value in seen or not value.shape or (value in self.ev.buffers and value not in self.ev.making):
+            if (
+                op is None
+                or value in seen
+                or not value.shape
+                or (value in self.ev.buffers and value not in self.ev.making)
+            ):
                 return
             seen.add(value)
             if op.kind == "load":
@@ -89,7 +97,7 @@ class NestEmitter:
             outputs += [nest.start] if nest.start is not None else []
         return outputs
 
-    # ---- walking -------------------------------------------------------------------------------------------------------
+    # ---- walking -----------------------------------------------------------------------------------------------------
 
     def _lanes_outside(self, nest: Nest, rows: Axis | None, panel: Panel, edge: bool) -> None:
         """Group of lanes by group of lanes; the rows pass inside."""
@@ -107,7 +115,9 @@ class NestEmitter:
                 def body(row: Index) -> None:
                     for i in range(step):
                         for n, pt in enumerate(points):
-                            here = Point(pt.at | {rows: self.e.add(row, i)}, pt.lane, pt.valid, edge, pt.panel, dict(pt.memo))
+                            here = Point(
+                                pt.at | {rows: self.e.add(row, i)}, pt.lane, pt.valid, edge, pt.panel, dict(pt.memo)
+                            )
                             self.finish(nest, here, [t[n] for t in totals])
 
                 self.e.loop(0, rows.extent, step, body)
@@ -185,12 +195,17 @@ class NestEmitter:
             for root in self.roots(nest):
                 visit(root)
 
-    # ---- one point -----------------------------------------------------------------------------------------------------
+    # ---- one point ---------------------------------------------------------------------------------------------------
 
     def finish(self, nest: Nest, pt: Point, totals: list[Var]) -> None:
-        """Folds, then everything that is kept: all is computed before anything is written, so updates may be in place."""
+        """Folds, then everything that is kept: all is computed before anything is written, so updates may be in
+        place."""
         for op, variable in zip(nest.folds, totals, strict=True):
-            x = self.e.splat(self.ev.value(op.operands[0], pt)) if pt.lane is not None else self.ev.value(op.operands[0], pt)
+            x = (
+                self.e.splat(self.ev.value(op.operands[0], pt))
+                if pt.lane is not None
+                else self.ev.value(op.operands[0], pt)
+            )
             before = self._vector(op, variable) if pt.lane is not None else self._scalar(op, variable)
             after = self.ev.combine(op.attrs["fold"], before, x)
             if pt.valid is not None and nest.fold_axis is nest.lane:
@@ -238,10 +253,11 @@ class NestEmitter:
     def _scalar(self, op: Op, variable: Var) -> Reg:
         return Reg(self.e.get(variable), variable.type)
 
-    # ---- across the lanes ----------------------------------------------------------------------------------------------
+    # ---- across the lanes --------------------------------------------------------------------------------------------
 
     def _crosses(self, op: Op, nest: Nest) -> bool:
-        """Whether the tensor is contiguous along the rows of the nest, so that squares of it can be turned in registers."""
+        """Whether the tensor is contiguous along the rows of the nest, so that squares of it can be turned in
+        registers."""
         if op.kind == "gather" or len(nest.axes) != 2:
             return False
         dims = self.ev.tensors.tiles[op].dims
@@ -259,8 +275,12 @@ class NestEmitter:
         def square(pt: Point, row: Index, count: int) -> None:
             """`count` rows from `row` on, for the vector of lanes at `pt`."""
             lanes = width if pt.valid is None else pt.valid
-            outer = [Point({rows: row, lane: e.add(pt.at[lane], i)}, rows, _part(count, width), edge) for i in range(lanes)]
-            inner = [Point({rows: e.add(row, i), lane: pt.at[lane]}, lane, pt.valid, edge, pt.panel) for i in range(count)]
+            outer = [
+                Point({rows: row, lane: e.add(pt.at[lane], i)}, rows, _part(count, width), edge) for i in range(lanes)
+            ]
+            inner = [
+                Point({rows: e.add(row, i), lane: pt.at[lane]}, lane, pt.valid, edge, pt.panel) for i in range(count)
+            ]
             if op.kind == "load":
                 columns = [self.ev.tensors.read(op, p) for p in outer]
                 truths = columns[0].type == "i1"  # turned as zeros and ones
@@ -277,7 +297,7 @@ class NestEmitter:
         def group(points: list[Point]) -> None:
             whole = rows.extent // width * width
             for pt in points:
-                e.loop(0, whole, width, lambda row, pt=pt: square(pt, row, width))
+                e.loop(0, whole, width, partial(square, pt, count=width))
                 if rows.extent - whole:
                     square(pt, whole, rows.extent - whole)
 

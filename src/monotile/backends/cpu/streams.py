@@ -1,10 +1,12 @@
 """Streamed dots: a tile that is read only once is not worth a copy; it is used as it comes from its tensor.
 
-With few rows, each element of the tile that has the lanes meets every row at once. If the tile is contiguous along the lanes, its rows are
-read as vectors and accumulate (*outer*). If it is contiguous along the contraction, vectors of both operands are multiplied along it and
-their lanes summed at the end by a tree that handles as many sums as a vector has lanes (*inner*).
+With few rows, each element of the tile that has the lanes meets every row at once. If the tile is contiguous along
+the lanes, its rows are read as vectors and accumulate (*outer*). If it is contiguous along the contraction, vectors
+of both operands are multiplied along it and their lanes summed at the end by a tree that handles as many sums as a
+vector has lanes (*inner*).
 
-Tiles of one loop are streamed one after another, and no hardware guesses that order: while one is read, the next is fetched.
+Tiles of one loop are streamed one after another, and no hardware guesses that order: while one is read, the next is
+fetched.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ class StreamEmitter(DotEmitter):
         at = pt.at[pt.lane]
         return at if isinstance(at, int) else pt.group * self.target.lanes
 
-    # ---- inner products ------------------------------------------------------------------------------------------------
+    # ---- inner products ----------------------------------------------------------------------------------------------
 
     def _inner(
         self, nest: Nest, load: Op, lanes: Operand, others: Operand, rows: Axis | None, edge: bool, ahead: Ahead | None
@@ -83,10 +85,14 @@ class StreamEmitter(DotEmitter):
                 start = e.add(first, e.mul(number, each))
                 sums = self._products(load, lanes, others, start, each, height, edge, ahead)
                 sums += ["zeroinitializer"] * (width - len(sums))
-                e.store(self._tree(sums), e.element(results, number, e.vector_type("float")), e.vector_type("float"), 64)
+                e.store(
+                    self._tree(sums), e.element(results, number, e.vector_type("float")), e.vector_type("float"), 64
+                )
 
             e.loop(0, -(-count // each), 1, part)
-            found = [e.load(e.element(results, i, e.vector_type("float")), e.vector_type("float"), 64) for i in range(slots)]
+            found = [
+                e.load(e.element(results, i, e.vector_type("float")), e.vector_type("float"), 64) for i in range(slots)
+            ]
             self._finish_block(nest, rows, first, count, exchange(e, found, each), edge)
 
         whole = nest.lane.extent // width * width
@@ -175,7 +181,7 @@ class StreamEmitter(DotEmitter):
             self.finish(nest, pt, [t[0] for t in totals])
         self.close_folds(nest, group, [t[0] for t in totals])
 
-    # ---- fetching ahead ------------------------------------------------------------------------------------------------
+    # ---- fetching ahead ----------------------------------------------------------------------------------------------
 
     def _find_ahead(self, load: Op) -> Ahead | None:
         """Where the tile that is streamed after this one lies, if it has the same shape."""
@@ -185,7 +191,9 @@ class StreamEmitter(DotEmitter):
         op, turns = following
         e, tile = self.e, self.ev.tensors.tiles[op]
         mine = self.ev.tensors.tiles[load]
-        if [d.extent for d in tile.dims] != [d.extent for d in mine.dims] or tile.dims[-1].stride != 1 != mine.dims[-1].stride:
+        if [d.extent for d in tile.dims] != [d.extent for d in mine.dims] or tile.dims[-1].stride != 1 != mine.dims[
+            -1
+        ].stride:
             return None
         offset: Index = 0
         for dim, step in zip(tile.dims, turns, strict=True):
@@ -193,7 +201,8 @@ class StreamEmitter(DotEmitter):
         return Ahead(e.element(tile.base, offset, tile.element), tile.element, tile.dims[0].stride)
 
     def _fetch(self, ahead: Ahead | None, row: Index, column: Index, offset: int) -> None:
-        """Asks for the line at a place of the next tile; `offset` is the part of the column known now, so that each line is
+        """Asks for the line at a place of the next tile; `offset` is the part of the column known now, so that each
+        line is
         asked for once."""
         e = self.e
         if ahead is None or offset * BYTES[ahead.element] % LINE:

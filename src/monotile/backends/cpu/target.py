@@ -23,7 +23,8 @@ class Target:
 
 
 def target(host: Host) -> Target:
-    """Accumulators, one row of lane vectors and a broadcast must fit the registers: 32 with AVX-512 and NEON, 16 with AVX2."""
+    """Accumulators, one row of lane vectors and a broadcast must fit the registers: 32 with AVX-512 and NEON, 16 with
+    AVX2."""
     features = host.features.split(",")
     if "+avx512f" in features and "+avx512vl" in features and "+avx512bw" in features:
         return Target("avx512", lanes=16, rows=8, vectors=2)

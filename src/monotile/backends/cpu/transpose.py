@@ -8,8 +8,8 @@ from .emit import Emitter
 def transpose(e: Emitter, rows: list[str]) -> list[str]:
     """Vectors of floats become the columns of the square they form; missing rows count as zero.
 
-    Inside every 128 bits pairs of elements and then pairs of pairs are interleaved, which is one instruction each; whole
-    128-bit parts are exchanged last."""
+    Inside every 128 bits pairs of elements and then pairs of pairs are interleaved, which is one instruction each;
+    whole 128-bit parts are exchanged last."""
     width = e.lanes
     x = rows + ["zeroinitializer"] * (width - len(rows))
     parts = width // 4

@@ -1,9 +1,9 @@
 """Functions that Triton does not have as the language wants them, as Triton text; a module gets those it uses.
 
-`exp`: Triton's own multiplies by log2(e) and rounds, which far from zero costs dozens of units in the last place. Here
-the whole powers of two are split off first (Cody and Waite). `tanh`: a polynomial near zero (Cephes), exponentials
-elsewhere; there is none in Triton but libdevice's, which its interpreter does not have. `to_bf16` and `from_bf16` are for that
-interpreter only: its own conversion cuts off, and it multiplies the bits of bfloat16.
+`exp`: Triton's own multiplies by log2(e) and rounds, which far from zero costs dozens of units in the last place.
+Here the whole powers of two are split off first (Cody and Waite). `tanh`: a polynomial near zero (Cephes),
+exponentials elsewhere; there is none in Triton but libdevice's, which its interpreter does not have. `to_bf16` and
+`from_bf16` are for that interpreter only: its own conversion cuts off, and it multiplies the bits of bfloat16.
 """
 
 from __future__ import annotations

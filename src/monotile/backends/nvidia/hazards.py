@@ -1,5 +1,7 @@
-"""Where a barrier is needed. Threads of a program share the elements of a tile as Triton sees fit, so an element that one
-thread writes may be read, or written again, by another: between two such accesses of one tensor all threads must meet."""
+"""Where a barrier is needed. Threads of a program share the elements of a tile as Triton sees fit, so an element that
+one
+thread writes may be read, or written again, by another: between two such accesses of one tensor all threads must
+meet."""
 
 from __future__ import annotations
 

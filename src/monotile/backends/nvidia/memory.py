@@ -24,7 +24,8 @@ class Argument:
 
 
 class Memory:
-    """Addresses and masks as text. `wide` computes offsets within a tile in 64 bits where a stride is not known; `emulate`
+    """Addresses and masks as text. `wide` computes offsets within a tile in 64 bits where a stride is not known;
+    `emulate`
     writes for Triton's interpreter."""
 
     def __init__(self, kernel: Kernel, names: Names, wide: bool, emulate: bool) -> None:
@@ -195,4 +196,3 @@ def spread(text: str, place: int, rank: int) -> str:
     if rank < 2:
         return text
     return f"{text}[:, None]" if place == 0 else f"{text}[None, :]"
-

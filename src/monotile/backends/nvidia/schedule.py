@@ -1,4 +1,5 @@
-"""How a kernel is run on a GPU, apart from what it computes. These are rules by tile size; measured ones come on top."""
+"""How a kernel is run on a GPU, apart from what it computes. These are rules by tile size; measured ones come on
+top."""
 
 from __future__ import annotations
 

@@ -208,12 +208,35 @@ typedef atomic<bool> atomic_bool;
 typedef atomic<float> atomic_float;
 typedef atomic<ulong> atomic_ulong;
 
-// Read and written byte by byte in the runtime's eyes only once, as one atomic access.
-template <class T, class F> inline T change_atomically(const atomic<T> *object, int line, F f) {
-  mt::mt_atomic(object, sizeof(T), line);
-  T old = __atomic_load_n((unsigned *)nullptr == nullptr ? &((atomic<T> *)object)->value : nullptr, __ATOMIC_RELAXED);
-  f(old);
+// One OS thread runs everything, so a load and a store make one atomic step; the runtime hears of it once.
+template <class T, class F> inline T change(const volatile atomic<T> *object, int line, F f) {
+  mt::mt_atomic((const void *)object, sizeof(T), line);
+  T *place = &((atomic<T> *)object)->value, old;
+  __atomic_load(place, &old, __ATOMIC_RELAXED);
+  T now = T(f(old));
+  __atomic_store(place, &now, __ATOMIC_RELAXED);
   return old;
+}
+
+#define MT_ATOMIC(name, expression)                                                                          \
+  template <class T, class U>                                                                                \
+  METAL_FUNC T atomic_##name##_explicit(volatile atomic<T> *object, U x, memory_order, MT_LINE) {            \
+    T b = T(x);                                                                                              \
+    return change(object, line, [b](T a) { return expression; });                                            \
+  }
+MT_ATOMIC(fetch_add, a + b) MT_ATOMIC(fetch_sub, a - b) MT_ATOMIC(fetch_and, a &b) MT_ATOMIC(fetch_or, a | b)
+MT_ATOMIC(fetch_xor, a ^ b) MT_ATOMIC(fetch_max, a < b ? b : a) MT_ATOMIC(fetch_min, b < a ? b : a)
+MT_ATOMIC(exchange, b) MT_ATOMIC(store, b)
+#undef MT_ATOMIC
+template <class T> METAL_FUNC T atomic_load_explicit(const volatile atomic<T> *object, memory_order, MT_LINE) {
+  return change(object, line, [](T a) { return a; });
+}
+template <class T>
+METAL_FUNC bool atomic_compare_exchange_weak_explicit(volatile atomic<T> *object, T *expected, T desired, memory_order,
+                                                      memory_order, MT_LINE) {
+  T wanted = *expected;
+  *expected = change(object, line, [=](T a) { return a == wanted ? desired : a; });
+  return *expected == wanted;
 }
 
 }  // namespace metal

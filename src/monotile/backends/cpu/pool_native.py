@@ -1,0 +1,264 @@
+"""The thread pool's native side, as LLVM IR text; pool.py says what it does and how the two sides share memory."""
+
+from __future__ import annotations
+
+
+def native_text(triple: str) -> str:
+    """The pool in LLVM IR for one kind of machine."""
+    arm = triple.startswith(("aarch64", "arm64"))
+    if "linux" in triple:
+        sleep = _FUTEX.replace("FUTEX", "98" if arm else "202")
+    else:
+        sleep = _ULOCK if "apple" in triple else _POLL
+    return (_ARM if arm else _X86) + sleep + _POOL
+
+
+# A launch comes back to Python after about a sixteenth of a second to let signal handlers run: `slice` in ticks.
+_X86 = """
+define internal void @relax() nounwind { call void @llvm.x86.sse2.pause() ret void }
+define internal i64 @ticks() nounwind { %t = call i64 @llvm.readcyclecounter() ret i64 %t }
+define internal i64 @slice() nounwind { ret i64 200000000 }
+declare void @llvm.x86.sse2.pause()
+declare i64 @llvm.readcyclecounter()
+"""
+# `yield` is a no-op on most Arm cores; a barrier takes about as long as the pause of x86.
+_ARM = """
+define internal void @relax() nounwind { call void @llvm.aarch64.isb(i32 15) ret void }
+define internal i64 @ticks() nounwind { %t = call i64 @llvm.readsteadycounter() ret i64 %t }
+define internal i64 @slice() nounwind {
+  %frequency = call i64 @llvm.read_register.i64(metadata !0)
+  %ticks = lshr i64 %frequency, 4
+  ret i64 %ticks
+}
+!0 = !{!"cntfrq_el0"}
+declare i64 @llvm.read_register.i64(metadata)
+declare void @llvm.aarch64.isb(i32)
+declare i64 @llvm.readsteadycounter()
+"""
+
+# @wait sleeps if the slot still says 3 (sleeping) and may return early; @wake ends the sleep of its one worker.
+_FUTEX = """
+define internal void @wait(ptr %slot) nounwind {
+  %r = call i64 (i64, ...) @syscall(i64 FUTEX, ptr %slot, i64 128, i64 3, ptr null)
+  ret void
+}
+define internal void @wake(ptr %slot) nounwind {
+  %r = call i64 (i64, ...) @syscall(i64 FUTEX, ptr %slot, i64 129, i64 1)
+  ret void
+}
+declare i64 @syscall(i64, ...)
+"""
+_ULOCK = """
+define internal void @wait(ptr %slot) nounwind {
+  %r = call i32 @__ulock_wait(i32 1, ptr %slot, i64 3, i32 0)
+  ret void
+}
+define internal void @wake(ptr %slot) nounwind {
+  %r = call i32 @__ulock_wake(i32 1, ptr %slot, i64 0)
+  ret void
+}
+declare i32 @__ulock_wait(i32, ptr, i64, i32)
+declare i32 @__ulock_wake(i32, ptr, i64)
+"""
+_POLL = """
+define internal void @wait(ptr %slot) nounwind { %r = call i32 @usleep(i32 500) ret void }
+define internal void @wake(ptr %slot) nounwind { ret void }
+declare i32 @usleep(i32)
+"""
+
+# Slot states: 0 idle, 1 posted, 2 running, 3 sleeping. Plain fields are written by the owner before it posts a slot and
+# read by a worker after it saw its slot posted; results travel back with the release store that makes the slot idle.
+_POOL = """
+%slot = type { i32, ptr, [6 x i64] }
+%team = type { i64, [7 x i64], i64, i64, ptr, ptr, i64, i64, i64, i64, [1024 x %slot] }
+declare i32 @sched_yield()
+
+define i64 @launch(ptr %team, ptr %kernel, ptr %programs, ptr %args, i64 %bytes, i64 %threads, i64 %token) nounwind {
+  %owner = getelementptr %team, ptr %team, i32 0, i32 2
+  %claim = cmpxchg ptr %owner, i64 0, i64 %token acquire monotonic
+  %before = extractvalue { i64, i1 } %claim, 0
+  %free = extractvalue { i64, i1 } %claim, 1
+  %mine = icmp eq i64 %before, %token
+  %owned = or i1 %free, %mine
+  br i1 %owned, label %size, label %busy
+size:
+  %n = call i64 %programs(ptr %args)
+  %fewer = icmp slt i64 %n, %threads
+  %wanted = select i1 %fewer, i64 %n, i64 %threads
+  %p.ready = getelementptr %team, ptr %team, i32 0, i32 7
+  %ready = load i64, ptr %p.ready
+  %p.bytes = getelementptr %team, ptr %team, i32 0, i32 8
+  %have = load i64, ptr %p.bytes
+  %many = icmp sgt i64 %wanted, %ready
+  %large = icmp sgt i64 %bytes, %have
+  %grow = or i1 %many, %large
+  br i1 %grow, label %small, label %post
+post:
+  store atomic i64 0, ptr %team monotonic, align 8
+  %p.n = getelementptr %team, ptr %team, i32 0, i32 3
+  store i64 %n, ptr %p.n
+  %p.kernel = getelementptr %team, ptr %team, i32 0, i32 4
+  store ptr %kernel, ptr %p.kernel
+  %p.args = getelementptr %team, ptr %team, i32 0, i32 5
+  store ptr %args, ptr %p.args
+  %p.size = getelementptr %team, ptr %team, i32 0, i32 6
+  store i64 %wanted, ptr %p.size
+  br label %next
+next:
+  %i = phi i64 [ 1, %post ], [ %i1, %offered ]
+  %another = icmp slt i64 %i, %wanted
+  br i1 %another, label %offer, label %go
+offer:
+  %slot = getelementptr %team, ptr %team, i32 0, i32 10, i64 %i
+  %was = atomicrmw xchg ptr %slot, i32 1 seq_cst
+  %asleep = icmp eq i32 %was, 3
+  br i1 %asleep, label %rouse, label %offered
+rouse:
+  call void @wake(ptr %slot)
+  br label %offered
+offered:
+  %i1 = add i64 %i, 1
+  br label %next
+go:
+  %status = call i64 @drive(ptr %team)
+  ret i64 %status
+small:
+  %one = icmp slt i64 %wanted, 1
+  %atleast = select i1 %one, i64 1, i64 %wanted
+  %missing = sub i64 0, %atleast
+  ret i64 %missing
+busy:
+  ret i64 2
+}
+
+define i64 @drive(ptr %team) nounwind {
+  %p.n = getelementptr %team, ptr %team, i32 0, i32 3
+  %n = load i64, ptr %p.n
+  %p.kernel = getelementptr %team, ptr %team, i32 0, i32 4
+  %kernel = load ptr, ptr %p.kernel
+  %p.args = getelementptr %team, ptr %team, i32 0, i32 5
+  %args = load ptr, ptr %p.args
+  %p.size = getelementptr %team, ptr %team, i32 0, i32 6
+  %size = load i64, ptr %p.size
+  %p.scratch = getelementptr %team, ptr %team, i32 0, i32 10, i64 0, i32 1
+  %scratch = load ptr, ptr %p.scratch
+  %slice = call i64 @slice()
+  %start = call i64 @ticks()
+  br label %take
+take:
+  %program = atomicrmw add ptr %team, i64 1 monotonic
+  %left = icmp slt i64 %program, %n
+  br i1 %left, label %compute, label %next
+compute:
+  call void %kernel(ptr %args, i64 %program, ptr %scratch)
+  %now = call i64 @ticks()
+  %spent = sub i64 %now, %start
+  %late = icmp ugt i64 %spent, %slice
+  br i1 %late, label %unfinished, label %take
+next:
+  %i = phi i64 [ 1, %take ], [ %i1, %withdrawn ]
+  %another = icmp slt i64 %i, %size
+  br i1 %another, label %withdraw, label %release
+withdraw:
+  %slot = getelementptr %team, ptr %team, i32 0, i32 10, i64 %i
+  %offer = cmpxchg ptr %slot, i32 1, i32 0 acquire acquire
+  br label %look
+look:
+  %spins = phi i64 [ 0, %withdraw ], [ %spins1, %again ]
+  %state = load atomic i32, ptr %slot acquire, align 4
+  %running = icmp eq i32 %state, 2
+  br i1 %running, label %hold, label %withdrawn
+hold:
+  %spins1 = add i64 %spins, 1
+  %patient = icmp ult i64 %spins, 5000
+  br i1 %patient, label %pause, label %yield
+pause:
+  call void @relax()
+  br label %again
+yield:
+  %r = call i32 @sched_yield()
+  %then = call i64 @ticks()
+  %waited = sub i64 %then, %start
+  %long = icmp ugt i64 %waited, %slice
+  br i1 %long, label %unfinished, label %again
+again:
+  br label %look
+withdrawn:
+  %i1 = add i64 %i, 1
+  br label %next
+release:
+  %owner = getelementptr %team, ptr %team, i32 0, i32 2
+  store atomic i64 0, ptr %owner release, align 8
+  ret i64 0
+unfinished:
+  ret i64 1
+}
+
+define void @cancel(ptr %team, i64 %token) nounwind {
+  %p.owner = getelementptr %team, ptr %team, i32 0, i32 2
+  %owner = load atomic i64, ptr %p.owner monotonic, align 8
+  %mine = icmp eq i64 %owner, %token
+  br i1 %mine, label %stop, label %end
+stop:
+  %p.n = getelementptr %team, ptr %team, i32 0, i32 3
+  %n = load i64, ptr %p.n
+  store atomic i64 %n, ptr %team monotonic, align 8
+  br label %finish
+finish:
+  %status = call i64 @drive(ptr %team)
+  %unfinished = icmp ne i64 %status, 0
+  br i1 %unfinished, label %finish, label %end
+end:
+  ret void
+}
+
+define void @work(ptr %team, i64 %me, i64 %patience) nounwind {
+  %slot = getelementptr %team, ptr %team, i32 0, i32 10, i64 %me
+  %p.n = getelementptr %team, ptr %team, i32 0, i32 3
+  %p.kernel = getelementptr %team, ptr %team, i32 0, i32 4
+  %p.args = getelementptr %team, ptr %team, i32 0, i32 5
+  %p.scratch = getelementptr %slot, ptr %slot, i32 0, i32 1
+  br label %idle
+idle:
+  br label %look
+look:
+  %spins = phi i64 [ 0, %idle ], [ %spins1, %wait ]
+  %state = load atomic i32, ptr %slot monotonic, align 4
+  %posted = icmp eq i32 %state, 1
+  br i1 %posted, label %join, label %wait
+wait:
+  call void @relax()
+  %spins1 = add i64 %spins, 1
+  %patient = icmp ult i64 %spins1, %patience
+  br i1 %patient, label %look, label %doze
+doze:
+  %dozed = cmpxchg ptr %slot, i32 0, i32 3 seq_cst monotonic
+  %quiet = extractvalue { i32, i1 } %dozed, 1
+  br i1 %quiet, label %sleep, label %idle
+sleep:
+  call void @wait(ptr %slot)
+  %woken = load atomic i32, ptr %slot monotonic, align 4
+  %asleep = icmp eq i32 %woken, 3
+  br i1 %asleep, label %sleep, label %idle
+join:
+  %joined = cmpxchg ptr %slot, i32 1, i32 2 acquire monotonic
+  %joining = extractvalue { i32, i1 } %joined, 1
+  br i1 %joining, label %begin, label %idle
+begin:
+  %n = load i64, ptr %p.n
+  %kernel = load ptr, ptr %p.kernel
+  %args = load ptr, ptr %p.args
+  %scratch = load ptr, ptr %p.scratch
+  br label %take
+take:
+  %program = atomicrmw add ptr %team, i64 1 monotonic
+  %left = icmp slt i64 %program, %n
+  br i1 %left, label %compute, label %finish
+compute:
+  call void %kernel(ptr %args, i64 %program, ptr %scratch)
+  br label %take
+finish:
+  store atomic i32 0, ptr %slot release, align 4
+  br label %idle
+}
+"""

@@ -1,8 +1,8 @@
 # ruff: noqa: UP037 (a tensor annotation such as Tensor["N"] names dimensions, not types)
 """The nvidia backend without a GPU: its text, its results in Triton's interpreter, and what Triton compiles for sm_90.
 
-Triton either interprets or compiles in a process. Here it compiles; `test_in_tritons_interpreter` runs the tests that need
-results in a process of their own, and the language's tests with them.
+Triton either interprets or compiles in a process. Here it compiles; `test_in_tritons_interpreter` runs the tests that
+need results in a process of their own, and the language's tests with them.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ def merge(
     state = softmax.empty(1, Dv)
     for j in range(0, o.shape[1], BS):
         parts = j + arange(BS)
-        state = softmax.combine(state, m[row, parts] * LOG2E, l[row, parts], o[r, parts])
+        state = softmax.combine(state, m[row, parts], l[row, parts], o[r, parts])
+    state = softmax.in_log2(state)
     if sinks is not None:
         state = softmax.sink(state, sinks[row] * LOG2E)
     out[row], lse[row] = softmax.finish(state)
@@ -34,5 +35,5 @@ def merge_lse(
     for j in range(0, o.shape[1], BS):
         parts = j + arange(BS)
         M = where(parts[None, :] < o.shape[1], lse[row, parts], -inf)
-        state = softmax.combine(state, M * LOG2E, (-inf != M).astype(float32), o[r, parts])
-    out[row], total[row] = softmax.finish(state)
+        state = softmax.combine(state, M, (-inf != M).astype(float32), o[r, parts])
+    out[row], total[row] = softmax.finish(softmax.in_log2(state))

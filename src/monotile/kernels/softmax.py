@@ -39,17 +39,22 @@ def step(state, S, V):
 
 
 def combine(state, m, l, O):
-    """States of other keys, one row's: maxima and sums (1, parts), outputs (parts, width). A part with l == 0 has
-    seen no
-    key and is skipped, whatever else it holds."""
+    """States of other keys, one row's: maxima and sums (1, parts), outputs (parts, width). A part with l == 0 has seen
+    no key and is skipped, whatever else it holds. Maxima are natural here, the state's too: only their differences are
+    rescaled, so that large ones keep their digits. `in_log2` then makes it a state like others."""
     there = l != 0.0
     top = maximum(state.m, where(there, m, -inf).max(axis=1))
     shift = level(top)
-    alpha = exp2(state.m - shift)
-    w = where(there, exp2(m - shift[:, None]), 0.0)
+    alpha = exp2((state.m - shift) * LOG2E)
+    w = where(there, exp2((m - shift[:, None]) * LOG2E), 0.0)
     total = where(there, w * l, 0.0).sum(axis=1)
     seen = there.max(axis=0)[:, None]
     return State(top, state.l * alpha + total, state.acc * alpha[:, None] + dot(w, where(seen, O, 0.0)))
+
+
+def in_log2(state):
+    """A state with a natural maximum, in the units of `sink` and `finish`."""
+    return State(state.m * LOG2E, state.l, state.acc)
 
 
 def sink(state, logit):

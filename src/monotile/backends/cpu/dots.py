@@ -13,8 +13,9 @@ from ...ir import Op, Value
 from ...passes.axes import Axis
 from ...passes.fuse import Nest, strip
 from .emit import Index, Reg
-from .memory import Buffer, Point
 from .nests import NestEmitter, Panel
+from .point import Point
+from .scratch import Buffer
 
 UNROLL = 8
 

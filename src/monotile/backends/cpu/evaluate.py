@@ -9,7 +9,10 @@ from ...ir import ELEMENTWISE, Op, Value
 from ...passes.axes import Axes, Axis
 from .emit import Emitter, Reg
 from .functions import FUNCTIONS
-from .memory import Buffer, Point, Scratch, Tensors, register_type
+from .point import Point
+from .scratch import Buffer, Scratch
+from .tiles import Tensors
+from .vectors import register_type
 
 FLOAT = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 INTEGER = {"add": "add", "sub": "sub", "mul": "mul"}

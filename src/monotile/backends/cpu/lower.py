@@ -14,9 +14,12 @@ from ...passes.fuse import Fusion, Nest, Segment, strip
 from .emit import Emitter, Index, Reg
 from .evaluate import Evaluator
 from .layout import Layout
-from .memory import Buffer, Point, Scratch, Tensors, register_type
+from .point import Point
+from .scratch import Buffer, Scratch
 from .streams import StreamEmitter
 from .target import Target
+from .tiles import Tensors
+from .vectors import register_type
 
 COUNTABLE = ELEMENTWISE | {"const", "dim", "param"}  # what the size of a grid may be computed from
 

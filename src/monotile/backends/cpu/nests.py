@@ -15,9 +15,10 @@ from ...passes.axes import Axis
 from ...passes.fuse import Fusion, Nest
 from .emit import Emitter, Index, Reg, Var
 from .evaluate import Evaluator
-from .memory import Point
+from .point import Point
 from .target import Target
 from .transpose import transpose
+from .vectors import lane_mask
 
 Panel = tuple[Index, int] | None  # number of the panel, and how many lanes of it the tile has
 
@@ -209,7 +210,7 @@ class NestEmitter:
             before = self._vector(op, variable) if pt.lane is not None else self._scalar(op, variable)
             after = self.ev.combine(op.attrs["fold"], before, x)
             if pt.valid is not None and nest.fold_axis is nest.lane:
-                mask = Reg(_mask(self.e, pt.valid), "i1", True)
+                mask = Reg(lane_mask(self.e, pt.valid), "i1", True)
                 after = self.e.select(mask, after, before)
             self.e.set(variable, after.text)
         for op in nest.made:
@@ -306,7 +307,3 @@ class NestEmitter:
 
 def _part(count: int, width: int) -> int | None:
     return count if count < width else None
-
-
-def _mask(e: Emitter, valid: int) -> str:
-    return "<" + ", ".join(f"i1 {str(i < valid).lower()}" for i in range(e.lanes)) + ">"

@@ -19,9 +19,10 @@ from ...passes.fuse import Nest
 from .dots import DotEmitter, Operand
 from .emit import Index, Reg
 from .layout import Layout
-from .memory import BYTES, Point
 from .nests import Panel
+from .point import Point
 from .transpose import exchange
+from .vectors import BYTES, lane_mask
 
 LINE = 64  # bytes fetched at once
 
@@ -131,7 +132,7 @@ class StreamEmitter(DotEmitter):
                 for r in range(height):
                     x = self.ev.scratch.read(others.buffer, Point(others.at(r, k), others.deep, valid))
                     if valid is not None:  # beyond the tile scratch holds anything, and anything times 0 may be NaN
-                        x = e.select(Reg(_first(e.lanes, valid), "i1", True), x, zero)
+                        x = e.select(Reg(lane_mask(e, valid), "i1", True), x, zero)
                     for i in range(each):
                         held[r * each + i] = e.fma(x, tile[i], Reg(held[r * each + i], "float", True)).text
             for variable, text in zip(sums, held, strict=True):
@@ -209,7 +210,3 @@ class StreamEmitter(DotEmitter):
             return
         at = e.element(ahead.base, e.add(e.mul(row, ahead.stride), column), ahead.element)
         e.call("void", "llvm.prefetch.p0", ("ptr", at), ("i32", "0"), ("i32", "2"), ("i32", "1"))
-
-
-def _first(lanes: int, valid: int) -> str:
-    return "<" + ", ".join(f"i1 {str(i < valid).lower()}" for i in range(lanes)) + ">"

@@ -42,8 +42,6 @@ typedef __bf16 bfloat;
 #define M_LOG10E_F 0.434294492006302f
 #define M_SQRT2_F 1.41421353816986f
 
-inline half operator""h(long double x) { return half(x); }
-inline bfloat operator""bf(long double x) { return bfloat(float(x)); }
 
 namespace metal {
 

@@ -1,0 +1,103 @@
+"""Scratch buffers for the tiles a kernel keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...passes.axes import Axis
+from ...passes.storage import Interval, assign
+from .emit import Emitter, Index, Reg
+from .point import Point
+from .vectors import BYTES, gather, lane_mask, scatter
+
+
+@dataclass(eq=False)
+class Buffer:
+    """Scratch for one value: [panel][row][lane] or [row][lane], the lanes padded to whole vectors."""
+
+    name: str
+    element: str
+    strides: dict[Axis, int]
+    lane: Axis | None
+    size: int
+    panel_stride: int = 0
+    first: int = -1
+    last: int = -1
+
+
+class Scratch:
+    """Buffers and when they are in use; offsets are assigned when the whole kernel is known."""
+
+    def __init__(self, emitter: Emitter) -> None:
+        self.e = emitter
+        self.buffers: list[Buffer] = []
+        self.clock = 0
+
+    def new(
+        self, element: str, strides: dict[Axis, int], lane: Axis | None, count: int, panel_stride: int = 0
+    ) -> Buffer:
+        buffer = Buffer(self.e.fresh("b"), element, strides, lane, count * BYTES[element], panel_stride)
+        self.buffers.append(buffer)
+        return buffer
+
+    def touch(self, buffer: Buffer) -> None:
+        if buffer.first < 0:
+            buffer.first = self.clock
+        buffer.last = max(buffer.last, self.clock)
+
+    def end_loop(self, began: int) -> None:
+        """What a loop found in use when it began stays in use until it ends: the next turn may read it. What it fills
+        panel by panel is in use from its beginning: earlier panels must outlive what later turns do."""
+        for buffer in self.buffers:
+            if 0 <= buffer.first < began <= buffer.last:
+                buffer.last = self.clock
+            if buffer.panel_stride and buffer.first > began:
+                buffer.first, buffer.last = began, max(buffer.last, self.clock)
+
+    def finish(self) -> int:
+        """Places the buffers; returns the bytes a program needs."""
+        used = [b for b in self.buffers if b.first >= 0]
+        offsets, total = assign([Interval(b.size, b.first, b.last) for b in used])
+        for buffer, offset in zip(used, offsets, strict=True):
+            self.e.entry.append(f"  {buffer.name} = getelementptr i8, ptr %scratch, i64 {offset}")
+        return total
+
+    # ---- access ------------------------------------------------------------------------------------------------------
+
+    def address(self, buffer: Buffer, at: dict[Axis, Index], panel: tuple[Index, int] | None) -> str:
+        self.touch(buffer)
+        e = self.e
+        offset: Index = 0
+        for axis, stride in buffer.strides.items():
+            if panel is not None and axis is buffer.lane:
+                offset = e.add(offset, e.add(e.mul(panel[0], buffer.panel_stride), panel[1] * e.lanes))
+            else:
+                offset = e.add(offset, e.mul(at[axis], stride))
+        return e.element(buffer.name, offset, buffer.element)
+
+    def read(self, buffer: Buffer, pt: Point) -> Reg:
+        e = self.e
+        pointer = self.address(buffer, pt.at, pt.panel if pt.lane is buffer.lane else None)
+        if pt.lane not in buffer.strides or pt.lane is None:
+            return self._decode(Reg(e.load(pointer, buffer.element, BYTES[buffer.element]), buffer.element))
+        kind = e.vector_type(buffer.element)
+        if buffer.lane is pt.lane:
+            return self._decode(Reg(e.load(pointer, kind, BYTES[buffer.element]), buffer.element, True))
+        raw = gather(e, pointer, buffer.strides[pt.lane], buffer.element, lane_mask(e, pt.valid))
+        return self._decode(Reg(raw, buffer.element, True))
+
+    def write(self, buffer: Buffer, pt: Point, value: Reg) -> None:
+        e = self.e
+        pointer = self.address(buffer, pt.at, pt.panel if pt.lane is buffer.lane else None)
+        if pt.lane is not None and pt.lane in buffer.strides:
+            value = e.splat(value)
+        value = e.convert("zext", value, "i8") if buffer.element == "i8" else value
+        kind = e.vector_type(buffer.element) if value.vector else buffer.element
+        if value.vector and buffer.lane is not pt.lane:
+            assert pt.lane is not None
+            scatter(e, value.text, pointer, buffer.strides[pt.lane], buffer.element, lane_mask(e, pt.valid))
+        else:
+            e.store(value.text, pointer, kind, BYTES[buffer.element])
+
+    def _decode(self, raw: Reg) -> Reg:
+        return self.e.convert("trunc", raw, "i1") if raw.type == "i8" else raw

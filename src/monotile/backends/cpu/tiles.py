@@ -1,0 +1,202 @@
+"""Slices of a kernel's tensors.
+
+A `Tile` is a load's or store's slice: a base pointer plus, for each of its dimensions, axis, stride and bounds.
+Accesses come in two forms, inside (no checks) and edge (lanes and rows outside the tensor read zero and are not
+written).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...ir import Op, Tensor
+from ...passes.axes import Axes, Axis
+from .emit import Emitter, Index, Reg
+from .point import Point
+from .vectors import BYTES, STORED, decode, encode, gather, gather_at, lane_mask, masked_load, masked_store, scatter
+
+FAR = 2**33  # no position of a tensor is so great
+
+
+@dataclass
+class Dim:
+    """One dimension of a tile."""
+
+    axis: Axis | None
+    extent: int
+    stride: Index
+    start: Index
+    length: Index
+    checked: bool
+    wide: bool = False  # whether the start may be beyond int32
+
+
+@dataclass
+class Tile:
+    tensor: Tensor
+    base: str
+    dims: list[Dim]
+    reachable: str | None  # whether the positions given as single numbers lie inside; None when known
+    inside: str | None  # whether the whole tile does; None when known
+
+    @property
+    def element(self) -> str:
+        return STORED[self.tensor.dtype.name]
+
+
+class Tensors:
+    """Reads and writes slices of the kernel's tensors."""
+
+    def __init__(self, emitter: Emitter, axes: Axes, tensors: tuple[Tensor, ...]) -> None:
+        self.e, self.axes = emitter, axes
+        self.pointer: dict[int, str] = {}
+        self.lengths: dict[int, list[Index]] = {}
+        self.strides: dict[int, list[Index]] = {}
+        self.tiles: dict[Op, Tile] = {}
+        word = 0
+        for tensor in tensors:
+            self.pointer[tensor.index] = self.argument(word, "ptr")
+            known, rank = tensor.strides, tensor.rank
+            self.lengths[tensor.index] = [
+                d if isinstance(d, int) else self.argument(word + 1 + n) for n, d in enumerate(tensor.dims)
+            ]
+            self.strides[tensor.index] = [
+                known[n] if known[n] is not None else self.argument(word + 1 + rank + n)  # type: ignore[misc]
+                for n in range(rank)
+            ]
+            word += 1 + 2 * rank
+        self.scalar_word = word
+
+    def argument(self, word: int, type_: str = "i64") -> str:
+        return self.e.load(self.e.element("%args", word, "i64"), type_, 8)
+
+    def define(self, op: Op, starts: list[Index]) -> None:
+        """Base address and bounds of a load's or store's tile."""
+        e, tensor = self.e, op.attrs["tensor"]
+        value = op.operands[0] if op.kind == "store" else op.result
+        axes = iter(self.axes.dims(value))
+        offset: Index = 0
+        dims, single, whole = [], [], []
+        for n, (start, extent, checked) in enumerate(
+            zip(starts, op.attrs["extents"], op.attrs["checked"], strict=True)
+        ):
+            stride, length = self.strides[tensor.index][n], self.lengths[tensor.index][n]
+            wide = op.operands[(op.kind == "store") + n].dtype.bits == 64
+            start = self._near(start) if wide else start
+            offset = e.add(offset, e.mul(start, stride))
+            if checked:
+                tests = [e.compare("sge", start, 0), e.compare("sle", e.add(start, extent or 1), length)]
+                whole += tests
+                if extent is None:
+                    single += tests
+            if extent is not None:
+                dims.append(Dim(next(axes), extent, stride, start, length, checked, wide))
+        base = e.element(self.pointer[tensor.index], offset, STORED[tensor.dtype.name])
+        self.tiles[op] = Tile(tensor, base, dims, e.all(single), e.all(whole))
+
+    def _place(self, tile: Tile, pt: Point) -> tuple[str, Dim | None, Reg | None]:
+        """Pointer of the point's first element, the dimension its lanes run along, and the mask of what may be
+        touched."""
+        e = self.e
+        offset: Index = 0
+        lane: Dim | None = None
+        mask: Reg | None = None
+        conditions = [tile.reachable] if pt.edge and tile.reachable is not None else []
+        for dim in tile.dims:
+            index: Index = pt.at[dim.axis] if dim.axis is not None else 0
+            offset = e.add(offset, e.mul(index, dim.stride))
+            along = dim.axis is pt.lane and dim.axis is not None
+            if along:
+                lane = dim
+            if pt.edge and dim.checked:
+                position = e.add(dim.start, index)
+                if along:  # unsigned: a negative position is a very large one
+                    first = self._int32(position)
+                    lanes = e.binary("add", e.splat(first), e.iota())
+                    mask = e.binary("icmp ult", lanes, e.splat(self._int32(dim.length)), "i1")
+                    if dim.wide:  # some lane may be inside
+                        conditions.append(
+                            e.compare("ult", e.add(position, e.lanes - 1), e.add(dim.length, e.lanes - 1))
+                        )
+                else:
+                    conditions.append(e.compare("ult", position, dim.length))
+        if lane is not None and pt.valid is not None:
+            tail = Reg(lane_mask(e, pt.valid), "i1", True)
+            mask = tail if mask is None else e.binary("and", mask, tail)
+        condition = e.all(conditions)
+        if condition is not None:
+            uniform = Reg(condition, "i1")
+            mask = uniform if mask is None else e.binary("and", mask, uniform)
+        return e.element(tile.base, offset, tile.element), lane, mask
+
+    def _near(self, start: Index) -> Index:
+        """A start far outside every tensor, as one less far, with which address arithmetic does not overflow."""
+        if isinstance(start, int):
+            return max(-FAR, min(start, FAR))
+        held = self.e.call("i64", "llvm.smin.i64", ("i64", start), ("i64", str(FAR)))
+        return self.e.call("i64", "llvm.smax.i64", ("i64", held), ("i64", str(-FAR)))
+
+    def _int32(self, index: Index) -> Reg:
+        return Reg(str(index), "i32") if isinstance(index, int) else Reg(self.e.op(f"trunc i64 {index} to i32"), "i32")
+
+    def read(self, op: Op, pt: Point) -> Reg:
+        e, tile = self.e, self.tiles[op]
+        pointer, lane, mask = self._place(tile, pt)
+        size = BYTES[tile.element]
+        if lane is None:
+            if mask is not None:
+                pointer = e.op(f"select i1 {mask.text}, ptr {pointer}, ptr @zero")
+            return decode(e, tile.tensor.dtype, Reg(e.load(pointer, tile.element, size), tile.element))
+        if lane.stride != 1:
+            every = e.splat(mask).text if mask is not None else lane_mask(e, None)
+            raw = gather(e, pointer, lane.stride, tile.element, every)
+        elif mask is not None:
+            raw = masked_load(e, pointer, tile.element, e.splat(mask).text)
+        else:
+            raw = e.load(pointer, e.vector_type(tile.element), size)
+        return decode(e, tile.tensor.dtype, Reg(raw, tile.element, True))
+
+    def write(self, op: Op, pt: Point, value: Reg) -> None:
+        e, tile = self.e, self.tiles[op]
+        pointer, lane, mask = self._place(tile, pt)
+        if lane is None:
+            self._write_one(tile, pointer, mask, encode(e, tile.tensor.dtype, value))
+            return
+        raw = encode(e, tile.tensor.dtype, e.splat(value)).text
+        if lane.stride != 1:
+            every = e.splat(mask).text if mask is not None else lane_mask(e, None)
+            scatter(e, raw, pointer, lane.stride, tile.element, every)
+        elif mask is not None:
+            masked_store(e, raw, pointer, tile.element, e.splat(mask).text)
+        else:
+            e.store(raw, pointer, e.vector_type(tile.element), BYTES[tile.element])
+
+    def _write_one(self, tile: Tile, pointer: str, mask: Reg | None, raw: Reg) -> None:
+        def write() -> None:
+            self.e.store(raw.text, pointer, tile.element, BYTES[tile.element])
+
+        if mask is None:
+            write()
+        else:
+            self.e.when(mask.text, write)
+
+    def read_scattered(self, op: Op, indices: list[Reg], valid: int | None) -> Reg:
+        """A gather: every lane has a position of its own; those outside the tensor read zero."""
+        e, tensor = self.e, op.attrs["tensor"]
+        element = STORED[tensor.dtype.name]
+        vector = any(r.vector for r in indices)
+        offset, inside = Reg("0", "i64"), Reg("true", "i1")
+        for n, index in enumerate(indices):
+            wide = index if index.type == "i64" else e.convert("sext", index, "i64")
+            length = Reg(str(self.lengths[tensor.index][n]), "i64")
+            inside = e.binary("and", inside, e.binary("icmp ult", wide, length, "i1"))
+            offset = e.binary("add", offset, e.binary("mul", wide, Reg(str(self.strides[tensor.index][n]), "i64")))
+        base = self.pointer[tensor.index]
+        if not vector:
+            pointer = e.op(f"getelementptr {element}, ptr {base}, i64 {offset.text}")
+            pointer = e.op(f"select i1 {inside.text}, ptr {pointer}, ptr @zero")
+            return decode(e, tensor.dtype, Reg(e.load(pointer, element, BYTES[element]), element))
+        lanes = e.vector_type("i64")
+        mask = e.binary("and", e.splat(inside), Reg(lane_mask(e, valid), "i1", True))
+        pointers = e.op(f"getelementptr {element}, ptr {base}, {lanes} {e.splat(offset).text}")
+        return decode(e, tensor.dtype, Reg(gather_at(e, pointers, element, mask.text), element, True))

@@ -1,0 +1,119 @@
+"""Vectors in memory: element types, masked and scattered access, conversion between memory and registers.
+
+Registers hold every float as float32 and every small integer as int32; conversion happens at the tensor's edge.
+"""
+
+from __future__ import annotations
+
+from ...dtypes import DType
+from .emit import Emitter, Index, Reg
+
+# How an element type is kept in memory and in registers.
+STORED = {
+    "float32": "float", "float16": "half", "bfloat16": "i16", "int64": "i64", "int32": "i32", "int8": "i8",
+    "uint8": "i8", "bool": "i8",
+}  # fmt: skip
+BYTES = {"float": 4, "half": 2, "i16": 2, "i64": 8, "i32": 4, "i8": 1}
+
+
+def register_type(dtype: DType) -> str:
+    if dtype.is_float:
+        return "float"
+    return "i1" if dtype.kind == "bool" else "i64" if dtype.bits == 64 else "i32"
+
+
+def lane_mask(e: Emitter, valid: int | None) -> str:
+    bits = [i < (e.lanes if valid is None else valid) for i in range(e.lanes)]
+    return "<" + ", ".join(f"i1 {str(b).lower()}" for b in bits) + ">"
+
+
+def _pointers(e: Emitter, pointer: str, stride: Index, element: str) -> str:
+    lanes = e.vector_type("i64")
+    steps = e.op(
+        f"mul {lanes} <{', '.join(f'i64 {i}' for i in range(e.lanes))}>, {e.splat(Reg(str(stride), 'i64')).text}"
+    )
+    return e.op(f"getelementptr {element}, ptr {pointer}, {lanes} {steps}")
+
+
+def suffix(e: Emitter, element: str) -> str:
+    return f"v{e.lanes}{ {'float': 'f32', 'half': 'f16'}.get(element, element) }"
+
+
+def gather(e: Emitter, pointer: str, stride: Index, element: str, mask: str) -> str:
+    return gather_at(e, _pointers(e, pointer, stride, element), element, mask)
+
+
+def gather_at(e: Emitter, pointers: str, element: str, mask: str) -> str:
+    kind, masks, addresses = e.vector_type(element), e.vector_type("i1"), e.vector_type("ptr")
+    name = f"llvm.masked.gather.{suffix(e, element)}.v{e.lanes}p0"
+    args = ((addresses, pointers), ("i32", str(BYTES[element])), (masks, mask), (kind, "zeroinitializer"))
+    return e.call(kind, name, *args)
+
+
+def scatter(e: Emitter, value: str, pointer: str, stride: Index, element: str, mask: str) -> None:
+    kind, masks, addresses = e.vector_type(element), e.vector_type("i1"), e.vector_type("ptr")
+    name = f"llvm.masked.scatter.{suffix(e, element)}.v{e.lanes}p0"
+    pointers = _pointers(e, pointer, stride, element)
+    e.call("void", name, (kind, value), (addresses, pointers), ("i32", str(BYTES[element])), (masks, mask))
+
+
+def masked_load(e: Emitter, pointer: str, element: str, mask: str) -> str:
+    kind = e.vector_type(element)
+    args = (("ptr", pointer), ("i32", str(BYTES[element])), (e.vector_type("i1"), mask), (kind, "zeroinitializer"))
+    return e.call(kind, f"llvm.masked.load.{suffix(e, element)}.p0", *args)
+
+
+def masked_store(e: Emitter, value: str, pointer: str, element: str, mask: str) -> None:
+    if element in ("i8", "i16", "i32"):
+        # LLVM 22 turns a masked store of truncated integers, when it knows the mask and one lane is left,
+        # into a store of the wide integer, which overwrites what follows. So it must not know the mask.
+        mask = e.op(f"and {e.vector_type('i1')} {mask}, {_every_lane(e)}")
+    args = (
+        (e.vector_type(element), value),
+        ("ptr", pointer),
+        ("i32", str(BYTES[element])),
+        (e.vector_type("i1"), mask),
+    )
+    e.call("void", f"llvm.masked.store.{suffix(e, element)}.p0", *args)
+
+
+def _every_lane(e: Emitter) -> str:
+    """A mask of all lanes that the optimiser cannot see through; read once, when the function begins."""
+    lines = [
+        "  %ones = load volatile i16, ptr @ones",
+        f"  %few = trunc i16 %ones to i{e.lanes}",
+        f"  %every = bitcast i{e.lanes} {'%ones' if e.lanes == 16 else '%few'} to {e.vector_type('i1')}",
+    ]
+    if lines[0] not in e.entry:
+        e.entry += [line for line in lines if e.lanes < 16 or "%few =" not in line]
+    return "%every"
+
+
+# ---- conversion between memory and registers -------------------------------------------------------------------------
+
+
+def decode(e: Emitter, dtype: DType, raw: Reg) -> Reg:
+    """A tensor's element as a register value."""
+    if dtype.name == "bfloat16":
+        wide = e.binary("shl", e.convert("zext", raw, "i32"), e.number(16, "i32"))
+        return e.convert("bitcast", wide, "float")
+    if dtype.name == "float16":
+        return e.convert("fpext", raw, "float")
+    if dtype.name == "bool":
+        zero = Reg("zeroinitializer" if raw.vector else "0", "i8", raw.vector)
+        return e.binary("icmp ne", raw, zero, "i1")
+    if dtype.bits == 8:
+        return e.convert("zext" if dtype.name == "uint8" else "sext", raw, "i32")
+    return raw
+
+
+def encode(e: Emitter, dtype: DType, value: Reg) -> Reg:
+    """A register value as a tensor's element. The value already is representable: a cast came before the store."""
+    if dtype.name == "bfloat16":
+        bits = e.convert("bitcast", value, "i32")
+        return e.convert("trunc", e.binary("lshr", bits, e.number(16, "i32")), "i16")
+    if dtype.name == "float16":
+        return e.convert("fptrunc", value, "half")
+    if dtype.name == "bool":
+        return e.convert("zext", value, "i8")
+    return e.convert("trunc", value, "i8") if dtype.bits == 8 else value

@@ -1,0 +1,237 @@
+"""Finds a C++ compiler and makes a shared library of a shader and the runtime, once per shader and compiler."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from .... import cache as disk
+from . import instrument, shader
+from .report import NoCompiler, ShaderError
+
+HERE = Path(__file__).parent
+FILE = "shader.metal"
+RUNTIME = ("runtime.cpp", "memory.cpp", "numbers.cpp")
+METAL_HEADERS = [
+    "metal_stdlib",
+    "metal_simdgroup",
+    "metal_simdgroup_matrix",
+    "metal_math",
+    "metal_compute",
+    "metal_atomic",
+    "metal_common",
+    "metal_types",
+    "metal_integer",
+    "metal_relational",
+    "metal_geometric",
+    "metal_numeric",
+    "metal_limits",
+    "metal_type_traits",
+    "metal_pack",
+    "metal_matrix",
+]
+COMMON = [
+    "-std=c++20",
+    "-fPIC",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-sanitize=all",
+    "-fno-stack-protector",
+    "-ffp-contract=off",
+    "-fno-strict-aliasing",
+    "-w",
+]
+# Metal has no double: literals are float, and half and bfloat round after every operation.
+SHADER = [
+    "-O1",
+    "-fno-unroll-loops",
+    "-fno-vectorize",
+    "-fno-slp-vectorize",
+    "-gline-tables-only",
+    "-nostdinc",
+    "-nostdinc++",
+    "-ftrivial-auto-var-init=pattern",
+    "-fno-sanitize-trap=all",
+    "-fsanitize=kernel-address,array-bounds,alignment,integer-divide-by-zero",
+    "-mllvm",
+    "-asan-instrumentation-with-call-threshold=0",
+    "-mllvm",
+    "-asan-stack=0",
+    "-mllvm",
+    "-asan-globals=0",
+    "-mllvm",
+    "-asan-opt=0",
+    "-mllvm",
+    "-asan-kernel-mem-intrinsic-prefix=1",
+    "-mllvm",
+    "-asan-instrument-atomics=0",
+    "-Xclang",
+    "-cl-single-precision-constant",
+    "-Xclang",
+    "-ffloat16-excess-precision=none",
+    "-Xclang",
+    "-fbfloat16-excess-precision=none",
+]
+DEFINES = ("-D__METAL__", "-D__METAL_VERSION__=310", "-D__HAVE_BFLOAT__", "-D__METAL_MACOS__")
+UNROLL = re.compile(r'_Pragma\s*\(\s*"[^"]*unroll[^"]*"\s*\)|#pragma\s+(?:clang\s+loop\s+)?unroll[^\n]*')
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """`command` compiles C++; `linker` turns objects into a shared library."""
+
+    command: tuple[str, ...]
+    linker: tuple[str, ...]
+    name: str
+
+
+@dataclass(frozen=True)
+class Built:
+    library: bytes
+    kernel: shader.Kernel
+    variables: tuple[str, ...]
+
+
+def compiler() -> Compiler:
+    """The compiler to use, or an error that says how to get one."""
+    found = _find_compiler()
+    if found is None:
+        raise NoCompiler(
+            "running Metal kernels on the CPU takes a C++ compiler of the clang family, and there is neither the package "
+            "ziglang nor clang++ on the path: run `pip install 'monotile[metal]'`"
+        )
+    return found
+
+
+def why_not() -> str | None:
+    try:
+        compiler()
+    except NoCompiler as error:
+        return str(error)
+    return None
+
+
+@cache
+def _find_compiler() -> Compiler | None:
+    mac = sys.platform == "darwin"
+    if importlib.util.find_spec("ziglang") is not None:
+        zig = (sys.executable, "-m", "ziglang")
+        version = _run([*zig, "version"], "").strip()
+        command = (*zig, "c++", "-mcpu=baseline")
+        # Linking with `zig c++` would first build a C++ library for minutes; nothing of it is needed.
+        linker = (*command, "-dynamiclib") if mac else (*zig, "ld.lld", "-shared")
+        return Compiler(command, linker, f"zig {version}")
+    clang = shutil.which("clang++")
+    if clang is None:
+        return None
+    version = _run([clang, "--version"], "").splitlines()[0]
+    return Compiler(
+        (clang,),
+        (clang, "-dynamiclib" if mac else "-shared", "-undefined", "dynamic_lookup")[: 4 if mac else 2],
+        version,
+    )
+
+
+def build(source: str, kernel: str, constants: Mapping[int, bool | int | float]) -> Built:
+    """The shared library that runs this kernel, from the cache or made now."""
+    chosen = compiler()
+    parsed = _parsed(source, chosen)
+    found = parsed.kernels.get(kernel)
+    if found is None:
+        known = ", ".join(sorted(parsed.kernels)) or "none"
+        raise ShaderError(f"the shader has no kernel {kernel!r}; its kernels are: {known}")
+    text = "\n".join(
+        (
+            '#include "metal_shim.h"',
+            shader.constants_text(constants),
+            f'# 1 "{FILE}"',
+            parsed.text,
+            shader.entry_text(found),
+        )
+    )
+    key = disk.fingerprint(_runner_fingerprint(chosen), text)
+    library = disk.load(key, "metal")
+    if library is None:
+        library = _compile(text, chosen)
+        disk.store(key, "metal", library)
+    return Built(library, found, parsed.variables)
+
+
+@cache
+def _parsed(source: str, chosen: Compiler) -> shader.Shader:
+    """The shader with its macros expanded; Metal's own headers are left out, the shim stands for them later."""
+    key = disk.fingerprint(_runner_fingerprint(chosen), "preprocessed", source)
+    kept = disk.load(key, "metal-text")
+    if kept is None:
+        with tempfile.TemporaryDirectory(prefix="monotile-") as name:
+            folder = Path(name)
+            for header in METAL_HEADERS:
+                (folder / header).touch()
+            (folder / FILE).write_text(UNROLL.sub("", source))
+            command = [
+                *chosen.command,
+                "-E",
+                "-x",
+                "c++",
+                "-std=c++20",
+                "-nostdinc",
+                "-nostdinc++",
+                "-w",
+                "-I.",
+                *DEFINES,
+            ]
+            kept = _run([*command, FILE], name).encode()
+        disk.store(key, "metal-text", kept)
+    return shader.read(kept.decode())
+
+
+def _compile(text: str, chosen: Compiler) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="monotile-") as name:
+        folder = Path(name)
+        (folder / "kernel.cpp").write_text(text)
+        command = [*chosen.command, *COMMON]
+        _run([*command, *SHADER, *DEFINES, f"-I{HERE}", "-S", "-emit-llvm", "kernel.cpp", "-o", "kernel.ll"], name)
+        llvm = (folder / "kernel.ll").read_text()
+        (folder / "lines.ll").write_text(instrument.add_lines(llvm, FILE))
+        _run([*chosen.command, "-fPIC", "-O1", "-w", "-fno-sanitize=all", "-c", "lines.ll", "-o", "kernel.o"], name)
+        objects = ["kernel.o"]
+        for part in RUNTIME:
+            (folder / f"{part}.o").write_bytes(_runtime_object(part, chosen))
+            objects.append(f"{part}.o")
+        _run([*chosen.linker, *objects, "-o", "kernel.so"], name)
+        return (folder / "kernel.so").read_bytes()
+
+
+def _runtime_object(part: str, chosen: Compiler) -> bytes:
+    key = disk.fingerprint(_runner_fingerprint(chosen), part)
+    kept = disk.load(key, "metal-object")
+    if kept is None:
+        with tempfile.TemporaryDirectory(prefix="monotile-") as name:
+            target = Path(name) / "part.o"
+            _run([*chosen.command, *COMMON, "-O2", "-c", str(HERE / part), "-o", str(target)], name)
+            kept = target.read_bytes()
+        disk.store(key, "metal-object", kept)
+    return kept
+
+
+@cache
+def _runner_fingerprint(chosen: Compiler) -> str:
+    files = sorted(path for path in HERE.iterdir() if path.suffix in (".py", ".h", ".cpp"))
+    return disk.fingerprint(chosen.name, platform.machine(), sys.platform, *(path.read_bytes() for path in files))
+
+
+def _run(command: Sequence[str], folder: str) -> str:
+    done = subprocess.run(command, cwd=folder or None, capture_output=True, text=True)
+    if done.returncode:
+        shown = "\n".join(line for line in done.stderr.splitlines() if "-Wunused-command-line" not in line)
+        raise ShaderError(f"the shader does not compile:\n{shown[:4000]}")
+    return done.stdout

@@ -1,0 +1,176 @@
+"""Loads a built kernel, lays its buffers out between guard pages, runs it and reads the findings back."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from . import build, shader
+from .findings import RawFinding, explain
+from .report import Counters, LaunchError, Report
+
+MOST_BUFFERS, MOST_VARIABLES, MOST_FINDINGS, MOST_THREADS = 32, 64, 64, 1024
+ABSENT = (1 << 64) - 1
+ORDERS = {"ascending": 0, "descending": 1, "shuffled": 2}
+COUNTERS = tuple(Counters.__dataclass_fields__)
+_running = threading.Lock()  # fault handlers belong to the process
+
+
+class Library:
+    """A shared library with a kernel and its runtime. Its state is its own: one launch at a time."""
+
+    def __init__(self, built: build.Built) -> None:
+        self.built = built
+        handle, path = tempfile.mkstemp(suffix=".so", prefix="monotile-")
+        try:
+            with open(handle, "wb") as file:
+                file.write(built.library)
+            self.code = ctypes.CDLL(path)
+        finally:
+            os.unlink(path)
+        self.code.mt_buffer.restype = ctypes.c_void_p
+        self.code.mt_close.restype = None
+        self.counters = (ctypes.c_uint64 * len(COUNTERS)).in_dll(self.code, "mt_counters")
+        self.read = (ctypes.c_uint64 * MOST_BUFFERS).in_dll(self.code, "mt_buffer_read")
+        self.written = (ctypes.c_uint64 * MOST_BUFFERS).in_dll(self.code, "mt_buffer_written")
+        self.findings = (RawFinding * MOST_FINDINGS).in_dll(self.code, "mt_findings")
+        self.finding_count = ctypes.c_int.in_dll(self.code, "mt_finding_count")
+
+
+@lru_cache(maxsize=256)
+def load(source: str, kernel: str, constants: tuple[tuple[int, bool | int | float], ...]) -> Library:
+    return Library(build.build(source, kernel, dict(constants)))
+
+
+def run(
+    source: str,
+    kernel: str,
+    buffers: Mapping[int | str, Any],
+    grid: int | Sequence[int],
+    threads: int | Sequence[int],
+    *,
+    order: str = "ascending",
+    check_races: bool = True,
+    constants: Mapping[int, bool | int | float] | None = None,
+    threadgroup_memory: Mapping[int | str, int] | None = None,
+    seed: int = 0,
+) -> Report:
+    """Runs a kernel and reports; see `monotile.metal.run`."""
+    if order not in ORDERS:
+        raise LaunchError(f"order={order!r}: the orders are {', '.join(ORDERS)}")
+    groups, size = _three("grid", grid), _three("threads", threads)
+    if not 1 <= size[0] * size[1] * size[2] <= MOST_THREADS:
+        raise LaunchError(f"threads={size}: a threadgroup has 1 to {MOST_THREADS} threads")
+    started = time.perf_counter()
+    library = load(source, kernel, tuple(sorted((constants or {}).items())))
+    build_seconds = time.perf_counter() - started
+    arguments = library.built.kernel.arguments
+    arrays = {_index(arguments, "buffer", key): _bytes_of(key, value) for key, value in buffers.items()}
+    dynamic = {_index(arguments, "threadgroup", key): int(n) for key, n in (threadgroup_memory or {}).items()}
+    _check_bound(arguments, arrays, dynamic)
+    with _running:
+        started = time.perf_counter()
+        _launch(library, arrays, dynamic, groups, size, ORDERS[order], check_races, seed)
+        run_seconds = time.perf_counter() - started
+        return _report(library, build_seconds, run_seconds)
+
+
+def _launch(
+    library: Library,
+    arrays: Mapping[int, np.ndarray[Any, Any]],
+    dynamic: Mapping[int, int],
+    groups: tuple[int, int, int],
+    size: tuple[int, int, int],
+    order: int,
+    check_races: bool,
+    seed: int,
+) -> None:
+    code = library.code
+    declared = {a.index: a for a in library.built.kernel.arguments if a.role == "buffer"}
+    sizes = (ctypes.c_uint64 * MOST_BUFFERS)(*[ABSENT] * MOST_BUFFERS)
+    granules = (ctypes.c_uint32 * MOST_BUFFERS)(*[1] * MOST_BUFFERS)
+    writable, constant = (ctypes.c_uint8 * MOST_BUFFERS)(), (ctypes.c_uint8 * MOST_BUFFERS)()
+    for index, array in arrays.items():
+        argument = declared[index]
+        sizes[index] = array.nbytes
+        granules[index] = 1 if argument.byte_type else min(array.itemsize, 4)
+        writable[index], constant[index] = not argument.read_only, argument.constant
+    shared = (ctypes.c_uint64 * MOST_VARIABLES)()
+    for index, count in dynamic.items():
+        shared[index] = count
+    if code.mt_open(sizes, granules, writable, constant, shared, int(check_races)):
+        raise LaunchError(f"no room for buffers of {sum(a.nbytes for a in arrays.values())} bytes and their guards")
+    try:
+        for index, array in arrays.items():
+            ctypes.memmove(code.mt_buffer(index), array.ctypes.data, array.nbytes)
+        if code.mt_run((ctypes.c_uint32 * 3)(*groups), (ctypes.c_uint32 * 3)(*size), order, ctypes.c_uint64(seed)):
+            raise LaunchError("no room for the threads' stacks")
+        for index, array in arrays.items():
+            if writable[index]:
+                ctypes.memmove(array.ctypes.data, code.mt_buffer(index), array.nbytes)
+    finally:
+        code.mt_close()
+
+
+def _report(library: Library, build_seconds: float, run_seconds: float) -> Report:
+    kernel, variables = library.built.kernel, library.built.variables
+    raw = library.findings[: library.finding_count.value]
+    names = {argument.index: argument.name for argument in kernel.arguments if argument.role == "buffer"}
+    return Report(
+        findings=tuple(explain(finding, kernel, variables) for finding in raw),
+        counters=Counters(*library.counters),
+        bytes_read={name: library.read[index] for index, name in names.items()},
+        bytes_written={name: library.written[index] for index, name in names.items()},
+        build_seconds=build_seconds,
+        run_seconds=run_seconds,
+    )
+
+
+def _three(what: str, value: int | Sequence[int]) -> tuple[int, int, int]:
+    sides = (value,) if isinstance(value, int) else tuple(int(side) for side in value)
+    if not 1 <= len(sides) <= 3 or any(side < 0 for side in sides):
+        raise LaunchError(f"{what}={value!r}: expected one to three sizes")
+    x, y, z = (*sides, 1, 1)[:3]
+    return x, y, z
+
+
+def _index(arguments: Sequence[shader.Argument], role: str, key: int | str) -> int:
+    of_role = [argument for argument in arguments if argument.role == role]
+    for argument in of_role:
+        if key in (argument.index, argument.name):
+            return argument.index
+    known = ", ".join(f"{argument.name} ({argument.index})" for argument in of_role) or "none"
+    raise LaunchError(f"the kernel has no {role} argument {key!r}; it has: {known}")
+
+
+def _bytes_of(key: int | str, value: Any) -> np.ndarray[Any, Any]:
+    if isinstance(value, bytes | bytearray):
+        return np.frombuffer(bytearray(value), np.uint8)
+    if isinstance(value, np.generic):
+        return np.array(value)
+    if not isinstance(value, np.ndarray):
+        raise LaunchError(f"buffer {key!r} is a {type(value).__name__}; expected a NumPy array, a NumPy scalar or bytes")
+    if not value.flags.c_contiguous:
+        raise LaunchError(f"buffer {key!r} is not contiguous; a buffer is a stretch of memory: pass the array that owns it")
+    return value
+
+
+def _check_bound(
+    arguments: Sequence[shader.Argument], arrays: Mapping[int, np.ndarray[Any, Any]], dynamic: Mapping[int, int]
+) -> None:
+    for argument in arguments:
+        array = arrays.get(argument.index) if argument.role == "buffer" else None
+        if array is not None and not argument.read_only and not array.flags.writeable:
+            raise LaunchError(f"the kernel may write to {argument.name!r}, and that array is read-only")
+        if argument.role == "threadgroup" and argument.index not in dynamic:
+            raise LaunchError(
+                f"threadgroup memory {argument.name!r} has no size: pass threadgroup_memory={{{argument.name!r}: bytes}}"
+            )

@@ -1,0 +1,83 @@
+"""What a run found and counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ....errors import MonotileError
+
+
+class ShaderError(MonotileError):
+    """A shader that the runner cannot read or its compiler refuses."""
+
+
+class NoCompiler(MonotileError):
+    """No C++ compiler that the runner can use."""
+
+
+class LaunchError(MonotileError):
+    """A launch whose sizes, buffers or order make no sense."""
+
+
+class KernelFault(MonotileError):
+    """A run in which something was found."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing a kernel did wrong. `line` and `other_line` are lines of the shader; 0 where there is none."""
+
+    kind: str
+    line: int
+    message: str
+    other_line: int = 0
+    place: str = ""
+    count: int = 1
+
+    def __str__(self) -> str:
+        times = f" ({self.count} times)" if self.count > 1 else ""
+        return f"{self.kind}: {self.message}{times}"
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Totals of a launch. Bytes are what the threads ask for; simdgroup operations count once per simdgroup, barriers
+    once per threadgroup, exponentials once per thread."""
+
+    device_bytes_read: int
+    device_bytes_written: int
+    constant_bytes_read: int
+    threadgroup_bytes_read: int
+    threadgroup_bytes_written: int
+    barriers: int
+    simdgroup_barriers: int
+    multiplies: int
+    shuffles: int
+    reductions: int
+    exponentials: int
+    atomics: int
+    threadgroup_memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Report:
+    findings: tuple[Finding, ...]
+    counters: Counters
+    bytes_read: dict[str, int] = field(default_factory=dict)
+    bytes_written: dict[str, int] = field(default_factory=dict)
+    build_seconds: float = 0.0
+    run_seconds: float = 0.0
+
+    @property
+    def clean(self) -> bool:
+        return not self.findings
+
+    def check(self) -> Report:
+        """Itself, or an error that lists everything found."""
+        if self.findings:
+            raise KernelFault("\n".join(map(str, self.findings)))
+        return self
+
+    def __str__(self) -> str:
+        found = "\n".join(map(str, self.findings)) or "nothing found"
+        return f"{found}\n{self.counters}"

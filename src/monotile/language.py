@@ -158,8 +158,9 @@ def min(x: Any, axis: int) -> Any:
 def blocks(length: Any, step: int, visible: Callable[[Any], Any] | None = None) -> Any:
     """`for j in blocks(length, step, visible)`: j = 0, step, 2 * step, ... below length.
 
-    `visible` takes the tile of positions `j + arange(step)` and gives a bool tile. A block in which it is False
-    everywhere may be skipped, so the loop body must change nothing then."""
+    `visible` takes the tile of positions `j + arange(step)` and gives a bool tile. What it hides may be
+    left out: a block in which it is False everywhere, a row of which it hides every position, or single positions of a
+    fold. So what it hides must change nothing."""
 
 
 @word

@@ -42,6 +42,8 @@ def _block(block: Block, renamed: dict[Value, Value]) -> None:
         if op.kind == "for" and _runs_never(op):
             renamed.update(zip(op.results, op.operands[2:], strict=True))
             continue
+        if op.kind == "visible" and constant(op.operands[0]):
+            continue
         if op.kind in ("load", "store"):
             _relax_bounds(op)
         new = _simplify(builder, op) if len(op.results) == 1 and not op.blocks else None

@@ -46,7 +46,7 @@ def _guard(form: Linear, shape: tuple[int, ...], body: Block, inside: set[Value]
     return Guard(factor, Linear(0, terms), low, high)
 
 
-def _below(op: Op) -> Linear | None:
+def below(op: Op) -> Linear | None:
     """The form that is negative exactly where an integer comparison holds."""
     left, right = (linear(v) for v in op.operands)
     if op.kind not in ("lt", "le") or left is None or right is None:
@@ -54,18 +54,18 @@ def _below(op: Op) -> Linear | None:
     return left - right - Linear(1 if op.kind == "le" else 0)
 
 
-def _conjuncts(value: Value) -> Iterator[tuple[Op, tuple[int, ...]]]:
+def conjuncts(value: Value) -> Iterator[tuple[Op, tuple[int, ...]]]:
     """The comparisons whose conjunction a bool value is; others are left out, which only makes it truer."""
     op = value.op
     if op is None:
         return
     if op.kind == "and":
         for operand in op.operands:
-            yield from _conjuncts(operand)
+            yield from conjuncts(operand)
     elif op.kind in ("lt", "le"):
         yield op, op.result.shape
     elif op.kind in ("broadcast", "expand", "trans"):
-        yield from _conjuncts(op.operands[0])
+        yield from conjuncts(op.operands[0])
 
 
 def _made_inside(body: Block) -> set[Value]:
@@ -128,19 +128,25 @@ def _on_grid(b: Builder, start: Value, bound: Value, step: int) -> Value:
 
 
 def skip(kernel: Kernel) -> None:
-    """Loops with a `visible` mark run only over the blocks it may hold in. The mark has then done its work."""
+    """Loops with a `visible` mark run only over the blocks it may hold in."""
     _each_loop(kernel.body, _skip)
+
+
+def unmark(kernel: Kernel) -> None:
+    """Removes the marks, for backends that have no further use for them."""
+    for op in walk(kernel.body):
+        for block in op.blocks:
+            block.ops = [inner for inner in block.ops if inner.kind != "visible"]
 
 
 def _skip(block: Block, loop: Op) -> None:
     (body,) = loop.blocks
     marks = [op for op in body.ops if op.kind == "visible"]
-    body.ops = [op for op in body.ops if op.kind != "visible"]
     inside = _made_inside(body)
     guards = []
     for mark in marks:
-        for test, shape in _conjuncts(mark.operands[0]):
-            form = _below(test)
+        for test, shape in conjuncts(mark.operands[0]):
+            form = below(test)
             guard = _guard(form, shape, body, inside) if form is not None else None
             if guard is not None:
                 guards.append(guard)
@@ -215,7 +221,7 @@ def _find_guards(
     used = uses(body)
     for op in body.ops:
         if op.kind in ("lt", "le") and op.operands[0].dtype.is_int and op.result in used:
-            form = _below(op)
+            form = below(op)
             guard = _guard(form, op.result.shape, body, inside) if form is not None else None
             if guard is not None:
                 tests[op] = guard

@@ -10,6 +10,7 @@ after each. Backends choose with `Options`; what they learn afterwards (axes, ne
 | dce          | ops nothing reads are removed                                                                     |
 | skip         | loops under `blocks(..., visible)` run only over blocks that may be visible                       |
 | peel         | a loop is cut where its position tests become known: masked blocks, clean blocks, masked blocks   |
+| unmark       | what `visible` said of blocks is dropped                                                          |
 | detach       | a fold of positions and loads gets its own copy of them                                           |
 """
 
@@ -24,7 +25,7 @@ from .cse import cse, dce
 from .detach import detach
 from .fold import fold
 from .motion import motion
-from .peel import peel, peel_with_bounds, skip
+from .peel import peel, peel_with_bounds, skip, unmark
 
 Pass = Callable[[Kernel], None]
 CLEAN: tuple[Pass, ...] = (fold, cse, motion, dce)
@@ -35,12 +36,15 @@ class Options:
     """What a backend asks for."""
 
     peel_bounds: bool = True  # also cut loops where loads and stores reach the edge of a tensor
+    keep_marks: bool = False  # the backend leaves out hidden parts of blocks itself
     detach: bool = False
 
 
 def passes(options: Options) -> tuple[Pass, ...]:
     chosen = peel_with_bounds if options.peel_bounds else peel
-    return (*CLEAN, skip, *CLEAN, chosen, *CLEAN, *((detach,) if options.detach else ()))
+    marks = () if options.keep_marks else (unmark,)
+    last = (detach,) if options.detach else ()
+    return (*CLEAN, skip, *marks, *CLEAN, chosen, *CLEAN, *last)
 
 
 def run(kernel: Kernel, options: Options, watch: Callable[[str, Kernel], None] | None = None) -> None:

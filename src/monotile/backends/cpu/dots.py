@@ -88,7 +88,7 @@ class DotEmitter(NestEmitter):
         edge: bool,
     ) -> None:
         """Register block by register block over the lanes and rows of the result."""
-        height = rows.extent if rows is not None else 1
+        low, high = self.rows_done(rows)
 
         def group(points: list[Point]) -> None:
             totals = self.open_folds(nest, len(points))
@@ -103,10 +103,10 @@ class DotEmitter(NestEmitter):
                         self.finish(nest, pt, [t[i] for t in totals])
 
             step = self.target.rows
-            whole = height // step * step
-            self.e.loop(0, whole, step, lambda row: block(row, step))
-            if height - whole:
-                block(whole, height - whole)
+            whole = high // step * step if isinstance(high, int) else high  # a cut is made of whole blocks
+            self.e.loop(low, whole, step, lambda row: block(row, step))
+            if isinstance(high, int) and isinstance(whole, int) and high > whole:
+                block(whole, high - whole)
             for i, pt in enumerate(points):
                 self.close_folds(nest, pt, [t[i] for t in totals])
 
@@ -152,8 +152,12 @@ class DotEmitter(NestEmitter):
                 for variable, reg in zip(line, regs, strict=True):
                     e.set(variable, reg.text)
 
-        whole = depth // UNROLL * UNROLL
-        e.loop(0, whole, UNROLL, lambda first: steps(first, UNROLL))
-        if depth - whole:
-            steps(whole, depth - whole)
+        low, high = self.rows_done(others.deep)
+        if others.deep is None or isinstance(high, int):
+            whole = depth // UNROLL * UNROLL
+            e.loop(0, whole, UNROLL, lambda first: steps(first, UNROLL))
+            if depth - whole:
+                steps(whole, depth - whole)
+        else:
+            e.loop(low, high, self.target.rows, lambda first: steps(first, self.target.rows))
         return [[Reg(e.get(v), "float", zero.vector) for v in line] for line in sums]

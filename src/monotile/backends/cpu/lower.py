@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ...ir import ELEMENTWISE, Block, Kernel, Op, Value, walk
 from ...passes.axes import Axes
 from ...passes.fuse import Fusion, Nest, Segment, strip
+from .cuts import Cut, find_cut, row_range
 from .emit import Emitter, Index, Reg
 from .evaluate import Evaluator
 from .layout import Layout
@@ -119,6 +120,7 @@ class Lowering(Scalars):
         self.nests.layout = self.layout
         self._local = self._find_local()
         self._targets: dict[Block, tuple[Value | None, ...]] = {}  # where a block's yields are kept
+        self._cut: Cut | None = None  # what the loop around allows to leave out
 
     def run(self) -> None:
         self.block(self.kernel.body)
@@ -247,6 +249,8 @@ class Lowering(Scalars):
         self._targets[body] = tuple(p if p.shape else None for p in body.params[1:])
         began = self.scratch.clock
 
+        outer, self._cut = self._cut, find_cut(body, self.axes, self.layout.panel_axis, self.target.rows)
+
         def turn(counter: Index) -> None:
             text = str(counter) if isinstance(counter, int) else e.op(f"trunc i64 {counter} to i32")
             self.ev.scalars[body.params[0]] = Reg(text, "i32")
@@ -258,6 +262,7 @@ class Lowering(Scalars):
                     e.set(variables[param], self.ev.scalars[value].text)
 
         e.loop(self.index(loop.operands[0]), self.index(loop.operands[1]), loop.attrs["step"], turn)
+        self._cut = outer
         self.scratch.clock += 1
         for param in body.params[1:]:
             if param.shape:
@@ -313,14 +318,34 @@ class Lowering(Scalars):
             whole, rest = divmod(panel_axis.extent, self.target.panel)
 
             def panel(number: Index, lanes: int = self.target.panel) -> None:
-                for nest in inside:
-                    self.nests.emit(nest, (number, lanes))
+                def work() -> None:
+                    for nest in inside:
+                        self.nests.emit(nest, (number, lanes))
+
+                if self._cut is None:
+                    work()
+                    return
+                low, high = self._cut_rows(self._cut, number, lanes)
+                self.nests.cut = (self._cut.axis, low, high)
+                self.e.when(self.e.compare("slt", low, high), work)
+                self.nests.cut = None
 
             began = self.scratch.clock
             self.e.loop(0, whole, 1, panel)
             if rest:
                 panel(whole, rest)
             self.scratch.end_loop(began)
+
+    def _cut_rows(self, cut: Cut, number: Index, lanes: int) -> tuple[Index, Index]:
+        """The rows a panel may see."""
+        e = self.e
+        rests: list[Index] = []
+        for bound in cut.bounds:
+            rest: Index = bound.rest.const
+            for value, factor in bound.rest.terms.items():
+                rest = e.add(rest, e.mul(self.index(value), factor))
+            rests.append(rest)
+        return row_range(e, cut, rests, e.mul(number, self.target.panel), lanes, self.target.rows)
 
     def _scalars(self, waiting: list[Op]) -> list[Op]:
         """Emits every waiting scalar and tile address whose inputs are known; returns the rest."""

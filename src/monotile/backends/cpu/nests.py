@@ -27,6 +27,7 @@ class NestEmitter:
     def __init__(self, emitter: Emitter, target: Target, fusion: Fusion, evaluator: Evaluator) -> None:
         self.e, self.target, self.fusion, self.ev = emitter, target, fusion, evaluator
         self.axes = fusion.axes
+        self.cut: tuple[Axis, Index, Index] | None = None  # rows of an axis that are done; the others are left out
 
     def emit(self, nest: Nest, panel: Panel) -> None:
         """The nest, once without bounds and once with, if its tensors may end inside it."""
@@ -110,7 +111,8 @@ class NestEmitter:
                     self.finish(nest, pt, [t[n] for t in totals])
             else:
                 self.prepare(nest, points, {nest.lane})
-                step = 4 if rows.extent % 4 == 0 else 2 if rows.extent % 2 == 0 else 1
+                low, high = self.rows_done(rows)
+                step = next(s for s in (4, 2, 1) if rows.extent % s == 0 and self.target.rows % s == 0)
                 step = 1 if edge else step
 
                 def body(row: Index) -> None:
@@ -121,11 +123,17 @@ class NestEmitter:
                             )
                             self.finish(nest, here, [t[n] for t in totals])
 
-                self.e.loop(0, rows.extent, step, body)
+                self.e.loop(low, high, step, body)
             for n, pt in enumerate(points):
                 self.close_folds(nest, pt, [t[n] for t in totals])
 
         self.each_group(nest.lane, panel, edge, {}, group)
+
+    def rows_done(self, axis: Axis | None) -> tuple[Index, Index]:
+        """From which row to which a panel works along an axis."""
+        if self.cut is not None and self.cut[0] is axis:
+            return self.cut[1], self.cut[2]
+        return 0, axis.extent if axis is not None else 1
 
     def _rows_outside(self, nest: Nest, rows: Axis | None, edge: bool) -> None:
         """Row by row; folds run along the lanes."""

@@ -6,14 +6,14 @@ import ctypes
 import importlib.util
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ... import ir
 from ...errors import ArgumentShape
 from ...passes import pipeline
 from ..base import Backend, Program
-from . import build
+from . import build, descriptors
 from .render import Rendered, render
 from .schedule import Schedule, choose
 
@@ -31,6 +31,7 @@ class Bound:
     tail: list[Any]  # lengths and strides
     programs: int | None  # None when it depends on scalars
     compiled: dict[Any, Any] = field(default_factory=dict)  # by alignment of the addresses, scalar types and device
+    otherwise: Bound | None = None  # without descriptors
 
 
 class Variant:
@@ -44,20 +45,34 @@ class Variant:
         self.pointers = [a.index for a in arguments if a.kind == "pointer"]
         self.words = [a.index for a in arguments if a.kind in ("dim", "stride")]
         self.scalars = [a.index for a in arguments if a.kind == "scalar"]
+        self.described = [d.index for d in self.rendered.described]
 
 
 class NvidiaProgram(Program):
-    """A kernel as Triton functions: one for tiles whose offsets fit 32 bits, and if ever needed one for others."""
+    """A kernel as Triton functions: one for tiles whose offsets fit 32 bits, and if ever needed others."""
 
     def __init__(self, kernel: ir.Kernel, schedule: Schedule) -> None:
         self.kernel, self.schedule = kernel, schedule
-        self.narrow = Variant(kernel, schedule, wide=False)
-        self.wide: Variant | None = None
+        self.variants: dict[tuple[bool, bool], Variant] = {}
+        self.usual = self.variant(wide=False, descriptors=schedule.tensor_descriptors)
+
+    def variant(self, *, wide: bool, descriptors: bool) -> Variant:
+        if (wide, descriptors) not in self.variants:
+            schedule = replace(self.schedule, tensor_descriptors=descriptors)
+            self.variants[wide, descriptors] = Variant(self.kernel, schedule, wide=wide)
+        return self.variants[wide, descriptors]
 
     def bind(self, words: Sequence[int]) -> Bound:
-        variant = self.narrow
-        if any(sum(abs(words[at]) * count for at, count in reach) >= NARROW for reach in variant.rendered.reach):
-            self.wide = variant = self.wide or Variant(self.kernel, self.schedule, wide=True)
+        """Chooses by lengths and strides; a bound with descriptors has another for addresses they cannot use."""
+        rendered = self.usual.rendered
+        wide = any(sum(abs(words[at]) * count for at, count in reach) >= NARROW for reach in rendered.reach)
+        described = bool(rendered.described) and descriptors.apply(rendered.described, words)
+        bound = self._bind(self.variant(wide=wide, descriptors=described), words)
+        if described:
+            bound.otherwise = self._bind(self.variant(wide=wide, descriptors=False), words)
+        return bound
+
+    def _bind(self, variant: Variant, words: Sequence[int]) -> Bound:
         grid = variant.rendered.grid
         programs = None if grid.needs_scalars else _count(grid.programs(words, ()))
         return Bound(variant, words, [words[at] for at in variant.words], programs)
@@ -65,6 +80,8 @@ class NvidiaProgram(Program):
     def launch(
         self, bound: Bound, arrays: Sequence[Any], addresses: Sequence[int], scalars: Sequence[Any], threads: int | None
     ) -> None:
+        if bound.otherwise is not None and any(addresses[n] % descriptors.ALIGNMENT for n in bound.variant.described):
+            bound = bound.otherwise
         variant, programs = bound.variant, bound.programs
         if programs is None:
             programs = _count(variant.rendered.grid.programs(bound.words, scalars))
@@ -88,6 +105,7 @@ def _count(programs: int) -> int:
 
 def _launch(bound: Bound, programs: int, arrays: Sequence[Any], addresses: Sequence[int], tail: list[Any]) -> None:
     import torch
+    import triton
     from triton.runtime import driver
 
     device = arrays[0].get_device() if arrays else torch.cuda.current_device()
@@ -95,6 +113,8 @@ def _launch(bound: Bound, programs: int, arrays: Sequence[Any], addresses: Seque
         with torch.cuda.device(device):
             return _launch(bound, programs, arrays, addresses, tail)
     variant = bound.variant
+    if variant.described:
+        triton.set_allocator(_allocate)
     pointers = [addresses[n] for n in variant.pointers]
     widths = tuple([_width(number) for number in tail[len(variant.words) :]])
     key = device, tuple([a & 15 == 0 for a in pointers]), widths
@@ -106,6 +126,13 @@ def _launch(bound: Bound, programs: int, arrays: Sequence[Any], addresses: Seque
     run, function, packed = compiled
     run(programs, 1, 1, stream, function, packed, None, None, None, *pointers, *tail)
     return None
+
+
+def _allocate(size: int, alignment: int, stream: int | None) -> Any:
+    """Memory for the descriptors that programs make."""
+    import torch
+
+    return torch.empty(size, device="cuda", dtype=torch.int8)
 
 
 def _width(number: Any) -> int:

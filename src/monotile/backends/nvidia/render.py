@@ -14,6 +14,7 @@ from ...errors import DeviceLimit, InternalError
 from ...ir import ELEMENTWISE, Block, Kernel, Op, Value, constant, show, uses
 from ...passes.facts import nonnegative
 from . import elementwise, hazards
+from .descriptors import Described, Descriptors
 from .functions import FUNCTIONS
 from .grid import Grid
 from .memory import Argument, Memory, spread
@@ -34,6 +35,7 @@ class Rendered:
     arguments: tuple[Argument, ...]
     reach: tuple[tuple[tuple[int, int], ...], ...]  # see Memory.reach
     grid: Grid
+    described: tuple[Described, ...]  # the tensors that descriptors are made for
 
 
 def render(kernel: Kernel, schedule: Schedule, *, wide: bool = False, emulate: bool = False) -> Rendered:
@@ -51,6 +53,8 @@ def render(kernel: Kernel, schedule: Schedule, *, wide: bool = False, emulate: b
             top.add(f"{argument.name} = tl.cast({argument.name}, tl.int32)  # also where Triton knows it to be 1")
     for side, iota in sorted(writer.memory.iotas.items()):
         top.add(f"{iota} = tl.arange(0, {side})")
+    for line in writer.descriptors.lines:
+        top.add(line)
     body = top.lines + writer.lines.lines or ["    pass"]
     text = "\n".join(body)
     parameters = ",\n    ".join(a.name for a in arguments)
@@ -60,7 +64,8 @@ def render(kernel: Kernel, schedule: Schedule, *, wide: bool = False, emulate: b
     helpers = [source for n, source in FUNCTIONS.items() if f"{n}(" in text]
     title = f'"""{kernel.name}, made by monotile for Triton; {schedule}."""'
     source = "\n\n".join([f"{title}\n\nimport triton\nimport triton.language as tl\n", *helpers, f"{head}\n{text}\n"])
-    return Rendered(name, source, arguments, tuple(tuple(r) for r in writer.memory.reach if r), Grid(kernel))
+    reach = tuple(tuple(r) for r in writer.memory.reach if r)
+    return Rendered(name, source, arguments, reach, Grid(kernel), tuple(writer.descriptors.described.values()))
 
 
 ORDER = ("pointer", "dim", "stride", "scalar")
@@ -88,6 +93,7 @@ class Renderer:
         self.memory = Memory(kernel, self.names, wide, emulate)
         self.table: dict[Value, Text] = {}
         self.uses: Mapping[Value, list[Op]] = uses(kernel.body)
+        self.descriptors = Descriptors(kernel, self.memory, self.uses)
         self.barriers = hazards.barriers(kernel)
         self.clean: dict[tuple[Value, int], str] = {}  # values with zero in their padding along an axis
         self.here = kernel.body  # the block that is being written
@@ -294,10 +300,16 @@ class Renderer:
     # ---- memory ------------------------------------------------------------------------------------------------------
 
     def load(self, op: Op) -> None:
+        name = f"{op.attrs['tensor'].name}_tile"
+        if self.schedule.tensor_descriptors:
+            tile = self.descriptors.load(op, [self.value(v).text for v in op.operands])
+            if tile is not None:
+                self.define(op.result, tile, stem=name)
+                return
         address, mask = self._place(op, op.operands)
         other = "0.0" if op.result.dtype.is_float else "0"
         guard = f", mask={mask}, other={other}" if mask else ""
-        self.define(op.result, f"tl.load({address}{guard})", stem=f"{op.attrs['tensor'].name}_tile")
+        self.define(op.result, f"tl.load({address}{guard})", stem=name)
 
     def store(self, op: Op) -> None:
         address, mask = self._place(op, op.operands[1:])

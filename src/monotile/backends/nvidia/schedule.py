@@ -18,6 +18,7 @@ class Schedule:
     num_warps: int = 4
     num_stages: int = 1  # how many turns of a loop have their loads under way
     warp_specialize: bool = False  # loads and products on warps of their own, in loops that have both
+    tensor_descriptors: bool = False  # operands of products come through TMA where their layout allows it
 
     @property
     def options(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from .report import Finding
 from .shader import Kernel
@@ -54,13 +54,13 @@ WAITS = (
 )
 
 
-def explain(raw: RawFinding, kernel: Kernel, variables: Sequence[str]) -> Finding:
+def explain(raw: RawFinding, kernel: Kernel, variables: Sequence[str], sizes: Mapping[int, int]) -> Finding:
     kind, place = KINDS[raw.kind], _place(raw.place, kernel, variables)
     thread = f"thread {raw.thread} of threadgroup {tuple(raw.group)}"
     did = "writes" if raw.write else "reads"
     if kind == "out of bounds":
         size = f"{raw.bytes} bytes" if raw.bytes else "memory"
-        message = f"line {raw.line}: {thread} {did} {size} at byte {raw.offset} of {place}, which ends before"
+        message = f"line {raw.line}: {thread} {did} {size} at byte {raw.offset} of {place}{_size(raw.place, sizes)}"
         if raw.offset < 0:
             message = f"line {raw.line}: {thread} {did} {size} {-raw.offset} bytes before the start of {place}"
     elif kind == "race":
@@ -113,3 +113,7 @@ def _place(place: int, kernel: Kernel, variables: Sequence[str]) -> str:
         index -= MOST_VARIABLES
         name = variables[index] if index < len(variables) else "?"
     return f"threadgroup memory {name}"
+
+
+def _size(place: int, sizes: Mapping[int, int]) -> str:
+    return f", which has {sizes[place]}" if place in sizes else ", past its end"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 HOOK = re.compile(
-    r"call void @__asan_(load|store)(\d+|N)_noabort\(i64 ([^,)]+)(?:, i64 ([^)]+))?\)(.*)$|"
-    r"call ptr @__asan_(memcpy|memmove|memset)\((.*?)\)(, !dbg.*| #.*|)$"
+    r"call (void|ptr) @__asan_(load|store|memcpy|memmove|memset)(\d+|N|)(?:_noabort)?\((.*?)\)((?: #\d+)?(?:, !.*)?)$"
 )
 DEBUG = re.compile(r"!dbg !(\d+)")
 NODE = re.compile(
@@ -49,18 +48,24 @@ def _field(body: str, name: str) -> str:
 
 
 def add_lines(text: str, file: str) -> str:
-    lines = Lines(text, file)
+    """Every hook call with the line it stands on. An access that the compiler made of several has no line of its own
+    and
+    gets that of the code before it."""
+    lines, recent, out = Lines(text, file), 0, []
+    for line in text.splitlines():
+        if line.startswith("define "):
+            recent = 0
+        location = DEBUG.search(line)
+        recent = lines.of(location[1]) or recent if location else recent
+        if "@__asan_" not in line:
+            out.append(line)
+        elif not line.startswith("declare "):
+            out.append(HOOK.sub(lambda match, at=recent: _with_line(match, at), line))  # type: ignore[misc]
+    return "\n".join(out) + DECLARATIONS
 
-    def replace(match: re.Match[str]) -> str:
-        tail = match[5] if match[1] else match[8]
-        location = DEBUG.search(tail)
-        line = lines.of(location[1]) if location else 0
-        if match[1]:
-            size = match[4] if match[2] == "N" else match[2]
-            return f"call void @mt_{match[1]}(i64 {match[3]}, i64 {size}, i32 {line}){tail}"
-        name = "memset" if match[6] == "memset" else "memcpy"
-        return f"call ptr @mt_{name}({match[7]}, i32 {line}){tail}"
 
-    out = [HOOK.sub(replace, line) if "@__asan_" in line else line for line in text.splitlines()]
-    kept = [line for line in out if not re.match(r"declare .*@__asan_(load|store|mem)", line)]
-    return "\n".join(kept) + DECLARATIONS
+def _with_line(match: re.Match[str], line: int) -> str:
+    result, name, size, arguments, tail = match.groups()
+    name = name.replace("memmove", "memcpy")
+    count = f", i64 {size}" if size.isdigit() else ""
+    return f"call {result} @mt_{name}({arguments}{count}, i32 {line}){tail}"

@@ -80,7 +80,7 @@ def run(
         started = time.perf_counter()
         _launch(library, arrays, dynamic, groups, size, ORDERS[order], check_races, seed)
         run_seconds = time.perf_counter() - started
-        return _report(library, build_seconds, run_seconds)
+        return _report(library, {i: a.nbytes for i, a in arrays.items()}, build_seconds, run_seconds)
 
 
 def _launch(
@@ -103,10 +103,15 @@ def _launch(
         sizes[index] = array.nbytes
         granules[index] = 1 if argument.byte_type else min(array.itemsize, 4)
         writable[index], constant[index] = not argument.read_only, argument.constant
+    alias, owners = (ctypes.c_uint8 * MOST_BUFFERS)(), dict[tuple[int, int], int]()
+    for index in sorted(arrays):
+        alias[index] = owner = owners.setdefault((arrays[index].ctypes.data, arrays[index].nbytes or -index), index)
+        writable[owner] |= writable[index]
+        granules[owner] = min(granules[owner], granules[index])
     shared = (ctypes.c_uint64 * MOST_VARIABLES)()
     for index, count in dynamic.items():
         shared[index] = count
-    if code.mt_open(sizes, granules, writable, constant, shared, int(check_races)):
+    if code.mt_open(sizes, granules, writable, constant, alias, shared, int(check_races)):
         raise LaunchError(f"no room for buffers of {sum(a.nbytes for a in arrays.values())} bytes and their guards")
     try:
         for index, array in arrays.items():
@@ -120,12 +125,12 @@ def _launch(
         code.mt_close()
 
 
-def _report(library: Library, build_seconds: float, run_seconds: float) -> Report:
+def _report(library: Library, sizes: Mapping[int, int], build_seconds: float, run_seconds: float) -> Report:
     kernel, variables = library.built.kernel, library.built.variables
     raw = library.findings[: library.finding_count.value]
     names = {argument.index: argument.name for argument in kernel.arguments if argument.role == "buffer"}
     return Report(
-        findings=tuple(explain(finding, kernel, variables) for finding in raw),
+        findings=tuple(explain(finding, kernel, variables, sizes) for finding in raw),
         counters=Counters(*library.counters),
         bytes_read={name: library.read[index] for index, name in names.items()},
         bytes_written={name: library.written[index] for index, name in names.items()},
@@ -172,5 +177,6 @@ def _check_bound(
             raise LaunchError(f"the kernel may write to {argument.name!r}, and that array is read-only")
         if argument.role == "threadgroup" and argument.index not in dynamic:
             raise LaunchError(
-                f"threadgroup memory {argument.name!r} has no size: pass threadgroup_memory={{{argument.name!r}: bytes}}"
+                f"threadgroup memory {argument.name!r} has no size: pass threadgroup_memory={{{argument.name!r}:
+                bytes}}"
             )

@@ -86,7 +86,7 @@ static Finding found(int kind, int line, int place, long offset, long bytes, boo
 extern "C" void mt_report(int kind, int line, long detail) {
   Finding finding = found(kind, line, 0, detail, 0, false);
   mt_add_finding(&finding);
-  if (kind != INACTIVE_LANE && kind != ARRAY_BOUNDS) mt_stop();
+  if (kind != INACTIVE_LANE) mt_stop();
 }
 
 static int nearest(const char *address, long *offset) {
@@ -152,10 +152,10 @@ static void note_read(Cell &cell, int space, int line) {
   last = now;
 }
 
-static void watch(Cell *cells, u64 first, u64 last, int space, bool write, int line, int place, u64 granule) {
+static void watch(Cell *cells, u64 first, u64 last, int space, bool write, int line, int place, u64 granule, u64 base) {
   for (u64 i = first; i <= last; ++i) {
     Cell &cell = cells[i];
-    long offset = (long)(i * granule);
+    long offset = (long)(i * granule - base);
     race(cell.writer, space, true, write, line, place, offset);
     if (write) {
       if (!race(cell.near, space, false, true, line, place, offset)) race(cell.far, space, false, true, line, place, offset);
@@ -204,7 +204,7 @@ static void touch_threadgroup(const char *address, u64 bytes, bool write, int li
         break;
       }
   if (watch_races)
-    watch(threadgroup_shadow, first, last, THREADGROUP, write, line, recent, 1);
+    watch(threadgroup_shadow, first, last, THREADGROUP, write, line, recent, 1, home.base - threadgroup_memory);
   else if (write)
     for (u64 i = first; i <= last; ++i) threadgroup_shadow[i].writer.group = group_number;
 }
@@ -230,7 +230,7 @@ static void touch_device(const char *address, u64 bytes, bool write, int line) {
   (write ? mt_buffer_written : mt_buffer_read)[recent] += bytes;
   if (!watch_races || !buffer.shadow) return;
   u64 offset = address - buffer.base, granule = buffer.granule;
-  watch(buffer.shadow, offset / granule, (offset + bytes - 1) / granule, DEVICE, write, line, recent, granule);
+  watch(buffer.shadow, offset / granule, (offset + bytes - 1) / granule, DEVICE, write, line, recent, granule, 0);
 }
 
 static inline void touch(u64 address, u64 bytes, bool write, int line) {
@@ -334,7 +334,9 @@ static char *map(u64 bytes, int protection) {
 }
 
 // Lays out threadgroup memory and the buffers, each ending right before a guard. Bytes of ~0: no such buffer.
-int mt_open(const u64 *bytes, const u32 *granules, const u8 *writable, const u8 *constant, const u64 *dynamic, int races) {
+// alias: the index of an earlier buffer that is the same memory, or the buffer's own.
+int mt_open(const u64 *bytes, const u32 *granules, const u8 *writable, const u8 *constant, const u8 *alias,
+            const u64 *dynamic, int races) {
   u64 total = THREADGROUP_SPAN + 2 * GUARD;
   for (int i = 0; i < MOST_BUFFERS; ++i)
     if (bytes[i] != ~0ul) total += pages(bytes[i]) + GUARD;
@@ -350,6 +352,10 @@ int mt_open(const u64 *bytes, const u32 *granules, const u8 *writable, const u8 
   for (int i = 0; i < MOST_BUFFERS; ++i) {
     buffers[i] = {};
     if (bytes[i] == ~0ul) continue;
+    if (alias[i] != i) {
+      buffers[i].base = buffers[alias[i]].base;
+      continue;
+    }
     u64 room = pages(bytes[i]);
     if (room && mprotect(next, room, PROT_READ | PROT_WRITE)) return 1;
     u64 cells = (bytes[i] + granules[i] - 1) / granules[i];

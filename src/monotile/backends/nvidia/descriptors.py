@@ -1,0 +1,98 @@
+"""Tensor descriptors: tiles that the GPU's copy engine (TMA) brings to shared memory.
+
+A descriptor knows a tensor's lengths, so what lies outside reads as zero without a mask, and padding is not read at
+all: a row of 80 is brought as 80 elements, whatever its tile is padded to. It needs an origin and strides that are
+multiples of 16 bytes, a contiguous last dimension and no empty one. That is looked at when a call is bound and
+launched; where it does not hold, the same kernel without descriptors runs. """
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ...ir import Kernel, Op, Value
+from .memory import Memory
+from .padding import padded
+
+MOST_DIMENSIONS = 5
+MOST_ROWS = 256
+ALIGNMENT = 16  # bytes
+
+
+@dataclass(frozen=True)
+class Described:
+    """A tensor some loads of which go through a descriptor."""
+
+    index: int
+    bytes: int  # of an element
+    dims: tuple[int, ...]  # words with its lengths
+    strides: tuple[int, ...]  # words with its strides, but the last
+
+
+class Descriptors:
+    """Which loads use a descriptor, and the lines that make them."""
+
+    def __init__(self, kernel: Kernel, memory: Memory, uses: Mapping[Value, list[Op]]) -> None:
+        self.kernel, self.memory, self.uses = kernel, memory, uses
+        self.names: dict[tuple[int, tuple[int, ...]], str] = {}
+        self.lines: list[str] = []
+        self.described: dict[int, Described] = {}
+
+    def load(self, op: Op, starts: Sequence[str]) -> str | None:
+        """The text of a load by descriptor, or None where there is none for it."""
+        if not self._fits(op):
+            return None
+        sides = [padded(extent or 1) for extent in op.attrs["extents"]]
+        name = self._descriptor(op, tuple(sides))
+        shape = [side for side, extent in zip(sides, op.attrs["extents"], strict=True) if extent is not None]
+        tile = f"{name}.load([{', '.join(starts)}])"
+        return tile if len(shape) == len(sides) else f"tl.reshape({tile}, {shape})"
+
+    def _fits(self, op: Op) -> bool:
+        """A tile of rows of contiguous memory that a product reads."""
+        tensor, extents = op.attrs["tensor"], op.attrs["extents"]
+        last = tensor.rank - 1
+        if tensor.index in self.kernel.written or not 2 <= tensor.rank <= MOST_DIMENSIONS or tensor.unit != last:
+            return False
+        if len(op.result.shape) != 2 or extents[last] is None or 1 in op.result.shape:
+            return False
+        rows, width = (padded(side) for side in op.result.shape)
+        known = [s for s in tensor.strides[:-1] if s is not None]
+        even = all(s > 0 and s * tensor.dtype.bytes % ALIGNMENT == 0 for s in known)
+        return (
+            even and rows <= MOST_ROWS and width * tensor.dtype.bytes >= 2 * ALIGNMENT and self._multiplied(op.result)
+        )
+
+    def _multiplied(self, value: Value) -> bool:
+        readers = self.uses.get(value, ())
+        return any(
+            op.kind == "dot" or (op.kind in ("trans", "where") and self._multiplied(op.result)) for op in readers
+        )
+
+    def _descriptor(self, op: Op, sides: tuple[int, ...]) -> str:
+        tensor, memory = op.attrs["tensor"], self.memory
+        key = tensor.index, sides
+        if key not in self.names:
+            name = self.names[key] = memory.names.fresh(f"{tensor.name}_tiles")
+            axes = range(tensor.rank)
+            lengths = ", ".join(str(memory.dim(tensor, axis)) for axis in axes)
+            strides = ", ".join(f"tl.cast({memory.stride(tensor, axis)}, tl.int64)" for axis in axes[:-1])
+            self.lines.append(
+                f"{name} = tl.make_tensor_descriptor({memory.pointer(tensor)}, [{lengths}], [{strides}, 1], {list(sides)})"
+            )
+            first = memory.word_at[tensor.index] + 1
+            dims = tuple(first + axis for axis in axes)
+            self.described[tensor.index] = Described(
+                tensor.index, tensor.dtype.bytes, dims, tuple(first + tensor.rank + axis for axis in axes[:-1])
+            )
+        return self.names[key]
+
+
+def apply(described: Sequence[Described], words: Sequence[int]) -> bool:
+    """Whether the lengths and strides of a call are such as descriptors need."""
+    for tensor in described:
+        if any(words[at] < 1 for at in tensor.dims):
+            return False
+        if any(words[at] < 1 or words[at] * tensor.bytes % ALIGNMENT for at in tensor.strides):
+            return False
+    return True

@@ -106,8 +106,8 @@ def compiler() -> Compiler:
     found = _find_compiler()
     if found is None:
         raise NoCompiler(
-            "running Metal kernels on the CPU takes a C++ compiler of the clang family, and there is neither the
-            package " "ziglang nor clang++ on the path: run `pip install 'monotile[metal]'`"
+            "running Metal kernels on the CPU takes a C++ compiler of the clang family, and there is neither "
+            "the package ziglang nor clang++ on the path: run `pip install 'monotile[metal]'`"
         )
     return found
 

@@ -69,6 +69,7 @@ static Fiber fibers[MOST_THREADS];
 static Fiber *running;
 static void *scheduler;
 static char *stacks;
+static u64 stacks_bytes;
 static sigjmp_buf escape;
 static volatile int inside, stopped;
 
@@ -231,19 +232,18 @@ static void on_fault(int signal, siginfo_t *info, void *) {
     return;
   }
   char *address = (char *)info->si_addr;
-  u64 span = MOST_THREADS * (STACK_BYTES + PAGE) + PAGE;
-  mt_fault(address, signal == SIGFPE ? DIVISION : FAULT, address >= stacks && address < stacks + span);
+  mt_fault(address, signal == SIGFPE ? DIVISION : FAULT, address >= stacks && address < stacks + stacks_bytes);
   siglongjmp(escape, 1);
 }
 
-static bool make_stacks() {
-  if (stacks) return true;
-  u64 span = MOST_THREADS * (STACK_BYTES + PAGE) + PAGE;
+// Mapped for one launch: a process may hold only so many separate mappings.
+static bool make_stacks(u32 count) {
+  u64 span = count * (STACK_BYTES + PAGE) + PAGE;
   void *memory = mmap(nullptr, span, PROT_NONE, MAP_PRIVATE | MAP_ANON | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) return false;
-  stacks = (char *)memory;
-  for (int i = 0; i < MOST_THREADS; ++i)
-    mprotect(stacks + PAGE + i * (STACK_BYTES + PAGE), STACK_BYTES, PROT_READ | PROT_WRITE);
+  stacks = (char *)memory, stacks_bytes = span;
+  for (u32 i = 0; i < count; ++i)
+    if (mprotect(stacks + PAGE + i * (STACK_BYTES + PAGE), STACK_BYTES, PROT_READ | PROT_WRITE)) return false;
   return true;
 }
 
@@ -255,7 +255,7 @@ extern "C" int mt_run(const u32 *groups, const u32 *threads, int order, u64 seed
   launch.thread_count = threads[0] * threads[1] * threads[2];
   random_state = seed;
   stopped = 0;
-  if (!make_stacks()) return 1;
+  if (!make_stacks(launch.thread_count)) return 1;
 
   stack_t alternate = {}, old_alternate;
   alternate.ss_sp = signal_stack, alternate.ss_size = sizeof signal_stack;
@@ -276,5 +276,6 @@ extern "C" int mt_run(const u32 *groups, const u32 *threads, int order, u64 seed
   inside = 0;
   for (int i = 0; i < 3; ++i) sigaction(signals[i], &old[i], nullptr);
   sigaltstack(&old_alternate, nullptr);
+  munmap(stacks, stacks_bytes);
   return 0;
 }

@@ -40,7 +40,7 @@ def attention(
     all."""
     options = options_of(causal, window, softcap, score_mod, mask_mod)
     call = read_call(q, k, v, scale, mask, sinks)
-    run = {"backend": backend, "threads": threads or schedule.enough_threads(call.flops, call.bytes)}
+    run = {"backend": backend, "threads": schedule.enough_threads(call.flops, call.bytes) if threads is None else threads}
     B, Hq, Nq, _ = call.out_shape
     if 0 in call.out_shape:
         out, lse = call.new(call.out_shape), call.new(call.out_shape[:3], float32)
@@ -90,7 +90,7 @@ def decode_partials(
         check_count("splits", splits)
         block = schedule.decode_block(max(call.q.shape[3], call.v.shape[3]))
         per = _cdiv(_cdiv(call.keys, splits), block) * block
-    threads = threads or schedule.enough_threads(call.flops, call.bytes)
+    threads = schedule.enough_threads(call.flops, call.bytes) if threads is None else threads
     parts = _partials(call, options, splits, per, {"backend": backend, "threads": threads})
     return Partials(*(call.finish(p) for p in parts))
 

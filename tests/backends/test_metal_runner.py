@@ -105,8 +105,8 @@ def test_simdgroup_matrices(kind: str, transposed: str) -> None:
 
 
 def test_half_and_bfloat_round_like_numpy() -> None:
-    x = np.concatenate([floats(1000) * 10.0 ** np.random.default_rng(3).integers(-9, 6, 1000), [65519, 65520, 6e-8, np.inf]])
-    x = np.resize(x, 1024).astype(np.float32)
+    spread = floats(1000) * 10.0 ** np.random.default_rng(3).integers(-9, 6, 1000)
+    x = np.resize(np.concatenate([spread, [65519, 65520, 6e-8, np.inf]]), 1024).astype(np.float32)
     h, b = metal.poisoned(1024, np.float16), metal.poisoned(1024, BF16)
     report = run("h[i] = half(x_in[i]); b[i] = bfloat(x_in[i]);", {"x_in": x, "h": h, "b": b}, threads=1024)
     assert report.clean, report
@@ -226,7 +226,8 @@ def test_a_wild_pointer_is_reported_and_not_fatal() -> None:
 
 def test_divergence_is_reported_by_line() -> None:
     y = metal.poisoned(64, np.float32)
-    [barrier] = run("if (i < 48)\nthreadgroup_barrier(mem_flags::mem_none);\ny[i] = 0.0f;", {"y": y}, threads=64).findings
+    some = "if (i < 48)\nthreadgroup_barrier(mem_flags::mem_none);\ny[i] = 0.0f;"
+    [barrier] = run(some, {"y": y}, threads=64).findings
     assert (barrier.kind, barrier.line) == ("divergence", 5) and "returned" in barrier.message
     [lines] = run("if (lane < 9)\ny[i] = simd_sum(1.0f);\nelse\ny[i] = simd_sum(2.0f);", {"y": y}).findings
     assert (lines.kind, lines.line, lines.other_line) == ("divergence", 5, 7)

@@ -3,7 +3,7 @@
 A descriptor knows a tensor's lengths, so what lies outside reads as zero without a mask, and padding is not read at
 all: a row of 80 is brought as 80 elements, whatever its tile is padded to. It needs an origin and strides that are
 multiples of 16 bytes, a contiguous last dimension and no empty one. That is looked at when a call is bound and
-launched; where it does not hold, the same kernel without descriptors runs. """
+launched; where it does not hold, the same kernel without descriptors runs."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def explain(raw: RawFinding, kernel: Kernel, variables: Sequence[str], sizes: Ma
     elif kind == "threadgroup memory":
         message = f"a threadgroup needs {raw.offset} bytes of threadgroup memory; there are {raw.bytes}"
     elif kind == "unwritten":
-        message = f"line {raw.line}: {thread} reads byte {raw.offset} of {place}, which no thread of its group has written"
+        message = f"line {raw.line}: {thread} reads byte {raw.offset} of {place}, which its group has not written"
     elif kind == "misaligned":
         message = f"line {raw.line}: {thread} accesses a value at an address that its type's alignment does not divide"
     elif kind == "array bounds":

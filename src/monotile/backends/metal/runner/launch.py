@@ -162,9 +162,9 @@ def _bytes_of(key: int | str, value: Any) -> np.ndarray[Any, Any]:
     if isinstance(value, np.generic):
         return np.array(value)
     if not isinstance(value, np.ndarray):
-        raise LaunchError(f"buffer {key!r} is a {type(value).__name__}; expected a NumPy array, a NumPy scalar or bytes")
+        raise LaunchError(f"buffer {key!r} is a {type(value).__name__}; expected a NumPy array or scalar, or bytes")
     if not value.flags.c_contiguous:
-        raise LaunchError(f"buffer {key!r} is not contiguous; a buffer is a stretch of memory: pass the array that owns it")
+        raise LaunchError(f"buffer {key!r} is not contiguous, and a buffer is one stretch of memory: copy it first")
     return value
 
 
@@ -177,6 +177,6 @@ def _check_bound(
             raise LaunchError(f"the kernel may write to {argument.name!r}, and that array is read-only")
         if argument.role == "threadgroup" and argument.index not in dynamic:
             raise LaunchError(
-                f"threadgroup memory {argument.name!r} has no size: pass threadgroup_memory={{{argument.name!r}:
-                bytes}}"
+                f"threadgroup memory {argument.name!r} has no size: "
+                f"pass threadgroup_memory={{{argument.name!r}: bytes}}"
             )

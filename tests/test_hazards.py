@@ -243,9 +243,12 @@ def test_fully_masked_rows(backend: str) -> None:
 
 
 def test_minus_65504_is_a_number(backend: str) -> None:
-    """A row biased by it everywhere is the row without it, not a masked one.""" q, k, v = qkv(20, 40) mask =
-    np.zeros((20, 40), np.float16) mask[5] = -65504 np.testing.assert_allclose(check(q, k, v, backend, mask=mask)[0],
-    monotile.attention(q, k, v, backend=backend), atol=0.02)
+    """A row biased by it everywhere is the row without it, not a masked one."""
+    q, k, v = qkv(20, 40)
+    mask = np.zeros((20, 40), np.float16)
+    mask[5] = -65504
+    found = check(q, k, v, backend, mask=mask)[0]
+    np.testing.assert_allclose(found, monotile.attention(q, k, v, backend=backend), atol=0.02)
 
 
 def test_a_row_does_not_depend_on_masked_rows_beside_it(backend: str) -> None:

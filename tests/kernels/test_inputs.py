@@ -80,32 +80,42 @@ def test_unaligned_arrays() -> None:
 
 
 OPTIONS: dict[str, tuple[dict[str, Any], type[Exception]]] = {
-    "a mask that does not broadcast": ({"mask": np.ones((5, 6), bool)}, errors.MaskShape), "a mask of another batch":
-    ({"mask": np.ones((3, 1, 4, 6), bool)}, errors.MaskShape), "a mask of key heads": ({"mask": np.ones((2, 4, 6),
-    bool)}, errors.MaskShape), "a mask of rank 5": ({"mask": np.ones((1, 1, 1, 4, 6), bool)}, errors.MaskShape), "a
-    mask of no keys": ({"mask": np.ones((4, 0), bool)}, errors.MaskShape), "a mask of integers": ({"mask": np.ones((4,
-    6), np.int32)}, errors.MixedDTypes), "a mask of float64": ({"mask": np.ones((4, 6))}, errors.ArgumentDType), "a
-    mask that is a list": ({"mask": [[True] * 6] * 4}, errors.ArgumentKind), "a mask that is True": ({"mask": True},
-    errors.ArgumentKind), "a scale of NaN": ({"scale": float("nan")}, errors.BadOption), "an infinite scale":
-    ({"scale": float("inf")}, errors.BadOption), "a scale beyond float32": ({"scale": 1e300},
-    errors.ScalarDoesNotFit), "a scale that is a string": ({"scale": "1"}, errors.BadOption), "a scale that is True":
-    ({"scale": True}, errors.BadOption), "a scale that is complex": ({"scale": 1j}, errors.BadOption), "a scale for
-    each head": ({"scale": np.ones(4)}, errors.BadOption), "a negative softcap": ({"softcap": -1.0},
-    errors.BadOption), "a softcap of NaN": ({"softcap": float("nan")}, errors.BadOption), "a softcap too small to
-    divide by": ({"softcap": 1e-40}, errors.BadOption), "a causal that is a number": ({"causal": 1},
-    errors.BadOption), "a causal that is another word": ({"causal": "left"}, errors.BadOption), "a causal that is an
-    array": ({"causal": np.array([True])}, errors.BadOption), "a causal that is None": ({"causal": None},
-    errors.BadOption), "a window of one side": ({"window": (3,)}, errors.BadOption), "a window that is a number":
-    ({"window": 3}, errors.BadOption), "a negative window": ({"window": (-1, 0)}, errors.BadOption), "a window of
-    floats": ({"window": (1.0, 0)}, errors.BadOption), "a score_mod that is no function": ({"score_mod": 3},
-    errors.BadOption), "a score_mod that is built in": ({"score_mod": abs}, errors.BadOption), "a score_mod of one
-    argument": ({"score_mod": lambda score: score}, errors.WrongCall), "a score_mod that gives nothing":
-    ({"score_mod": lambda score, b, h, q_idx, kv_idx: None}, errors.BadOperand), "a score_mod that calls NumPy":
-    ({"score_mod": lambda score, b, h, q_idx, kv_idx: np.sin(score)}, errors.NotCallable), "a score_mod without a
-    source": ({"score_mod": no_source()}, errors.NoSource), "a mask_mod of numbers": ({"mask_mod": lambda b, h, q_idx,
-    kv_idx: q_idx * 1.0}, errors.DTypeMismatch), "a mask_mod that captures a list": ({"mask_mod": lambda b, h, q_idx,
-    kv_idx, a=[1]: kv_idx > 0}, errors.ConstError),  # noqa: B006 "an unknown backend": ({"backend": "abacus"},
-    errors.UnknownBackend), "no threads": ({"threads": 0}, errors.BadThreadCount),
+    "a mask that does not broadcast": ({"mask": np.ones((5, 6), bool)}, errors.MaskShape),
+    "a mask of another batch": ({"mask": np.ones((3, 1, 4, 6), bool)}, errors.MaskShape),
+    "a mask of key heads": ({"mask": np.ones((2, 4, 6), bool)}, errors.MaskShape),
+    "a mask of rank 5": ({"mask": np.ones((1, 1, 1, 4, 6), bool)}, errors.MaskShape),
+    "a mask of no keys": ({"mask": np.ones((4, 0), bool)}, errors.MaskShape),
+    "a mask of integers": ({"mask": np.ones((4, 6), np.int32)}, errors.MixedDTypes),
+    "a mask of float64": ({"mask": np.ones((4, 6))}, errors.ArgumentDType),
+    "a mask that is a list": ({"mask": [[True] * 6] * 4}, errors.ArgumentKind),
+    "a mask that is True": ({"mask": True}, errors.ArgumentKind),
+    "a scale of NaN": ({"scale": float("nan")}, errors.BadOption),
+    "an infinite scale": ({"scale": float("inf")}, errors.BadOption),
+    "a scale beyond float32": ({"scale": 1e300}, errors.ScalarDoesNotFit),
+    "a scale that is a string": ({"scale": "1"}, errors.BadOption),
+    "a scale that is True": ({"scale": True}, errors.BadOption),
+    "a scale that is complex": ({"scale": 1j}, errors.BadOption),
+    "a scale for each head": ({"scale": np.ones(4)}, errors.BadOption),
+    "a negative softcap": ({"softcap": -1.0}, errors.BadOption),
+    "a softcap of NaN": ({"softcap": float("nan")}, errors.BadOption),
+    "a softcap too small to divide by": ({"softcap": 1e-40}, errors.BadOption),
+    "a causal that is a number": ({"causal": 1}, errors.BadOption),
+    "a causal that is another word": ({"causal": "left"}, errors.BadOption),
+    "a causal that is an array": ({"causal": np.array([True])}, errors.BadOption),
+    "a causal that is None": ({"causal": None}, errors.BadOption),
+    "a window of one side": ({"window": (3,)}, errors.BadOption),
+    "a window that is a number": ({"window": 3}, errors.BadOption),
+    "a negative window": ({"window": (-1, 0)}, errors.BadOption),
+    "a window of floats": ({"window": (1.0, 0)}, errors.BadOption),
+    "a score_mod that is no function": ({"score_mod": 3}, errors.BadOption),
+    "a score_mod that is built in": ({"score_mod": abs}, errors.BadOption),
+    "a score_mod of one argument": ({"score_mod": lambda score: score}, errors.WrongCall),
+    "a score_mod that gives nothing": ({"score_mod": lambda score, b, h, q_idx, kv_idx: None}, errors.BadOperand),
+    "a score_mod that calls NumPy": ({"score_mod": lambda score, b, h, q_idx, kv_idx: np.sin(score)}, errors.NotCallable),
+    "a score_mod without a source": ({"score_mod": no_source()}, errors.NoSource),
+    "a mask_mod of numbers": ({"mask_mod": lambda b, h, q_idx, kv_idx: q_idx * 1.0}, errors.DTypeMismatch),
+    "a mask_mod that captures a list": ({"mask_mod": lambda b, h, q_idx, kv_idx, a=[1]: kv_idx > 0}, errors.ConstError),  "an unknown backend": ({"backend": "abacus"}, errors.UnknownBackend),  # noqa: B006
+    "no threads": ({"threads": 0}, errors.BadThreadCount),
 }  # fmt: skip
 
 

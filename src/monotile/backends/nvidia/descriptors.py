@@ -77,9 +77,8 @@ class Descriptors:
             axes = range(tensor.rank)
             lengths = ", ".join(str(memory.dim(tensor, axis)) for axis in axes)
             strides = ", ".join(f"tl.cast({memory.stride(tensor, axis)}, tl.int64)" for axis in axes[:-1])
-            self.lines.append(
-                f"{name} = tl.make_tensor_descriptor({memory.pointer(tensor)}, [{lengths}], [{strides}, 1], {list(sides)})"
-            )
+            made = f"{memory.pointer(tensor)}, [{lengths}], [{strides}, 1], {list(sides)}"
+            self.lines.append(f"{name} = tl.make_tensor_descriptor({made})")
             first = memory.word_at[tensor.index] + 1
             dims = tuple(first + axis for axis in axes)
             self.described[tensor.index] = Described(

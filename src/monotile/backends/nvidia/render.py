@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from ... import cache
 from ...affine import linear
 from ...dtypes import bfloat16, bool_, float32
 from ...errors import DeviceLimit, InternalError
-from ...ir import ELEMENTWISE, Block, Kernel, Op, Value, constant, show, uses
+from ...ir import ELEMENTWISE, Block, Kernel, Op, Value, constant, uses
 from ...passes.facts import nonnegative
 from . import elementwise, hazards
 from .descriptors import Described, Descriptors
@@ -20,7 +17,7 @@ from .grid import Grid
 from .memory import Argument, Memory, spread
 from .padding import holds_zero, identity, padded, padded_shape
 from .schedule import Schedule
-from .text import Lines, Names, Text, meet, number, shape_text, triton_type, typed_number
+from .text import Lines, Names, Text, function_name, meet, number, shape_text, triton_type, typed_number
 
 MOST_ELEMENTS = 2**20  # of a tile, by Triton's own rule
 TENSORS_ONLY = ("exp_f32(", "tanh_f32(", "floordiv(", "modulo(", "float_to_int(", ".to(", "tl.sqrt_rn(", "!= {1}, {0}")
@@ -69,17 +66,6 @@ def render(kernel: Kernel, schedule: Schedule, *, wide: bool = False, emulate: b
 
 
 ORDER = ("pointer", "dim", "stride", "scalar")
-
-
-def function_name(kernel: Kernel, options: str) -> str:
-    """The kernel's name, its constants as far as they are short, and a fingerprint of everything."""
-    parts = [f"{n}{v}" if not isinstance(v, bool) else n for n, v in kernel.consts.items() if _short(v)]
-    stem = re.sub(r"\W", "", "_".join([kernel.name, *parts]), flags=re.ASCII)[:80]
-    return f"{stem}_{cache.fingerprint(show(kernel), options, cache.compiler_fingerprint())[:10]}"
-
-
-def _short(value: Any) -> bool:
-    return isinstance(value, int) and value is not False
 
 
 class Renderer:

@@ -7,7 +7,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from ... import cache
 from ...dtypes import DType, bfloat16, bool_, float32, int32, int64, to_numpy
+from ...ir import Kernel, show
 
 RESERVED = {*keyword.kwlist, *keyword.softkwlist, "tl", "triton", "range", "float", "min", "max", "pid"}
 
@@ -93,3 +95,14 @@ class Lines:
 
     def add(self, line: str) -> None:
         self.lines.append("    " * self.depth + line)
+
+
+def function_name(kernel: Kernel, options: str) -> str:
+    """The kernel's name, its constants as far as they are short, and a fingerprint of everything."""
+    parts = [f"{n}{v}" if not isinstance(v, bool) else n for n, v in kernel.consts.items() if _short(v)]
+    stem = re.sub(r"\W", "", "_".join([kernel.name, *parts]), flags=re.ASCII)[:80]
+    return f"{stem}_{cache.fingerprint(show(kernel), options, cache.compiler_fingerprint())[:10]}"
+
+
+def _short(value: Any) -> bool:
+    return isinstance(value, int) and value is not False

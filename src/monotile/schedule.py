@@ -6,6 +6,9 @@ the number of keys alone, not from how many rows or threads there are.
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
+
 from .errors import BadOption
 
 # What one thread must at least have to do before another is woken: about twice what waking it costs.
@@ -18,9 +21,22 @@ KEYS_PER_SPLIT = 512  # on a CPU: enough work to outweigh a part's output, small
 
 
 def attention_blocks(queries: int, head_size: int) -> tuple[int, int]:
-    """BQ, BK of the forward kernel."""
-    rows = next((r for r in (32, 64) if queries <= r), 128)
-    return rows, 64 if head_size > 256 else 128
+    """BQ, BK of the forward kernel: as many rows as leave half of the second-level cache to keys and values."""
+    keys = 64 if head_size > 256 else 128
+    for rows in (32, 64, 128):
+        if queries <= rows or 16 * rows * head_size > second_level_cache() // 2:
+            return rows, keys
+    return 256, keys
+
+
+@cache
+def second_level_cache() -> int:
+    """Bytes of a core's second-level cache; where the system does not tell, what processors have at least."""
+    try:
+        text = Path("/sys/devices/system/cpu/cpu0/cache/index2/size").read_text().strip()
+        return int(text.removesuffix("K")) * 1024
+    except (OSError, ValueError):
+        return 512 * 1024
 
 
 def decode_block(head_size: int) -> int:

@@ -215,7 +215,10 @@ def test_reads_and_writes_outside_a_buffer() -> None:
     assert before.kind == "out of bounds" and "before the start of buffer 0 (y)" in before.message
     [far] = run("y[i] = x_in[i + 4000000];", {"x_in": x, "y": y}).findings
     assert far.kind == "out of bounds"
-    assert kinds(exchange("threadgroup_barrier(mem_flags::mem_threadgroup);", "i + 1")) == {"out of bounds"}
+    past_the_end = exchange(
+        "threadgroup_barrier(mem_flags::mem_threadgroup); threadgroup float *p = s;", "0] + p[i + 1"
+    )
+    assert kinds(past_the_end) == {"out of bounds"} and "threadgroup memory s" in past_the_end.findings[0].message
 
 
 def test_a_wild_pointer_is_reported_and_not_fatal() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -334,6 +335,55 @@ def test_attention(D: int, dtype: str, causal: bool) -> None:
     np.testing.assert_allclose(args[4], lse, rtol=1e-5, atol=1e-5)
 
 
+def launch_with(schedule: Schedule, call: ir.Kernel, arrays: tuple[Array, ...], scalars: list[Any]) -> Any:
+    """Runs a kernel with this schedule; gives what was bound."""
+    program = nvidia.BACKEND.compile(call, schedule)
+    words: list[int] = []
+    for array in arrays:
+        words += [0, *array.shape, *(s // array.itemsize for s in array.strides)]
+    bound = program.bind(words + [0] * len(scalars))
+    program.launch(bound, arrays, [a.ctypes.data for a in arrays], scalars, None)
+    return bound
+
+
+DESCRIPTORS = Schedule(tensor_descriptors=True)
+
+
+@interpreted
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("D", "BK"), [(64, 32), (80, 16), (96, 24)])
+def test_descriptors(D: int, BK: int, causal: bool) -> None:
+    """24 rows are padded to 32, and what follows them in memory is not zero: those tiles have no descriptor."""
+    args = attention_arrays((2, 4, 2, 77), D, "float16")
+    call = forward.ir(*args, 0.2, BQ=16, BK=BK, causal=causal)
+    bound = launch_with(DESCRIPTORS, call, args, [0.2])
+    assert len(bound.variant.described) == (3 if BK != 24 else 1)
+    expected, _ = attention_oracle(*args[:3], 0.2, causal)
+    np.testing.assert_allclose(args[3].astype(np.float64), expected, rtol=2e-3, atol=2e-3)
+
+
+@interpreted
+def test_layouts_without_descriptors() -> None:
+    """A stride or an origin that is no multiple of 16 bytes, and an empty tensor: the pointers are used instead."""
+    q, k, v, o, lse = attention_arrays((1, 2, 2, 33), 16, "float16")
+    odd = np.zeros((1, 2, 33, 19), np.float16)[..., 1:17]
+    odd[:] = k
+    call = forward.ir(q, odd, v, o, lse, 0.2, BQ=16, BK=16, causal=False)
+    bound = launch_with(DESCRIPTORS, call, (q, odd, v, o, lse), [0.2])
+    assert bound.otherwise is None and len(bound.variant.described) == 0
+    shifted = np.zeros((1, 2, 33, 24), np.float16)[..., 1:17]
+    shifted[:] = k
+    call = forward.ir(q, shifted, v, o, lse, 0.2, BQ=16, BK=16, causal=False)
+    bound = launch_with(DESCRIPTORS, call, (q, shifted, v, o, lse), [0.2])
+    assert bound.otherwise is not None
+    expected, _ = attention_oracle(q, k, v, 0.2, False)
+    np.testing.assert_allclose(o.astype(np.float64), expected, rtol=2e-3, atol=2e-3)
+    nothing = np.zeros((1, 2, 0, 16), np.float16)
+    call = forward.ir(q, nothing, nothing, o, lse, 0.2, BQ=16, BK=16, causal=False)
+    launch_with(DESCRIPTORS, call, (q, nothing, nothing, o, lse), [0.2])
+    assert (o == 0).all() and (lse == -np.inf).all()
+
+
 @interpreted
 @pytest.mark.parametrize("block", [8, 16, 24, 48])
 def test_blocks_that_are_no_powers_of_two(block: int) -> None:
@@ -420,6 +470,18 @@ def test_forward_uses_the_matrix_units(D: int, BQ: int, BK: int, causal: bool) -
     assert "wgmma.mma_async.sync.aligned.m64" in made.asm["ptx"] and ".f32.bf16.bf16" in made.asm["ptx"]
     assert "mma.sync" not in made.asm["ptx"]
     assert made.metadata.shared <= SHARED_BYTES
+
+
+@compiled
+@pytest.mark.parametrize(
+    ("D", "BQ", "BK"), [(64, 128, 64), (80, 128, 64), (128, 128, 128), (256, 128, 64), (512, 64, 64)]
+)
+def test_descriptors_use_the_copy_engine(D: int, BQ: int, BK: int) -> None:
+    args = attention_arrays((1, 4, 2, 256), D, "bfloat16")
+    call = forward.ir(*args, 0.1, BQ=BQ, BK=BK, causal=True)
+    made = compile_ahead(call, replace(choose(lowered(call)), tensor_descriptors=True))
+    assert "cp.async.bulk.tensor" in made.asm["ptx"] and "wgmma" in made.asm["ptx"]
+    assert "cp.async.cg" not in made.asm["ptx"] and made.metadata.shared <= SHARED_BYTES
 
 
 @compiled

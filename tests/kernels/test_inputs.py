@@ -114,7 +114,8 @@ OPTIONS: dict[str, tuple[dict[str, Any], type[Exception]]] = {
     "a score_mod that calls NumPy": ({"score_mod": lambda score, b, h, q_idx, kv_idx: np.sin(score)}, errors.NotCallable),
     "a score_mod without a source": ({"score_mod": no_source()}, errors.NoSource),
     "a mask_mod of numbers": ({"mask_mod": lambda b, h, q_idx, kv_idx: q_idx * 1.0}, errors.DTypeMismatch),
-    "a mask_mod that captures a list": ({"mask_mod": lambda b, h, q_idx, kv_idx, a=[1]: kv_idx > 0}, errors.ConstError),  "an unknown backend": ({"backend": "abacus"}, errors.UnknownBackend),  # noqa: B006
+    "a mask_mod that captures a list": ({"mask_mod": lambda b, h, q_idx, kv_idx, a=[1]: kv_idx > 0}, errors.ConstError),
+    "an unknown backend": ({"backend": "abacus"}, errors.UnknownBackend),
     "no threads": ({"threads": 0}, errors.BadThreadCount),
 }  # fmt: skip
 

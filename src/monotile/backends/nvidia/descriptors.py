@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...ir import Kernel, Op, Value
+from ...ir import Kernel, Op, Value, constant
 from .memory import Memory
 from .padding import padded
 
@@ -56,11 +56,21 @@ class Descriptors:
             return False
         if len(op.result.shape) != 2 or extents[last] is None or 1 in op.result.shape:
             return False
+        if not all(self._padding_is_outside(op, axis) for axis, extent in enumerate(extents) if extent is not None):
+            return False
         rows, width = (padded(side) for side in op.result.shape)
         known = [s for s in tensor.strides[:-1] if s is not None]
         even = all(s > 0 and s * tensor.dtype.bytes % ALIGNMENT == 0 for s in known)
         return (
             even and rows <= MOST_ROWS and width * tensor.dtype.bytes >= 2 * ALIGNMENT and self._multiplied(op.result)
+        )
+
+    @staticmethod
+    def _padding_is_outside(op: Op, axis: int) -> bool:
+        """Padding must be zero, which here means outside the tensor: then the tile has all of this dimension."""
+        extent = op.attrs["extents"][axis]
+        return padded(extent) == extent or (
+            op.attrs["tensor"].dims[axis] == extent and constant(op.operands[axis]) == 0
         )
 
     def _multiplied(self, value: Value) -> bool:

@@ -54,6 +54,7 @@ const char *mt_exchange(int kind, const void *value, u32 bytes, int line, u32 *a
 void mt_count(int counter, u64 amount);
 void mt_report(int kind, int line, long detail);
 void mt_atomic(const void *address, u32 bytes, int line);
+void mt_copy(void *to, const void *from, u32 bytes);  // unwatched
 void mt_entry();                            // written for each kernel: calls it with its arguments
 }
 

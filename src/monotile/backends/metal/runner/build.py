@@ -72,8 +72,6 @@ SHADER = [
     "-asan-opt=0",
     "-mllvm",
     "-asan-kernel-mem-intrinsic-prefix=1",
-    "-mllvm",
-    "-asan-instrument-atomics=0",
     "-Xclang",
     "-cl-single-precision-constant",
     "-Xclang",

@@ -265,6 +265,7 @@ void mt_atomic(const void *address, u32 bytes, int line) {
   mt_counters[ATOMICS]++;
 }
 
+void mt_copy(void *to, const void *from, u32 bytes) { memcpy(to, from, bytes); }
 void mt_count(int counter, u64 amount) { mt_counters[counter] += amount; }
 
 // What the compiler's own checks call; the first member of their argument is where in the source they stand.

@@ -211,10 +211,10 @@ typedef atomic<ulong> atomic_ulong;
 // One OS thread runs everything, so a load and a store make one atomic step; the runtime hears of it once.
 template <class T, class F> inline T change(const volatile atomic<T> *object, int line, F f) {
   mt::mt_atomic((const void *)object, sizeof(T), line);
-  T *place = &((atomic<T> *)object)->value, old;
-  __atomic_load(place, &old, __ATOMIC_RELAXED);
+  T old;
+  mt::mt_copy(&old, (const void *)object, sizeof(T));
   T now = T(f(old));
-  __atomic_store(place, &now, __ATOMIC_RELAXED);
+  mt::mt_copy((void *)object, &now, sizeof(T));
   return old;
 }
 

@@ -1,4 +1,4 @@
-"""The manual's examples are programs: each runs, on the interpreter, with the checks it contains."""
+"""The examples in docs/ are programs: each runs, with the checks it contains."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ import pytest
 from monotile import ir, language
 
 DOCS = Path(__file__).parents[1] / "docs"
-BLOCKS = re.findall(r"^```python\n(.*?)^```", (DOCS / "language.md").read_text(), re.M | re.S)
+BLOCKS = {
+    f"{page.stem}-{number}": block
+    for page in sorted(DOCS.glob("*.md"))
+    for number, block in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S))
+}
 
 
-@pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_language_examples_run(number: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", BLOCKS)
+def test_examples_run(name: str, tmp_path: Path) -> None:
     """Kernels are compiled from their source, so each block becomes a file."""
-    path = tmp_path / f"manual_{number}.py"
-    path.write_text(BLOCKS[number])
+    path = tmp_path / f"{name.replace('-', '_')}.py"
+    path.write_text(BLOCKS[name])
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     spec.loader.exec_module(importlib.util.module_from_spec(spec))

@@ -133,7 +133,7 @@ def _attention_exact(inputs: Inputs) -> Results:
 
 
 def _attention_naive(inputs: Inputs) -> Results:
-    """The plain formula in float32, the output rounded to q's type."""
+    """The plain formula in float32, sums term by term, the output rounded to q's type."""
     out, lse = reference.attention(**_without(inputs, "splits"), compute=np.float32)
     return {"out": out.astype(inputs["q"].dtype), "lse": lse}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -260,6 +262,14 @@ def test_other_mistakes() -> None:
         assert kinds(run(body, arrays)) == {kind}, kind
     with pytest.raises(metal.KernelFault, match="division by zero: line 4"):
         run(cases["division by zero"], arrays).check()
+
+
+def test_the_manual_page_runs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "metal_runner.md").read_text()
+    [example] = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    exec(example, {})
+    with pytest.raises(AssertionError, match="race: line 8"):
+        exec(example.replace("  threadgroup_barrier(mem_flags::mem_threadgroup);\n", ""), {})
 
 
 # ---- what is wrong with a call ---------------------------------------------------------------------------------------

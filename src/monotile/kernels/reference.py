@@ -1,9 +1,9 @@
 """The definition: every op in NumPy, by the formula. In float64 it is what results are held against; in float32 it
-shows how
-far the plain formula itself is from that."""
+shows how far the plain formula itself is from that."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +28,18 @@ def visible(Nq: int, Nk: int, causal: bool | str = False, window: tuple[int | No
     return seen
 
 
+def term_by_term(a: Array, b: Array) -> Array:
+    """a @ b, summed one term after the other. A BLAS sums in blocks, in each shape in others, which is no measure for small
+    arrays; for large ones it has to do."""
+    shape = (*a.shape[:-1], b.shape[-1])
+    if a.shape[-1] * math.prod(shape) > 2**31:
+        return np.asarray(a @ b)
+    total = np.zeros(shape, a.dtype)
+    for n in range(a.shape[-1]):
+        total += a[..., n, None] * b[..., n, None, :]
+    return total
+
+
 def attention(
     q: Array, k: Array, v: Array, *, causal: bool | str = False, scale: float | None = None, mask: Array | None = None,
     window: tuple[int | None, int | None] | None = None, softcap: float | None = None, sinks: Array | None = None,
@@ -35,6 +47,7 @@ def attention(
     compute: type = np.float64,
 ) -> tuple[Array, Array]:  # fmt: skip
     """Output (B, Hq, Nq, Dv) and natural logsumexp (B, Hq, Nq)."""
+    product = np.matmul if compute is np.float64 else term_by_term
     group = q.shape[1] // k.shape[1] if k.shape[1] else 1
     q, k, v = (x.astype(compute) for x in (q, k, v))
     k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
@@ -44,7 +57,7 @@ def attention(
     b, h = np.arange(B)[:, None, None, None], np.arange(H)[None, :, None, None]
     i, j = np.arange(Nq)[:, None], np.arange(Nk)[None, :]
     with np.errstate(all="ignore"):
-        S = q @ k.swapaxes(2, 3) * compute(D**-0.5 if scale is None else scale)
+        S = product(q, k.swapaxes(2, 3)) * compute(D**-0.5 if scale is None else scale)
         if score_mod is not None:
             S = score_mod(S, b, h, i, j).astype(compute)
         if softcap is not None:
@@ -65,7 +78,7 @@ def attention(
         P = np.where(total == 0, 0.0, P / total)[..., :Nk]
         # A key that no row sees contributes nothing, whatever its memory holds.
         unseen = ~seen.any(axis=2)[..., None]
-        return P @ np.where(unseen, 0.0, v), lse
+        return product(P, np.where(unseen, 0.0, v)), lse
 
 
 def merge(o: Array, m: Array, l: Array, compute: type = np.float64) -> tuple[Array, Array]:

@@ -47,16 +47,17 @@ def in_reach(options, i, j, Nq, Nk):
 def scaled(options, products, scale, at, mask):
     """Scores in units of log2, from the products of queries and keys: scale, score_mod, softcap, additive mask."""
     additive = mask is not None and mask.dtype != bool_
-    if options.score_mod is None and options.softcap is None and not additive:
-        return products * (scale * LOG2E)
-    S = products * scale
-    if options.score_mod is not None:
-        S = options.score_mod(S, at.b, at.h, at.i, at.j)
-    if options.softcap is not None:
-        S = tanh(S * (1.0 / options.softcap)) * options.softcap
-    if additive:
-        S = S + mask.astype(float32)
-    return S * LOG2E
+    if options.score_mod is None and options.softcap is None:
+        S = products * (scale * LOG2E)
+    else:
+        S = products * scale
+        if options.score_mod is not None:
+            S = options.score_mod(S, at.b, at.h, at.i, at.j)
+        if options.softcap is not None:
+            S = tanh(S * (1.0 / options.softcap)) * options.softcap
+        S = S * LOG2E
+    # Scaled by itself: a large bias that all keys share is then rounded alike for all of them, and matters less.
+    return S + mask.astype(float32) * LOG2E if additive else S
 
 
 def visible(options, at, mask, Nq, Nk):

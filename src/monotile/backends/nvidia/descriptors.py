@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ...dtypes import int32
 from ...ir import Kernel, Op, Value, constant
 from .memory import Memory
 from .padding import padded
@@ -54,7 +55,12 @@ class Descriptors:
         last = tensor.rank - 1
         if tensor.index in self.kernel.written or not 2 <= tensor.rank <= MOST_DIMENSIONS or tensor.unit != last:
             return False
-        if len(op.result.shape) != 2 or extents[last] is None or 1 in op.result.shape:
+        if (
+            any(v.dtype is not int32 for v in op.operands)
+            or len(op.result.shape) != 2
+            or extents[last] is None
+            or 1 in op.result.shape
+        ):
             return False
         if not all(self._padding_is_outside(op, axis) for axis, extent in enumerate(extents) if extent is not None):
             return False

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...affine import linear
 from ...dtypes import bfloat16, bool_, float32
 from ...errors import DeviceLimit, InternalError
-from ...ir import ELEMENTWISE, Block, Kernel, Op, Value, constant, uses
+from ...ir import ELEMENTWISE, Block, Kernel, Op, Value, constant, uses, walk
 from ...passes.facts import nonnegative
 from . import elementwise, hazards
 from .descriptors import Described, Descriptors
@@ -82,6 +82,13 @@ class Renderer:
         self.descriptors = Descriptors(kernel, self.memory, self.uses)
         self.barriers = hazards.barriers(kernel)
         self.clean: dict[tuple[Value, int], str] = {}  # values with zero in their padding along an axis
+        # One loop for which warps are specialised: of those with products the shortest, which is the one without masks.
+        products = [
+            op for op in walk(kernel.body) if op.kind == "for" and any(o.kind == "dot" for o in op.blocks[0].ops)
+        ]
+        self.special = (
+            min(products, key=lambda op: len(op.blocks[0].ops), default=None) if schedule.warp_specialize else None
+        )
         self.here = kernel.body  # the block that is being written
         self.fused: dict[Value, Op] = {}  # products that the addition of their result will write
 
@@ -337,8 +344,7 @@ class Renderer:
         counter = self.names.fresh(body.params[0].hint or "j")
         turn = self.names.fresh(f"turn_{counter}")
         bounds = f"{self.value(low)}, {self.value(high)}, {op.attrs['step']}"
-        special = self.schedule.warp_specialize and any(inner.kind == "dot" for inner in body.ops)
-        turns = f"tl.range({bounds}, warp_specialize=True)" if special else f"range({bounds})"
+        turns = f"tl.range({bounds}, warp_specialize=True)" if op is self.special else f"range({bounds})"
         self.lines.add(f"for {turn} in {turns}:")
         self.lines.depth += 1
         self.lines.add(f"{counter} = tl.cast({turn}, tl.int32)")

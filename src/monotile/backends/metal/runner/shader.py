@@ -119,7 +119,8 @@ def _blank(tokens: list[str], start: int, end: int) -> None:
 
 
 def _split(tokens: list[str], separator: str = ",") -> Iterator[list[str]]:
-    depth, part = 0, []
+    depth = 0
+    part: list[str] = []
     for token in tokens:
         if token == "[[":
             depth += 2
@@ -304,7 +305,8 @@ def _strip_attributes(tokens: list[str]) -> list[str]:
 
 def _threadgroup_variables(tokens: list[str]) -> tuple[list[str], list[str]]:
     """`threadgroup float x[4];` becomes a reference to memory that all threads of the group share."""
-    tokens, names = list(tokens), []
+    tokens = list(tokens)
+    names: list[str] = []
     depth = 0
     for i, token in enumerate(tokens):
         depth += (token == "(") - (token == ")")

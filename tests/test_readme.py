@@ -29,11 +29,11 @@ scores(q, k, s)
 """
 
 
-def test_the_kernel_runs(tmp_path: Path) -> None:
-    (block,) = re.findall(r"^```python\n(.*?)^```", README, re.M | re.S)
-    path = tmp_path / "readme.py"
-    path.write_text(block)
-    runpy.run_path(str(path))
+def test_the_examples_run(tmp_path: Path) -> None:
+    for number, block in enumerate(re.findall(r"^```python\n(.*?)^```", README, re.M | re.S)):
+        path = tmp_path / f"readme_{number}.py"
+        path.write_text(block)
+        runpy.run_path(str(path))
 
 
 def test_the_errors_are_real(tmp_path: Path) -> None:

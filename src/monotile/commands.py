@@ -1,4 +1,4 @@
-"""The verbs of the command line: devices, inspect, bench."""
+"""The verbs of the command line: devices, inspect, check, bench."""
 
 import json
 from pathlib import Path
@@ -94,6 +94,18 @@ def inspect(
         console.print(Syntax(text, LEXERS.get(stage, "text"), background_color="default"))
     else:
         print(text, end="")
+
+
+@app.command("check")
+def run_check(
+    backend: Annotated[str, typer.Option(help="where to run")] = "cpu",
+    only: Annotated[str, typer.Option("--filter", help="Cases whose name holds this text.")] = "",
+) -> None:
+    """Hold every op of the library against float64. The exit code is 1 where one does not hold."""
+    from . import check
+
+    if not check.run(_console(), backend=backend, only=only):
+        raise typer.Exit(1)
 
 
 @app.command("bench")

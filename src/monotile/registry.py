@@ -128,14 +128,15 @@ def _attention(inputs: Inputs, **run: Any) -> Results:
     return {"out": out, "lse": lse}
 
 
-def _attention_exact(inputs: Inputs) -> Results:
-    return dict(zip(("out", "lse"), reference.attention(**_without(inputs, "splits")), strict=True))
+def _attention_formula(compute: type) -> Callable[[Inputs], Results]:
+    """In float64; or in float32 with sums term by term, the output rounded to q's type."""
 
+    def attention(inputs: Inputs) -> Results:
+        options = {n: v for n, v in inputs.items() if n != "splits"}
+        out, lse = reference.attention(**options, compute=compute)
+        return {"out": out.astype(inputs["q"].dtype) if compute is np.float32 else out, "lse": lse}
 
-def _attention_naive(inputs: Inputs) -> Results:
-    """The plain formula in float32, sums term by term, the output rounded to q's type."""
-    out, lse = reference.attention(**_without(inputs, "splits"), compute=np.float32)
-    return {"out": out.astype(inputs["q"].dtype), "lse": lse}
+    return attention
 
 
 def _decode(inputs: Inputs, **run: Any) -> Results:
@@ -143,10 +144,6 @@ def _decode(inputs: Inputs, **run: Any) -> Results:
     parts = ops.decode_partials(**inputs, **run)
     out, lse = ops.merge(*parts, dtype=dtypes.from_numpy(inputs["q"].dtype), **run)
     return {"out": out, "lse": lse}
-
-
-def _without(inputs: Inputs, *names: str) -> Inputs:
-    return {n: v for n, v in inputs.items() if n not in names}
 
 
 # ---- merging ---------------------------------------------------------------------------------------------------------
@@ -238,7 +235,7 @@ MAKERS: dict[str, Callable[[np.random.Generator, Sizes], Inputs]] = {
 
 
 def _mask(rng: np.random.Generator, s: Sizes, dtype: np.dtype[Any]) -> Inputs:
-    return {**(_bool if dtype == bool else _additive)(rng, s), "block_q": 32, "block_k": 64}
+    return {**(_bool if dtype.kind == "b" else _additive)(rng, s), "block_q": 32, "block_k": 64}
 
 
 def _kinds(inputs: Inputs, **run: Any) -> Results:
@@ -249,13 +246,15 @@ def _kinds_exact(inputs: Inputs) -> Results:
     return {"kinds": reference.mask_blocks(**inputs)}
 
 
+ATTENTION = _attention_formula(np.float64), _attention_formula(np.float32)
+MERGE = _merge_formula(np.float64), _merge_formula(np.float32)
 OPS = {
     op.name: op
     for op in (
-        Op("attention", _qkv, _attention, _attention_exact, _attention_naive),
-        Op("decode_partials", _qkv, _decode, _attention_exact, _attention_naive),
-        Op("merge", _parts, _merge, _merge_formula(np.float64), _merge_formula(np.float32)),
-        Op("merge_lse", _finished, _merge_lse, _merge_formula(np.float64), _merge_formula(np.float32)),
+        Op("attention", _qkv, _attention, *ATTENTION),
+        Op("decode_partials", _qkv, _decode, *ATTENTION),
+        Op("merge", _parts, _merge, *MERGE),
+        Op("merge_lse", _finished, _merge_lse, *MERGE),
         Op("mask_blocks", _mask, _kinds, _kinds_exact, _kinds_exact),
     )
 }

@@ -17,7 +17,7 @@ from monotile.backends.cpu.lower import lower
 from monotile.backends.cpu.target import Target, target
 from monotile.passes import pipeline
 
-from .programs import Program
+from .arguments import Program
 
 Array = npt.NDArray[Any]
 

@@ -37,8 +37,8 @@ def normal(*shape: int, dtype: str = "float32", seed: int = 0) -> Array:
 
 
 def qkv(
-    Nq: int, Nk: int, D: int = 16, *, B: int = 1, Hq: int = 2, Hkv: int = 1, Dv: int | None = None, dtype: str = "float32",
-    seed: int = 0,
+    Nq: int, Nk: int, D: int = 16, *, B: int = 1, Hq: int = 2, Hkv: int = 1, Dv: int | None = None,
+    dtype: str = "float32", seed: int = 0,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     shapes = (B, Hq, Nq, D), (B, Hkv, Nk, D), (B, Hkv, Nk, Dv or D)
     q, k, v = (normal(*shape, dtype=dtype, seed=seed + n) for n, shape in enumerate(shapes))

@@ -161,7 +161,10 @@ def test_torch_parts_and_masks(backend: str) -> None:
     parts = monotile.decode_partials(q, k, v, splits=3, backend=backend)
     out, lse = monotile.merge(*parts, dtype=torch.bfloat16, backend=backend)
     assert out.dtype is torch.bfloat16 and isinstance(lse, torch.Tensor)
-    pieces = [monotile.attention(q, k[:, :, r], v[:, :, r], return_lse=True, backend=backend) for r in (slice(9), slice(9, 40))]
+    pieces = [
+        monotile.attention(q, k[:, :, r], v[:, :, r], return_lse=True, backend=backend)
+        for r in (slice(9), slice(9, 40))
+    ]
     joined, total = monotile.merge_lse([p[0] for p in pieces], [p[1] for p in pieces], backend=backend)
     assert torch.allclose(total, lse, rtol=1e-5) and torch.allclose(joined, out.float(), atol=1e-2)
     assert monotile.mask_blocks(torch.ones(9, 9, dtype=torch.bool), 4, 4, backend=backend).dtype is torch.uint8

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 import monotile
 from arrays import Array
 from kernels.cases import HEAD_SIZES, check, equal, normal, qkv
-from monotile import check as checking
-from monotile import registry
 
 FAST = settings(deadline=None, derandomize=True, max_examples=8, suppress_health_check=list(HealthCheck))
 DTYPES = ("float32", "float16", "bfloat16")
@@ -22,34 +20,6 @@ LENGTHS = st.tuples(
     st.sampled_from([0, 1, 2, 3, 7, 8, 9, 31, 33, 40, 65, 130]), st.sampled_from([0, 1, 2, 13, 48, 64, 65, 127, 129,
     257, 520])
 )  # fmt: skip
-
-
-@pytest.mark.parametrize("case", registry.CHECKS, ids=lambda c: c.name)
-def test_registered_cases(case: registry.Case, backend: str) -> None:
-    assert [v for v in registry.verdicts(case, backend) if not v.ok] == []
-
-
-def test_a_wrong_result_is_found() -> None:
-    """The rule itself: a wrong digit, a misplaced NaN or infinity, a wrong shape."""
-    exact = normal(4, 5).astype(np.float64)
-    right = exact.astype(np.float32)
-    wrong = []
-    for value in (right[1, 2] + 1e-4, np.nan, np.inf, -np.inf):
-        wrong.append(right.copy())
-        wrong[-1][1, 2] = value
-    assert registry.judge("out", right, exact, right).ok
-    assert not any(registry.judge("out", w, exact, right).ok for w in [*wrong, right[:3], right[None]])
-    assert not registry.judge("kinds", np.ones(3, np.uint8), np.zeros(3, np.uint8), np.zeros(3, np.uint8)).ok
-    lower = np.array([-np.inf, 1.0])
-    assert registry.judge("lse", lower.astype(np.float32), lower, lower).ok
-    assert not registry.judge("lse", -lower.astype(np.float32), lower, lower).ok
-
-
-def test_check_tells_what_fails() -> None:
-    case = registry.Case("attention", registry.Sizes(1, 3, 2, 4, 5, 8, 8))
-    (result,) = checking.results([case], "interpreter")
-    assert not result.ok and result.problem.startswith("HeadsDoNotDivide") and result.share == float("inf")
-    assert checking.cases("MERGE_LSE") and len(checking.cases()) == len(registry.CHECKS)
 
 
 # ---- head sizes, element types, lengths ------------------------------------------------------------------------------

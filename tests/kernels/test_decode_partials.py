@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,7 @@ def test_merging_any_partition_is_the_whole(cuts: list[int], Nq: int, backend: s
     q, k, v = qkv(Nq, 300, Hq=4, Hkv=2)
     out, lse = monotile.attention(q, k, v, return_lse=True, backend=backend)
     ends = [0, *sorted(cuts), 300]
-    runs = [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)][::-1]
+    runs = [slice(a, b) for a, b in itertools.pairwise(ends)][::-1]
     parts = [monotile.decode_partials(q, k[:, :, r], v[:, :, r], splits=3, backend=backend) for r in runs]
     joined = [np.concatenate(x, axis=3) for x in zip(*parts, strict=True)]
     finished = [monotile.attention(q, k[:, :, r], v[:, :, r], return_lse=True, backend=backend) for r in runs]

@@ -101,6 +101,7 @@ def translated(error: Exception, name: str) -> Exception | None:
         if "is not defined for option 'gpu-name'" in said or "Unsupported gpu architecture" in said:
             return UnknownArchitecture(f"this Triton's ptxas does not know the GPU; install a newer triton. {said}")
         return DeviceLimit(f"ptxas refuses {name}: {said}")
-    if "PassManager::run failed" in said or "unsupported target" in said.lower():
-        return UnknownArchitecture(f"Triton cannot compile {name} for this GPU; install a newer triton. {said}")
+    if "PassManager::run failed" in said:
+        cure = "try a newer triton, or a schedule without warp_specialize"
+        return DeviceLimit(f"Triton's compiler fails on {name}; {cure}. {said}")
     return None

@@ -1,0 +1,224 @@
+"""Operations of random kernels on the values there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy.typing as npt
+
+from monotile import dtypes, ir
+from monotile.dtypes import DType, bfloat16, bool_, float16, float32, int8, int32, int64, uint8
+from monotile.ir import Value
+
+Array = npt.NDArray[Any]
+
+from .arguments import EXACT, HELD, Arguments
+
+
+class Operations(Arguments):
+    # ---- bounds ------------------------------------------------------------------------------------------------------
+
+    def held(self, value: Value, limit: int = HELD) -> Value:
+        """The value, clamped when it may be greater than the limit."""
+        if value.dtype is bool_ or self.bound[value] <= limit:
+            return value
+        if value.dtype.is_narrow:
+            value = self.b.cast(value, dtypes.computed(value.dtype))
+        number = float(limit) if value.dtype.is_float else limit
+        value = self.b.binary("min", self.b.binary("max", value, -number), number)
+        self.bound[value] = limit
+        return value
+
+    def converted(self, value: Value, dtype: DType) -> Value:
+        bound = self.bound[value]
+        value = self.b.cast(value, dtype)
+        self.bound[value] = 1 if dtype is bool_ else 255 if dtype is uint8 else max(1, bound)
+        return value
+
+    def plain(self, value: Value) -> Value:
+        """In a type that is computed with."""
+        return self.converted(value, dtypes.computed(value.dtype))
+
+    # ---- statements --------------------------------------------------------------------------------------------------
+
+    def shape_fits(self, a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+        return all(x == y or 1 in (x, y) for x, y in zip(a[::-1], b[::-1], strict=False))
+
+    def partner(self, value: Value) -> Value:
+        other = self.value(lambda v: self.shape_fits(v.shape, value.shape))
+        assert other is not None
+        other = self.plain(other)
+        return other if other.dtype.kind == value.dtype.kind else self.converted(other, value.dtype)
+
+    def elementwise(self) -> None:
+        b, x = self.b, self.value()
+        if x is None:
+            return
+        x = self.plain(x)
+        limit = self.bound[x]
+        if x.dtype is bool_:
+            y = self.partner(x)
+            kind = self.pick(("and", "or", "not", "eq", "ne"))
+            self.keep(b.unary("not", x) if kind == "not" else b.binary(kind, x, y), 1)
+            return
+        roll = self.rng.random()
+        if roll < 0.1:
+            self.keep(b.unary(self.pick(("neg", "abs")), x), limit)
+            return
+        if roll < 0.2:
+            self.keep(b.binary(self.pick(("add", "sub", "mul")), x, self.pick((0, 1, 2, 3))), 3 * limit + 3)
+            return
+        y = self.partner(x)
+        if roll < 0.3:
+            self.keep(b.binary(self.pick(("lt", "le", "eq", "ne")), x, y), 1)
+            return
+        kind = self.pick(("add", "add", "sub", "mul", "max", "min") + (() if x.dtype.is_float else ("floordiv", "mod")))
+        if (limit * self.bound[y] if kind == "mul" else limit + self.bound[y]) > EXACT:
+            x, y = self.held(x), self.held(y)
+        if kind in ("floordiv", "mod") and ir.constant(y) == 0:
+            return
+        limit, other = self.bound[x], self.bound[y]
+        bound = {"mul": limit * other, "add": limit + other, "sub": limit + other}.get(kind, max(limit, other))
+        self.keep(b.binary(kind, x, y), bound)
+
+    def where(self) -> None:
+        x = self.value(lambda v: bool(v.shape))
+        if x is None:
+            return
+        x = self.plain(x)
+        y = self.partner(x)
+        if self.chance(0.5):
+            test: Value | None = self.test(self.pick((x.shape, y.shape)))
+        else:
+            test = self.value(
+                lambda v: v.dtype is bool_ and self.shape_fits(v.shape, x.shape) and self.shape_fits(v.shape, y.shape)
+            )
+        if test is None or not self.shape_fits(x.shape, y.shape):
+            return
+        number = self.chance(0.3) and x.dtype is not bool_
+        bound = max(self.bound[x], self.bound[y])
+        self.keep(self.b.where(test, x, 0 if number else y), bound)
+
+    def test(self, shape: tuple[int, ...]) -> Value:
+        """A comparison of positions."""
+        b = self.b
+        if not shape:
+            return b.binary("lt", self.start(7), self.start(9))
+        along = self.rng.randrange(len(shape))
+        positions = b.binary("add", b.arange(shape[along]), self.start(shape[along]))
+        if len(shape) == 1:
+            return b.binary(self.pick(("lt", "le", "gt", "ge")), positions, self.start(shape[0]))
+        left = b.expand(positions, 1 - along)
+        right = b.expand(b.binary("add", b.arange(shape[1 - along]), self.pick((0, 1, -2, 5))), along)
+        right = right if self.chance(0.6) else self.start(shape[along])
+        if isinstance(right, Value) and right.dtype is int64:
+            left = b.cast(left, int64)
+        return b.binary(self.pick(("lt", "le", "gt", "ge")), left, right)
+
+    def cast(self) -> None:
+        x = self.value()
+        if x is None:
+            return
+        dtype = self.pick((float32, float32, float16, bfloat16, int32, int32, int64, int8, uint8, bool_))
+        if dtype in (float16, bfloat16):
+            x = self.held(x, 1 << 12)
+        bound = self.bound[x]
+        value = self.converted(x, dtype)
+        self.keep(value, 1 if dtype is bool_ else 255 if dtype in (uint8, int8) else 2 * bound)
+
+    def reshape(self) -> None:
+        x = self.value(lambda v: bool(v.shape))
+        if x is None:
+            return
+        if len(x.shape) == 2:
+            self.keep(self.b.trans(x), self.bound[x])
+        elif self.chance(0.3):
+            side = self.pick(self.sides)
+            self.keep(self.b.broadcast(self.b.expand(x, 0), (side, x.shape[0])), self.bound[x])
+        else:
+            self.keep(self.b.expand(x, self.pick((0, 1))), self.bound[x])
+
+    def reduce(self) -> None:
+        x = self.value(lambda v: bool(v.shape))
+        if x is None:
+            return
+        x = self.plain(x)
+        axis = self.rng.randrange(len(x.shape))
+        fold = self.pick(("max", "min") if x.dtype is bool_ else ("sum", "sum", "max", "min"))
+        if fold == "sum" and self.bound[x] * x.shape[axis] > EXACT:
+            x = self.held(x)
+        self.keep(self.b.reduce(fold, x, axis), self.bound[x] * (x.shape[axis] if fold == "sum" else 1))
+
+    def dot(self) -> None:
+        """Operands from scope, of any float type, perhaps one tile with itself; another tile may be added."""
+        b = self.b
+        x = self.value(lambda v: len(v.shape) == 2 and v.dtype is not bool_)
+        if x is None:
+            return
+        x = self.held(x)
+        if not x.dtype.is_float:
+            x = self.converted(x, float32)
+        if self.chance(0.4):
+            x, original = b.trans(x), x
+            self.bound[x] = self.bound[original]
+        k = x.shape[1]
+        y = self.value(lambda v: len(v.shape) == 2 and k in v.shape and v.dtype is not bool_)
+        if y is None or self.chance(0.15):
+            y = b.trans(x)
+            self.bound[y] = self.bound[x]
+        y = self.held(y)
+        if not y.dtype.is_float:
+            y = self.converted(y, x.dtype)
+        if y.shape[0] != k or (y.shape[0] == y.shape[1] and self.chance(0.3)):
+            y, original = b.trans(y), y
+            self.bound[y] = self.bound[original]
+        bound = self.bound[x] * self.bound[y] * k
+        result = self.keep(b.dot(x, y), bound)
+        if self.chance(0.4):
+            other = self.value(
+                lambda v: v is not result and v.dtype is float32 and self.shape_fits(v.shape, result.shape)
+            )
+            if other is not None and self.bound[other] + bound < EXACT:
+                sides = (result, other) if self.chance(0.5) else (other, result)
+                self.keep(b.binary("add", *sides), self.bound[other] + bound)
+
+    def arange(self) -> None:
+        value = self.b.binary("add", self.b.arange(self.pick(self.sides)), self.start(9))
+        self.keep(value, 1 << 10)
+
+    def full(self) -> None:
+        shape = tuple(self.pick(self.sides) for _ in range(self.pick((1, 2))))
+        scalar = self.value(lambda v: not v.shape)
+        if scalar is not None and self.chance(0.5):
+            self.keep(self.b.full(scalar, shape), self.bound[scalar])
+        else:
+            self.keep(self.b.full(self.pick((0.0, 1.0, 0, 3, True)), shape), 3)
+
+    def scalar(self) -> None:
+        a = self.value(lambda v: not v.shape)
+        dimension = self.pick(self.arguments)
+        if a is None or self.chance(0.2):
+            length = self.b.dim(dimension.tensor, self.rng.randrange(dimension.tensor.rank))
+            if isinstance(length, Value):
+                self.bound[length] = 200
+                self.scope[0].append(length)
+            return
+        a = self.plain(a)
+        c = self.value(lambda v: not v.shape)
+        assert c is not None
+        c = self.plain(c)
+        if a.dtype.kind == c.dtype.kind and a.dtype is not bool_:
+            a, c = self.held(a), self.held(c)
+            self.keep(self.b.binary(self.pick(("add", "sub", "mul", "min", "max")), a, c), HELD * HELD)
+
+    def roughen(self) -> None:
+        x = self.value(lambda v: v.dtype is float32 and len(v.shape) > 0)
+        if x is None:
+            return
+        value = self.b.binary("mul", self.held(x, 8), 0.25)
+        value = self.b.unary(self.pick(("exp", "exp2", "tanh")), value)
+        if self.chance(0.5) and len(value.shape) == 2:
+            top = self.b.reduce(self.pick(("sum", "max")), value, self.rng.randrange(2))
+            if self.chance(0.5) or top.shape[0] == value.shape[-1]:
+                value = top
+        self.rough[-1].append(value)

@@ -40,7 +40,8 @@ def attention(
     all."""
     options = options_of(causal, window, softcap, score_mod, mask_mod)
     call = read_call(q, k, v, scale, mask, sinks)
-    run = {"backend": backend, "threads": schedule.enough_threads(call.flops, call.bytes) if threads is None else threads}
+    enough = schedule.enough_threads(call.flops, call.bytes) if threads is None else threads
+    run = {"backend": backend, "threads": enough}
     B, Hq, Nq, _ = call.out_shape
     if 0 in call.out_shape:
         out, lse = call.new(call.out_shape), call.new(call.out_shape[:3], float32)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -123,11 +124,6 @@ def _qkv(rng: np.random.Generator, s: Sizes, dtype: np.dtype[Any]) -> Inputs:
     return {n: rng.standard_normal(shape, dtype=np.float32).astype(dtype) for n, shape in shapes.items()}
 
 
-def _attention(inputs: Inputs, **run: Any) -> Results:
-    out, lse = ops.attention(**inputs, return_lse=True, **run)
-    return {"out": out, "lse": lse}
-
-
 def _attention_formula(compute: type) -> Callable[[Inputs], Results]:
     """In float64; or in float32 with sums term by term, the output rounded to q's type."""
 
@@ -163,14 +159,6 @@ def _finished(rng: np.random.Generator, s: Sizes, dtype: np.dtype[Any]) -> Input
     parts = _parts(rng, s, dtype)
     with np.errstate(divide="ignore", invalid="ignore"):
         return {"outs": (parts["o"] / parts["l"][..., None]).astype(dtype), "lses": parts["m"] + np.log(parts["l"])}
-
-
-def _merge(inputs: Inputs, **run: Any) -> Results:
-    return dict(zip(("out", "lse"), ops.merge(**inputs, **run), strict=True))
-
-
-def _merge_lse(inputs: Inputs, **run: Any) -> Results:
-    return dict(zip(("out", "lse"), ops.merge_lse(**inputs, **run), strict=True))
 
 
 def _merge_formula(compute: type) -> Callable[[Inputs], Results]:
@@ -238,12 +226,12 @@ def _mask(rng: np.random.Generator, s: Sizes, dtype: np.dtype[Any]) -> Inputs:
     return {**(_bool if dtype.kind == "b" else _additive)(rng, s), "block_q": 32, "block_k": 64}
 
 
-def _kinds(inputs: Inputs, **run: Any) -> Results:
-    return {"kinds": ops.mask_blocks(**inputs, **run)}
+def _results(function: Callable[..., Any], *names: str) -> Callable[..., Results]:
+    return lambda inputs, **run: dict(zip(names, function(**inputs, **run), strict=True))
 
 
-def _kinds_exact(inputs: Inputs) -> Results:
-    return {"kinds": reference.mask_blocks(**inputs)}
+def _kinds(function: Callable[..., Any]) -> Callable[..., Results]:
+    return lambda inputs, **run: {"kinds": function(**inputs, **run)}
 
 
 ATTENTION = _attention_formula(np.float64), _attention_formula(np.float32)
@@ -251,11 +239,11 @@ MERGE = _merge_formula(np.float64), _merge_formula(np.float32)
 OPS = {
     op.name: op
     for op in (
-        Op("attention", _qkv, _attention, *ATTENTION),
+        Op("attention", _qkv, _results(partial(ops.attention, return_lse=True), "out", "lse"), *ATTENTION),
         Op("decode_partials", _qkv, _decode, *ATTENTION),
-        Op("merge", _parts, _merge, *MERGE),
-        Op("merge_lse", _finished, _merge_lse, *MERGE),
-        Op("mask_blocks", _mask, _kinds, _kinds_exact, _kinds_exact),
+        Op("merge", _parts, _results(ops.merge, "out", "lse"), *MERGE),
+        Op("merge_lse", _finished, _results(ops.merge_lse, "out", "lse"), *MERGE),
+        Op("mask_blocks", _mask, _kinds(ops.mask_blocks), *[_kinds(reference.mask_blocks)] * 2),
     )
 }
 

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy.typing as npt
-
 from monotile import dtypes, ir
 from monotile.dtypes import DType, bfloat16, bool_, float16, float32, int8, int32, int64, uint8
 from monotile.ir import Value
-
-Array = npt.NDArray[Any]
 
 from .arguments import EXACT, HELD, Arguments
 

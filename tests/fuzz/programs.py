@@ -11,14 +11,10 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import numpy.typing as npt
-
 from monotile import verify
 from monotile.builder import Builder
 from monotile.dtypes import bool_, float16, float32, int32, int64
 from monotile.ir import Block, Kernel, Op, Type, Value
-
-Array = npt.NDArray[Any]
 
 from .arguments import CARRIED, EXACT, HELD, SIDES, STEPS, Program
 from .operations import Operations

@@ -29,8 +29,8 @@ def visible(Nq: int, Nk: int, causal: bool | str = False, window: tuple[int | No
 
 
 def term_by_term(a: Array, b: Array) -> Array:
-    """a @ b, summed one term after the other. A BLAS sums in blocks, in each shape in others, which is no measure for small
-    arrays; for large ones it has to do."""
+    """a @ b, summed one term after the other. A BLAS sums in blocks, in each shape in others, which is no measure for
+    small arrays; for large ones it has to do."""
     shape = (*a.shape[:-1], b.shape[-1])
     if a.shape[-1] * math.prod(shape) > 2**31:
         return np.asarray(a @ b)

@@ -183,7 +183,7 @@ def test_device(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     add = add_kernel()
     refused(recorder, errors.ArgumentDevice, "x on cuda:0, y on cpu", lambda: add(*arrays))
     place.update(y="cuda:0", out="cuda:0")
-    refused(recorder, errors.ArgumentDevice, "cannot use arrays on 'cuda:0'", lambda: add(*arrays))
+    refused(recorder, errors.ArgumentDevice, "cannot use arrays on 'cuda:0'", lambda: add(*arrays, backend="cpu"))
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
-"""The verbs of the command line: devices, inspect, check, bench."""
+"""The verbs of the command line: devices, inspect, check, bench, snap, diff."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from . import __version__, backends, bench, cache, inspection, machine
+from .bench import baselines, table
 from .errors import MonotileError
 
 ALL_BACKENDS = ("cpu", "interpreter", "nvidia", "metal")
@@ -108,24 +108,100 @@ def run_check(
         raise typer.Exit(1)
 
 
+# ---- times -----------------------------------------------------------------------------------------------------------
+
+Quick = Annotated[bool, typer.Option("--quick", help="A small choice of rows and fewer repeats: less than a minute.")]
+Only = Annotated[str, typer.Option("--filter", help="Rows with words that begin as these: 'decode D128 bfloat16'.")]
+Threads = Annotated[int | None, typer.Option(help="Instead of every processor; one is always measured.")]
+
+
 @app.command("bench")
 def run_bench(
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats: less than a minute.")] = False,
+    quick: Quick = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write every number to this file.")] = None,
     baseline: Annotated[Path | None, typer.Option(help="Write it to <device>.json in this folder.")] = None,
-    only: Annotated[str, typer.Option("--filter", help="Rows whose name holds this text.")] = "",
-    threads: Annotated[int | None, typer.Option(help="Instead of every processor; one is always measured.")] = None,
+    only: Only = "",
+    threads: Threads = None,
 ) -> None:
-    """Time the example kernels against NumPy and against what this machine can do."""
+    """Time the kernels against torch, NumPy and what this machine can do; the exit code is 1 if a result is wrong."""
     console = _console()
+    report = _measure(console, quick, only, threads)
+    if baseline is not None:
+        json_file = baseline / f"{report['device']['slug']}.json"
+    if json_file is not None:
+        _keep(console, report, json_file)
+    if report["wrong"]:
+        raise typer.Exit(1)
+
+
+def _measure(console: Console, quick: bool, only: str, threads: int | None) -> baselines.Report:
     try:
         report = bench.run(quick=quick, only=only, threads=threads, console=console)
     except bench.WorkerFailed as error:
         raise MonotileError(f"a benchmark stopped: {error}") from None
     bench.show(report, console)
-    if baseline is not None:
-        json_file = baseline / f"{report['device']['slug']}.json"
-    if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(report, indent=1) + "\n")
-        console.print(f"written: {json_file}", highlight=False, soft_wrap=True)
+    return report
+
+
+def _keep(console: Console, report: baselines.Report, path: Path) -> None:
+    baselines.save(report, path)
+    changes = ", with changes that are not in its commit" if report["dirty"] else ""
+    console.print(f"written{changes}: {path}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def snap(
+    file: Annotated[Path | None, typer.Argument(help="Where to keep it; baselines/<device>.json if left out.")] = None,
+    of: Annotated[Path | None, typer.Option("--from", help="Keep this file of `bench --json`; run nothing.")] = None,
+    markdown: Annotated[
+        Path | None,
+        typer.Option(
+            help="Run nothing: put FILE (every kept baseline, if left out) as tables into this page; - prints."
+        ),
+    ] = None,
+    quick: Quick = False,
+    only: Only = "",
+    threads: Threads = None,
+) -> None:
+    """Run the benchmark and keep what it found as this device's baseline."""
+    console = _console()
+    if markdown is not None:
+        text = baselines.sections([file] if file is not None else baselines.FOLDER.glob("*.json"))
+        print(text, end="") if str(markdown) == "-" else baselines.fill(markdown, text)
+        return
+    if file is None and of is None and (quick or only):
+        raise MonotileError("a run of some rows is no baseline of a device; pass a FILE to keep it in")
+    report = baselines.load(of) if of is not None else _measure(console, quick, only, threads)
+    if report.get("wrong"):
+        raise MonotileError(f"nothing is kept: {report['wrong'][0]['wrong']}")
+    _keep(console, report, file if file is not None else baselines.path_for(report))
+
+
+@app.command()
+def diff(
+    first: Annotated[Path, typer.Argument(help="The older file; the newer one, if it is the only one.")],
+    second: Annotated[Path | None, typer.Argument(help="If left out, FIRST is held against its baseline.")] = None,
+    tolerance: Annotated[float, typer.Option(help="Per cent a row may be slower, beyond its spread.")] = 5.0,
+    every: Annotated[bool, typer.Option("--all", help="Show rows that did not change, too.")] = False,
+) -> None:
+    """Show the rows that changed beyond their spread. The exit code is 1 where one got slower than tolerated."""
+    console = _console()
+    new = baselines.load(first if second is None else second)
+    old = baselines.load(baselines.path_for(new) if second is None else first)
+    changes = baselines.compare(old, new)
+    shown = [c for c in changes if c.beyond_spread]
+    failed = [c for c in shown if 100 * c.slower > tolerance]
+    lines = Table("row", "threads", "before", "after", "time", "spreads", "")
+    for c in changes if every else shown:
+        mark = "[red]slower[/]" if c in failed else "" if c not in shown or c.slower > 0 else "[green]faster[/]"
+        times = table.time(c.before), table.time(c.after)
+        lines.add_row(c.name, str(c.threads), *times, f"{c.slower:+.0%}", f"{c.noise:.0%}", mark)
+    if lines.row_count:
+        console.print(lines)
+    for line in baselines.remarks(old, new):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    console.print(
+        f"{len(changes)} rows compared, {len(shown)} changed, {len(failed)} slower by more than {tolerance:g} %"
+    )
+    if failed:
+        raise typer.Exit(1)

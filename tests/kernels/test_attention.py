@@ -13,7 +13,7 @@ import monotile
 from arrays import Array
 from kernels.cases import HEAD_SIZES, check, equal, normal, qkv
 
-FAST = settings(deadline=None, derandomize=True, max_examples=8, suppress_health_check=list(HealthCheck))
+FAST = settings(deadline=None, derandomize=True, max_examples=6, suppress_health_check=list(HealthCheck))
 DTYPES = ("float32", "float16", "bfloat16")
 # No queries, one, few (split decode), one past a block, more than a block; keys likewise, and more queries than keys.
 LENGTHS = st.tuples(
@@ -228,7 +228,7 @@ def together(options: dict[str, Any], lengths: tuple[int, int], kept: tuple[bool
     check(*qkv(*lengths, 8, B=2, Hq=4, Hkv=2), backend, **options)
 
 
-@settings(FAST, max_examples=200)
+@settings(FAST, max_examples=100)
 @given(options=TOGETHER, lengths=LENGTHS, kept=st.sampled_from(KEPT))
 def test_options_together_interpreted(
     options: dict[str, Any], lengths: tuple[int, int], kept: tuple[bool, ...]
@@ -236,7 +236,7 @@ def test_options_together_interpreted(
     together(options, lengths, kept, "interpreter")
 
 
-@settings(FAST, max_examples=15)
+@settings(FAST, max_examples=10)
 @given(options=TOGETHER, lengths=LENGTHS, kept=st.sampled_from(KEPT))
 def test_options_together_compiled(options: dict[str, Any], lengths: tuple[int, int], kept: tuple[bool, ...]) -> None:
     together(options, lengths, kept, "cpu")

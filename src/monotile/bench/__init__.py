@@ -1,5 +1,7 @@
-"""`monotile bench`: rows.py says what is timed, worker.py times it, limits.py what the machine can do at best."""
+"""`monotile bench`: suite.py says what is timed, worker.py times it, limits.py what the machine can do at best;
+`monotile snap` and `monotile diff`: baselines.py keeps and compares what was found."""
 
-from .report import WorkerFailed, run, show
+from .report import WorkerFailed, run
+from .table import show
 
 __all__ = ["WorkerFailed", "run", "show"]

@@ -1,10 +1,13 @@
-"""What this machine can do at best, measured in the same rounds as the rows: multiply-adds, and copying memory."""
+"""What this machine can do at best, measured in the same rounds as the rows: multiply-adds, copying and reading
+memory."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +15,13 @@ import numpy as np
 from ..backends.cpu import jit, pool
 from ..backends.cpu.target import Target, target
 from ..kernels import examples
+from ..language import Const, arange, kernel, program_id
 
 ITERATIONS = 100_000
 COPY_SIDE = 4096
+READ_BYTES = 1 << 28  # several times any last-level cache a core of today has to itself
+READ_WIDTHS = (4096, 65536)
+UNITS = {"flop": "GFLOP/s", "copy": "GB/s", "read": "GB/s"}
 
 
 @dataclass
@@ -27,8 +34,40 @@ class Probe:
 
 
 def probes(kind: str, threads: int) -> list[Probe]:
-    """Those for a kind of work. The limit is the best rate any of them reaches."""
-    return _multiply_add(threads) if kind == "flop" else _copies(threads)
+    """Those for a kind of work: flop, copy or read. The limit is the best rate any of them reaches."""
+    return PROBES[kind](threads)
+
+
+@cache
+def last_level_cache() -> int:
+    """Bytes of the last cache before memory; 0 where the system does not tell."""
+    sizes = [0]
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        sizes.append(int(text[:-1]) << {"K": 10, "M": 20}[text[-1]] if text[-1] in "KM" else int(text))
+    return max(sizes)
+
+
+@kernel
+def row_maximum(x, y, *, C: Const):  # type: ignore[no-untyped-def]
+    """y = x.max(axis=1): reads every number and does next to nothing with it. Each program owns one row."""
+    r = program_id(x.shape[0])
+    y[r] = x[r, arange(C)].max(axis=0)  # type: ignore[arg-type]
+
+
+@cache
+def _much() -> np.ndarray[Any, Any]:
+    return np.ones(READ_BYTES // 4, np.float32)
+
+
+def _reads(threads: int) -> list[Probe]:
+    def probe(width: int) -> Probe:
+        x = _much().reshape(-1, width)
+        y = np.empty(x.shape[0], np.float32)
+        name = f"maximum of rows of {width}"
+        return Probe(name, lambda: row_maximum(x, y, C=width, threads=threads), float(x.nbytes))
+
+    return [probe(width) for width in READ_WIDTHS]
 
 
 def _copies(threads: int) -> list[Probe]:
@@ -51,6 +90,9 @@ def _multiply_add(threads: int) -> list[Probe]:
         pool.run(kernel, programs, ctypes.addressof(args), machine.lanes * 4, threads)
 
     return [Probe("multiply-add", run, 2.0 * machine.lanes * chains * ITERATIONS * threads)]
+
+
+PROBES: dict[str, Callable[[int], list[Probe]]] = {"flop": _multiply_add, "copy": _copies, "read": _reads}
 
 
 def _splat(value: int, lanes: int) -> str:

@@ -1,4 +1,4 @@
-"""Runs the workers and the new processes of a benchmark, and shows what they found."""
+"""Runs the workers and the new processes of a benchmark, and collects what they found."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ import numpy as np
 
 from .. import __version__, machine
 from ..backends.cpu import jit, pool, target
-from ..errors import BadThreadCount
-from . import start, worker
+from ..errors import BadThreadCount, MonotileError
+from . import limits, peers, start, suite
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 IMPORT_ROW = "import monotile"
-REPEATS, QUICK_REPEATS = 5, 2  # of every new process
-BUSY, SCALING = 0.5, 0.8
+REPEATS, QUICK_REPEATS = 5, 1  # of every new process
+QUICK_KERNELS = ("matmul",)
+BUSY, SCALING, SHARED = 0.5, 0.8, 1.1
 Report = dict[str, Any]
 
 
@@ -35,34 +36,45 @@ class WorkerFailed(Exception):
 
 
 def run(*, quick: bool, only: str, threads: int | None, console: Console) -> Report:
-    """Every row whose name holds `only`, on one thread and on `threads` (every processor where that is None)."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    """Every row the filter `only` names, on one thread and on `threads` (every processor where that is None)."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     most = threads if threads is not None else pool.default_threads()
     if most < 1:
         raise BadThreadCount(f"threads must be a positive whole number, found {most}")
     groups, load = sorted({1, most}), os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    kernels = [k for k in start.KERNELS if only.lower() in f"first call of {k}"]
-    importing = only.lower() in IMPORT_ROW
-    total = sum(len(worker.names(t, only)) for t in groups) + len(kernels) + importing
-    rows: list[Report] = []
+    names = {count: [row.name for row in suite.select(count, only, quick)] for count in groups}
+    starts = list(_starts(only, quick))
+    total = sum(map(len, names.values())) + len(starts)
+    if not total:
+        raise MonotileError(f"no row has words that begin as those of {only!r}; try attention, decode, merge or matmul")
+    found: list[Report] = []
     started: list[Report] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("starting", total=total)
         for count in groups:
-            progress.update(task, description=f"on {count} thread{'s' if count > 1 else ''}")
-            for row in _rows(count, quick, only) if worker.names(count, only) else ():
-                rows.append(row)
-                progress.advance(task)
-        repeats = QUICK_REPEATS if quick else REPEATS
+            for row in _rows(count, quick, only) if names[count] else ():
+                found.append(row)
+                left = names[count][names[count].index(row["name"]) + 1 :]
+                progress.update(task, advance=1, description=f"{count} x {left[0]}" if left else "")
         progress.update(task, description="new processes")
-        for measure in [*[_first_call(k) for k in kernels], *([_import] if importing else [])]:
-            started.append(measure(repeats))
+        for measure in starts:
+            started.append(measure(QUICK_REPEATS if quick else REPEATS))
             progress.advance(task)
+    rows, wrong = [r for r in found if "wrong" not in r], [r for r in found if "wrong" in r]
     _add_shares(rows)
     doubts = list(_doubts(rows, load))
-    return {**_setting(quick), "load_before": load, "doubts": doubts, "rows": rows, "starts": started}
+    about = {**_setting(quick), "filter": only, "load_before": load, "doubts": doubts}
+    return {**about, "rows": rows, "wrong": wrong, "starts": started}
+
+
+def _starts(only: str, quick: bool) -> Iterator[Callable[[int], Report]]:
+    for kernel in QUICK_KERNELS if quick and not only else start.KERNELS:
+        if suite.matches(f"first call of {kernel}", only):
+            yield _first_call(kernel)
+    if suite.matches(IMPORT_ROW, only):
+        yield _import
 
 
 def _add_shares(rows: list[Report]) -> None:
@@ -81,11 +93,22 @@ def _doubts(rows: list[Report], load: float) -> Iterator[str]:
     """Why these times may not be the machine's own: other work on it, or threads that do not scale."""
     if load > BUSY:
         yield f"the load was {load:.1f} before the run: other work took part of the machine"
+    shared = [row for row in rows if shared_processor(row)]
+    if shared:
+        yield f"{len(shared)} rows on one thread had a processor for part of their best time only: see their notes"
     rates = {row["threads"]: row["limit"]["best_per_s"] for row in rows if row.get("limit", {}).get("kind") == "flop"}
     for threads, rate in rates.items():
         if 1 in rates and rate < SCALING * threads * rates[1]:
             gain = f"{threads} threads reach {rate / rates[1]:.2f} times the multiply-adds of one"
             yield f"{gain}: the processors were busy or are shared, and rows on {threads} threads say little"
+
+
+def shared_processor(row: Report) -> float | None:
+    """How many times as long as its processor worked a row on one thread took at best, where that is telling."""
+    mine = row.get("times", {}).get("monotile", {})
+    if row["threads"] > 1 or "cpu_s" not in mine or mine["best_s"] < SHARED * mine["cpu_s"]:
+        return None
+    return float(mine["best_s"] / mine["cpu_s"])
 
 
 def _setting(quick: bool) -> Report:
@@ -97,6 +120,7 @@ def _setting(quick: bool) -> Report:
             "llvm_name": host.cpu,
             "vectors": target.target(host).name,
             "processors": pool.default_threads(),
+            "last_level_cache_bytes": limits.last_level_cache(),
             "system": platform.system(),
         },
         "versions": {
@@ -104,6 +128,7 @@ def _setting(quick: bool) -> Report:
             "python": platform.python_version(),
             "numpy": np.__version__,
             "llvm": host.llvm,
+            "torch": peers.torch_version(),
         },
         "commit": found[0] if found else None,
         "dirty": found[1] if found else None,
@@ -164,59 +189,3 @@ def _first_call(kernel: str) -> Callable[[int], Report]:
 def _import(repeats: int) -> Report:
     times = [_seconds("-c", start.IMPORT) for _ in range(repeats)]
     return {"name": IMPORT_ROW, "repeats": repeats, "best_s": min(times), "median_s": statistics.median(times)}
-
-
-# ---- showing ---------------------------------------------------------------------------------------------------------
-
-
-def show(report: Report, console: Console) -> None:
-    from rich.table import Table
-
-    device, versions = report["device"], report["versions"]
-    title = f"{device['processor']} ({device['llvm_name']}), {device['processors']} processors"
-    console.print(f"{title}; NumPy {versions['numpy']}, LLVM {versions['llvm']}", highlight=False, soft_wrap=True)
-    table = Table("row", "threads", "best", "median", "spread", "times NumPy", "of the limit", "note")
-    for row in report["rows"]:
-        mine, ratios = row["times"]["monotile"], row["ratios"]
-        others = [f"{1 / r:.2f} x the time of {name}" for name, r in ratios.items() if name != "NumPy"]
-        table.add_row(
-            row["name"],
-            str(row["threads"]),
-            _time(mine["best_s"]),
-            _time(mine["median_s"]),
-            f"{mine['spread']:.0%}",
-            f"{ratios['NumPy']:.2f}" if "NumPy" in ratios else "",
-            f"{row['limit']['share']:.0%} of {_rate(row['limit'])}" if "limit" in row else "",
-            "; ".join(filter(None, [row["note"], *others])),
-        )
-    if report["rows"]:
-        console.print(table)
-    if report["starts"]:
-        starts = Table("in a new process", "compiled", "from the disk cache")
-        for row in report["starts"]:
-            times = [_time(row[key]) for key in ("compiled_s", "from_disk_s", "best_s") if key in row]
-            starts.add_row(row["name"], *times)
-        console.print(starts)
-    for line in [*_worst(report["rows"]), *(f"doubtful: {doubt}" for doubt in report["doubts"])]:
-        console.print(line, highlight=False, soft_wrap=True)
-
-
-def _worst(rows: list[Report]) -> Iterator[str]:
-    """An average would hide the slow row; the worst one is named."""
-    against = [(row["ratios"]["NumPy"], row) for row in rows if "NumPy" in row["ratios"]]
-    shares = [(row["limit"]["share"], row) for row in rows if "limit" in row]
-    if against:
-        ratio, row = min(against, key=lambda pair: pair[0])
-        yield f"worst against NumPy: {ratio:.2f} times its speed, {row['name']}, threads: {row['threads']}"
-    if shares:
-        share, row = min(shares, key=lambda pair: pair[0])
-        yield f"furthest from the limit: {share:.0%}, {row['name']}, threads: {row['threads']}"
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-4 else f"{seconds * 1e6:.2f} us"
-
-
-def _rate(limit: Report) -> str:
-    rate = limit["best_per_s"] / 1e9
-    return f"{rate:.0f} {'GFLOP/s' if limit['kind'] == 'flop' else 'GB/s'}"

@@ -1,8 +1,9 @@
-"""What is timed. To add a row, write a function that makes a `Case` and put it in ROWS."""
+"""What a row is, and those of the example kernels. To add one, write a function that makes a `Case` and put it in ROWS;
+attention.py has the rows of the library."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,16 +15,28 @@ from ..kernels import examples
 Array = npt.NDArray[Any]
 
 
+@dataclass(frozen=True)
+class Sample:
+    """Part of an output: how it is taken, its value in float64, and the plain formula's in the row's own types."""
+
+    take: Callable[[Array], Array]
+    exact: Array
+    naive: Array
+
+
 @dataclass
 class Case:
-    """One kernel on given arrays. The result is checked against float64 before anything is timed."""
+    """One kernel on given arrays. The result is checked against float64 before anything is timed: either what `run`
+    leaves in `output`, or the `sample` of what it returns."""
 
-    run: Callable[[], object]
-    output: Array
-    exact: Array  # in float64
-    peers: dict[str, Callable[[], object]] = field(default_factory=dict)  # "NumPy" writes to the same output
+    run: Callable[[], Any]
+    output: Array | None = None
+    exact: Array | None = None  # in float64
+    peers: dict[str, Callable[[], Any]] = field(default_factory=dict)  # "NumPy" writes to the same output
     naive: Callable[[], Array] | None = None  # the definition in the kernel's own types, where NumPy is not that
-    limit: str | None = None  # the kind of work the machine's limit is for: "flop" or "byte"
+    sample: Sample | None = None
+    torch: Mapping[str, Callable[[], Any]] | None = None  # ways to ask torch for the same work; None: not asked
+    limit: str | None = None  # the kind of work the machine's limit is for: "flop", "copy" or "read"
     work: float = 0.0  # how much of it
     calls: int = 1  # in one timing, for what is too short for the clock
     note: str = ""
@@ -34,6 +47,8 @@ class Row:
     name: str
     make: Callable[[np.random.Generator, int], Case]
     every_processor: bool = True  # timed on one thread and on all; else on one
+    quick: bool = True  # part of `bench --quick`
+    tags: Mapping[str, Any] = field(default_factory=dict)  # what the row is about, for reach.py
 
 
 def _normal(rng: np.random.Generator, *shape: int) -> Array:
@@ -99,7 +114,7 @@ def softmax(rng: np.random.Generator, threads: int) -> Case:
     exact = np.exp(x.astype(np.float64) - x.max(axis=1, keepdims=True))
     exact /= exact.sum(axis=1, keepdims=True)
     run = lambda: examples.row_softmax(x, y, BC=n, threads=threads)  # noqa: E731
-    return Case(run, y, exact, {"NumPy": numpy}, limit="byte", work=2.0 * x.nbytes, note="a row is one block")
+    return Case(run, y, exact, {"NumPy": numpy}, limit="copy", work=2.0 * x.nbytes, note="a row is one block")
 
 
 def rms_norm(rng: np.random.Generator, threads: int) -> Case:
@@ -115,7 +130,7 @@ def rms_norm(rng: np.random.Generator, threads: int) -> Case:
     wide = x.astype(np.float64)
     exact = wide / np.sqrt((wide * wide).mean(axis=1, keepdims=True) + eps) * w
     run = lambda: examples.rms_norm(x, w, y, eps, BC=n, threads=threads)  # noqa: E731
-    return Case(run, y, exact, {"NumPy": numpy}, limit="byte", work=2.0 * x.nbytes, note="a row is one block")
+    return Case(run, y, exact, {"NumPy": numpy}, limit="copy", work=2.0 * x.nbytes, note="a row is one block")
 
 
 def launch(rng: np.random.Generator, threads: int) -> Case:

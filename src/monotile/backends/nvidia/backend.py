@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ... import ir
+from ... import ir, verify
 from ...errors import ArgumentShape
 from ...passes import pipeline
+from ...passes.peel import peel_with_bounds
 from ..base import Backend, Program
 from . import build, descriptors
 from .render import Rendered, render
@@ -123,7 +124,7 @@ def _launch(bound: Bound, programs: int, arrays: Sequence[Any], addresses: Seque
         bound.compiled[key] = _first(variant, programs, [arrays[n] for n in variant.pointers], tail)
         return None
     stream = driver.active.get_current_stream(device)
-    run, function, packed = compiled
+    _, run, function, packed = compiled
     run(programs, 1, 1, stream, function, packed, None, None, None, *pointers, *tail)
     return None
 
@@ -147,7 +148,7 @@ def _first(variant: Variant, programs: int, tensors: list[Any], tail: list[Any])
         kernel = variant.function[(programs,)](*tensors, *tail, **schedule.options)
     except Exception as error:
         raise build.translated(error, variant.rendered.name) or error from None
-    return kernel.run, kernel.function, kernel.packed_metadata
+    return kernel, kernel.run, kernel.function, kernel.packed_metadata
 
 
 # ---- in Triton's interpreter -----------------------------------------------------------------------------------------
@@ -190,12 +191,20 @@ class NvidiaBackend(Backend):
         return device.startswith("cuda")
 
     def compile(self, kernel: ir.Kernel, schedule: Schedule | None = None) -> Program:
-        lowered = self.lower(kernel)
+        lowered = self.lower(kernel, peel=schedule is None or schedule.peel)
         return NvidiaProgram(lowered, schedule or choose(lowered))
 
-    def lower(self, kernel: ir.Kernel, watch: Callable[[str, ir.Kernel], None] | None = None) -> ir.Kernel:
+    def lower(
+        self, kernel: ir.Kernel, watch: Callable[[str, ir.Kernel], None] | None = None, *, peel: bool = True
+    ) -> ir.Kernel:
         kernel = ir.copy(kernel)
-        pipeline.run(kernel, OPTIONS, watch)
+        if peel:
+            pipeline.run(kernel, OPTIONS, watch)
+            return kernel
+        for each in pipeline.passes(OPTIONS):
+            if each is not peel_with_bounds:
+                each(kernel)
+                verify.check(kernel, each.__name__)
         return kernel
 
     def stages(self, kernel: ir.Kernel) -> dict[str, Callable[[], str]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ... import cache as store
 from ...dtypes import DType
-from ...errors import DeviceLimit, UnknownArchitecture
+from ...errors import DeviceLimit, UnknownArchitecture, UnknownBackend
 from ...ir import Kernel
 from .render import Rendered
 from .schedule import Schedule
@@ -52,7 +52,10 @@ def load(rendered: Rendered) -> Any:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return getattr(module, rendered.name)
+    function = getattr(module, rendered.name)
+    if hasattr(function, "cache_key") == interpreting():  # only what will be compiled has one
+        raise UnknownBackend("TRITON_INTERPRET was changed after triton was imported; set it before Python starts")
+    return function
 
 
 @cache

@@ -18,6 +18,7 @@ class Schedule:
     num_warps: int = 4
     num_stages: int = 1  # how many turns of a loop have their loads under way
     warp_specialize: bool = False  # loads and products on warps of their own, in loops that have both
+    peel: bool = True  # loops are cut into blocks with masks and without; Triton specialises warps in single loops only
     tensor_descriptors: bool = False  # operands of products come through TMA where their layout allows it
 
     @property

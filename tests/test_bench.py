@@ -1,0 +1,265 @@
+"""The benchmark: its rows, one of them from end to end, the JSON it writes, and baselines kept and compared."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from monotile import commands, errors
+from monotile.bench import attention, baselines, limits, peers, reach, report, suite, table, worker
+from monotile.bench.attention import Shape
+from monotile.bench.rows import Case, Row, Sample
+
+ROOT = Path(__file__).parents[1]
+TINY = Shape((4, 2), 1, 96, 64, "float32")
+PLAN = worker.Plan(most=2, least=2, seconds=0.0)
+
+
+def tiny(shape: Shape) -> Row:
+    return Row(shape.name, lambda rng, threads: attention.make(shape, rng, threads), tags=shape.tags)
+
+
+def report_of(**times: tuple[float, float]) -> dict[str, Any]:
+    """A report with rows of these names: median in seconds, spread."""
+    found = [
+        {"name": name, "threads": 1, "note": "", "ratios": {}, "times": {"monotile": {
+            "best_s": median, "median_s": median, "spread": spread}}}
+        for name, (median, spread) in times.items()
+    ]  # fmt: skip
+    device = {"slug": "some-chip", "processor": "Some Chip", "llvm_name": "chip", "processors": 2}
+    about = {"commit": "0123456789abcdef", "dirty": False, "date": "2026-11-15T00:00:00+00:00", "quick": False}
+    versions = {"numpy": "2", "llvm": "20", "torch": None}
+    return {**about, "device": device, "versions": versions, "doubts": [], "rows": found, "wrong": [], "starts": []}
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_well_formed() -> None:
+    names = [row.name for row in suite.ROWS]
+    assert len(set(names)) == len(names) and all(row.tags for row in attention.ROWS)
+    assert names == [" ".join(name.split()) for name in names]
+    assert {row.tags["op"] for row in attention.ROWS} == {"decode", "prefill", "merge", "mask_blocks"}
+
+
+def test_quick_rows_exist() -> None:
+    assert attention.QUICK - {row.name for row in suite.ROWS} == set()
+    assert 5 < len(suite.select(1, "", True)) < 20 < len(suite.select(1, "", False))
+
+
+def test_every_goal_has_rows() -> None:
+    assert [goal.work for goal in reach.GOALS if not any(goal.holds(dict(row.tags)) for row in suite.ROWS)] == []
+
+
+@pytest.mark.parametrize(
+    "only, count",
+    [("decode D128 N16384", 3), ("decode N16384 float16", 6), ("MERGE", 2), ("launch", 1), ("nothing", 0)],
+)
+def test_filter(only: str, count: int) -> None:
+    assert len(suite.select(1, only, False)) == len(suite.select(1, only, True)) == count
+
+
+# ---- one row, from end to end ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        TINY,
+        Shape((4, 4), 64, 64, 64, "bfloat16", causal=True),
+        Shape((2, 2), 64, 64, 64, "float32", causal=True, extra="window"),
+        Shape((2, 2), 64, 64, 64, "float32", causal=True, extra="sinks"),
+        Shape((2, 2), 64, 64, 64, "float32", extra="additive mask"),
+        Shape((2, 1), 64, 64, 64, "float32", extra="bool mask"),
+    ],
+    ids=lambda s: s.name,
+)
+def test_a_row_is_checked_and_timed(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "READ_BYTES", 1 << 20)
+    limits._much.cache_clear()
+    found = worker.measure(tiny(shape), 1, PLAN)
+    limits._much.cache_clear()
+    assert json.loads(json.dumps(found)) == found and "wrong" not in found
+    assert found["rounds"] == 2 and 0 < found["error"] <= found["allowed"]
+    assert all({"best_s", "median_s", "cpu_s", "spread"} <= times.keys() for times in found["times"].values())
+    assert found["times"].keys() - {"monotile"} == found["ratios"].keys()
+    if peers.torch_version() is not None:
+        assert found["torch"]["failed"] == {} and max(found["torch"]["errors"].values()) < 0.05
+    if not shape.extra:
+        assert found["limit"]["kind"] == ("read" if shape.Nq == 1 else "flop")
+
+
+def test_a_hidden_mask_hides_nine_blocks_of_ten() -> None:
+    made = attention.EXTRAS["nine blocks of ten hidden"](
+        np.random.default_rng(0), Shape((1, 1), 4096, 4096, 64, "float32")
+    )
+    assert 0.09 < made["mask"].mean() <= 0.1 and made["mask"].any(axis=-1).all()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda rng: attention.merge(3, 20, 64, rng, 1),
+        lambda rng: attention.mask_blocks(1, 256, "bool", rng, 1),
+        lambda rng: attention.mask_blocks(1, 256, "float32", rng, 1),
+    ],
+)
+def test_merge_and_maps_agree_with_numpy(make: Any) -> None:
+    case = make(np.random.default_rng(0))
+    errors = worker.check("row", case)
+    assert errors["numpy_error"] < 1e-5 and case.limit == "read" and case.work > 0
+
+
+def test_a_wrong_result_is_not_timed() -> None:
+    """Neither another result nor an output that was left alone: what ops.py allocates is poisoned."""
+    exact = np.ones((2, 3))
+    case = Case(lambda: np.full((2, 3), 1.1, np.float32), sample=Sample(lambda out: out, exact, exact))
+    found = worker.measure(Row("some row", lambda rng, threads: case), 1, PLAN)
+    assert "the error is 0.1" in found["wrong"] and "times" not in found
+    with worker.poisoned():
+        array = worker.arrays.Numpy().empty((2,), worker.registry.dtypes.float32, None)
+    assert np.isnan(array).all()
+
+
+def test_the_fastest_way_that_does_the_same_work_competes() -> None:
+    def slow() -> Any:
+        return [np.linalg.norm(np.ones((300, 300)), 2), np.ones((1, 4), np.float32)][1]
+
+    def broken() -> Any:
+        raise RuntimeError("no such kernel")
+
+    exact, right = np.ones((1, 4)), np.ones((1, 4), np.float32)
+    ways = {"slow": slow, "quick": lambda: right, "wrong": lambda: 0 * right, "broken": broken}
+    case = Case(lambda: right, sample=Sample(lambda out: out, exact, exact), torch=ways)
+    found = worker.measure(Row("some row", lambda rng, threads: case), 1, PLAN)
+    assert found["torch"]["contenders"] == ["quick"] and found["torch"]["way"] == "quick"
+    assert found["torch"]["failed"] == {"broken": "no such kernel"} and found["torch"]["errors"]["wrong"] == 1.0
+    assert found["times"].keys() == {"monotile", "torch"}
+
+
+def test_the_json_of_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    command = [sys.executable, "-m", "monotile.cli", "bench", "--quick", "--threads", "1"]
+    command += ["--filter", "decode N128 D64 float32", "--json", str(path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "MONOTILE_THREADS": "1"}
+    subprocess.run(command, env=environment, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    found = baselines.load(path)
+    assert {"load_before", "doubts", "wrong", "starts", "quick", "filter"} <= found.keys()
+    (row,) = found["rows"]
+    assert row["name"] == "attention decode 32/8 D64 N128 float32" and row["tags"]["op"] == "decode"
+    assert {"best_per_s", "share", "from", "kind"} <= row["limit"].keys()
+    if found["versions"]["torch"] is None:
+        assert table.against_torch(row, found) == "no torch"
+    else:
+        assert row["torch"]["way"] in row["torch"]["trials_s"]
+
+
+def test_a_row_that_shared_its_processor_is_marked() -> None:
+    (row,) = report_of(a=(1.0, 0.0))["rows"]
+    assert table.note(row) == ""
+    row["times"]["monotile"]["cpu_s"] = 0.5
+    assert table.note(row) == "took 2.0 x its processor time"
+    assert "1 rows on one thread" in "".join(report._doubts([row], 0.0))
+
+
+# ---- reach -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_worst_row_counts() -> None:
+    found = report_of(a=(1.0, 0.0), b=(1.0, 0.0))
+    for row, ratio, share in zip(found["rows"], (3.0, 2.0), (0.8, 0.7), strict=True):
+        row["tags"] = Shape((32, 8), 1, 16384, 64, "float32").tags
+        row["ratios"], row["limit"] = {"torch": ratio}, {"share": share}
+    against, share = reach.judge(found["rows"])
+    assert (against.worst, against.row, against.ok) == (2.0, "b", False)
+    assert share.shown == ("70%", "75%")
+
+
+def test_threads_are_held_against_one() -> None:
+    found = report_of(a=(1.0, 0.0))["rows"]
+    found += [{**copy.deepcopy(found[0]), "threads": 2}]
+    for row in found:
+        row["tags"] = {"op": "prefill", "extra": "sinks", "dtype": "float32", "D": 64, "causal": True}
+    found[1]["times"]["monotile"]["best_s"] = 0.5
+    (only,) = reach.judge(found)
+    assert (only.worst, only.wanted, only.ok) == (2.0, 1.85, True)
+
+
+# ---- snap and diff ---------------------------------------------------------------------------------------------------
+
+
+def monotile(*words: str, code: int = 0) -> str:
+    """What the command prints; its exit code must be as given."""
+    result = CliRunner().invoke(commands.app, words)
+    assert result.exit_code == code, result.output
+    return result.output + str(result.exception or "")
+
+
+def test_diff_sees_what_is_beyond_the_spread() -> None:
+    old = report_of(same=(1.0, 0.1), noisy=(1.0, 0.5), slower=(1.0, 0.1), faster=(1.0, 0.1), gone=(1.0, 0.0))
+    new = report_of(same=(1.1, 0.1), noisy=(1.5, 0.5), slower=(1.3, 0.1), faster=(0.7, 0.1), added=(1.0, 0.0))
+    changes = {change.name: change for change in baselines.compare(old, new)}
+    assert list(changes) == ["same", "noisy", "slower", "faster"]
+    assert [name for name, change in changes.items() if change.beyond_spread] == ["slower", "faster"]
+    assert changes["slower"].slower == pytest.approx(0.3)
+    new["dirty"], new["device"] = True, {**new["device"], "slug": "another"}
+    text = "\n".join(baselines.remarks(old, new))
+    assert (
+        "different devices" in text and "changes that are not in commit" in text and "1 rows are in the first" in text
+    )
+
+
+def test_diff_of_files(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    baselines.save(report_of(a=(1.0, 0.01), b=(1.0, 0.01)), old)
+    baselines.save(report_of(a=(1.2, 0.01), b=(0.5, 0.01)), new)
+    text = monotile("diff", str(old), str(new), code=1)
+    assert "+20%" in text and "-50%" in text and "1 slower by more than 5 %" in text
+    assert "0 slower by more than 30 %" in monotile("diff", str(old), str(new), "--tolerance", "30")
+
+
+def test_snap_keeps_a_file_and_shows_it(tmp_path: Path) -> None:
+    found, kept, page = tmp_path / "found.json", tmp_path / "kept" / "chip.json", tmp_path / "page.md"
+    dirty = {**report_of(a=(1.0, 0.01)), "dirty": True}
+    baselines.save(dirty, found)
+    assert "with changes" in monotile("snap", str(kept), "--from", str(found))
+    assert baselines.load(kept) == dirty
+    page.write_text(f"before\n{baselines.BEGIN}\nold\n{baselines.END}\nafter\n")
+    for _ in range(2):
+        monotile("snap", str(kept), "--markdown", str(page))
+    text = page.read_text()
+    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    assert text.count("| a | 1 | 1000.00 ms | 1% |") == 1 and "0123456789 with changes" in text
+    assert "pass a FILE" in monotile("snap", "--quick", code=1)
+
+
+def test_a_file_that_is_no_report(tmp_path: Path) -> None:
+    path = tmp_path / "some.json"
+    for text, message in (
+        (None, "cannot be read"),
+        ("{", "is not JSON"),
+        ("{}", "has no device"),
+        ("3", "has no device"),
+    ):
+        if text is not None:
+            path.write_text(text)
+        with pytest.raises(errors.MonotileError, match=message):
+            baselines.load(path)
+
+
+def test_the_page_shows_the_baselines() -> None:
+    """`monotile snap --markdown docs/performance.md` writes the tables; they are to be those of the files."""
+    text = (ROOT / "docs" / "performance.md").read_text()
+    shown = text.split(baselines.BEGIN)[1].split(baselines.END)[0]
+    assert shown.strip() == baselines.sections((ROOT / "baselines").glob("*.json")).strip()
+    assert all(re.match(r"^\|.*\|$", line) for line in shown.splitlines() if line.startswith("|"))

@@ -61,7 +61,9 @@ def attention(
 def _forward(call: Call, options: Any, return_lse: bool, run: dict[str, Any]) -> tuple[Array, Array]:
     out = call.new(call.out_shape)
     lse = call.new(call.out_shape[:3], float32) if return_lse else None
-    BQ, BK = schedule.attention_blocks(call.out_shape[2], max(call.q.shape[3], call.v.shape[3]))
+    machine = "cpu" if call.on_cpu and run["backend"] in (None, "cpu", "interpreter") else "gpu"
+    size = max(call.q.shape[3], call.v.shape[3])
+    BQ, BK = schedule.attention_blocks(call.out_shape[2], size, call.dtype.bytes, machine)
     mask, kinds = call.broadcast_mask(), None
     if mask is not None and call.mask is not None and call.keys > 0:
         kinds = _kinds(call.lib, call.mask, BQ, BK, run)

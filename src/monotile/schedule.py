@@ -20,8 +20,17 @@ ROW_BLOCKS = (1, 2, 4, 8)
 KEYS_PER_SPLIT = 512  # on a CPU: enough work to outweigh a part's output, small enough to share among cores
 
 
-def attention_blocks(queries: int, head_size: int) -> tuple[int, int]:
-    """BQ, BK of the forward kernel: as many rows as leave half of the second-level cache to keys and values."""
+# BQ, BK on a GPU, up to a head size: what fits shared memory. float32 takes twice the room.
+GPU_BLOCKS = ((128, 128, 128), (256, 128, 64), (576, 64, 64))
+GPU_BLOCKS_FLOAT32 = ((64, 64, 64), (128, 64, 32), (256, 32, 32), (576, 16, 32))
+
+
+def attention_blocks(queries: int, head_size: int, element_bytes: int, machine: str) -> tuple[int, int]:
+    """BQ, BK of the forward kernel. On a CPU: as many rows as leave half of the second-level cache to keys and
+    values."""
+    if machine != "cpu":
+        table = GPU_BLOCKS if element_bytes < 4 else GPU_BLOCKS_FLOAT32
+        return next((rows, keys) for most, rows, keys in table if head_size <= most)
     keys = 64 if head_size > 256 else 128
     for rows in (32, 64, 128):
         if queries <= rows or 16 * rows * head_size > second_level_cache() // 2:

@@ -18,6 +18,7 @@ from .point import Point
 from .scratch import Buffer
 
 UNROLL = 8
+CHUNK = 64  # steps of a long contraction that are summed at once
 
 
 class Operand:
@@ -134,11 +135,13 @@ class DotEmitter(NestEmitter):
         vector: Callable[[Point, Index], Reg],
         others: Operand,
     ) -> list[list[Reg]]:
-        """For each step of the contraction one row of vectors, and one broadcast element per row."""
+        """For each step of the contraction one row of vectors, and one broadcast element per row. A long contraction is
+        summed in chunks, which are then added: that rounds less than one chain."""
         e = self.e
         zero = e.number(0.0, "float")
         zero = e.splat(zero) if points[0].lane is not None else zero
         sums = [[e.var(e.type_of(zero), zero.text) for _ in points] for _ in range(count)]
+        totals = [[e.var(e.type_of(zero), zero.text) for _ in points] for _ in range(count)]
 
         def steps(first: Index, number: int) -> None:
             held = [[Reg(e.get(v), "float", zero.vector) for v in line] for line in sums]
@@ -152,12 +155,30 @@ class DotEmitter(NestEmitter):
                 for variable, reg in zip(line, regs, strict=True):
                     e.set(variable, reg.text)
 
+        def run(first: int, last: int) -> None:
+            whole = first + (last - first) // UNROLL * UNROLL
+            e.loop(first, whole, UNROLL, lambda k: steps(k, UNROLL))
+            if last > whole:
+                steps(whole, last - whole)
+
+        def flush() -> None:
+            for line, whole in zip(sums, totals, strict=True):
+                for variable, total in zip(line, whole, strict=True):
+                    e.set(total, e.op(f"fadd {variable.type} {e.get(total)}, {e.get(variable)}"))
+                    e.set(variable, zero.text)
+
+        def chunk(first: Index) -> None:
+            e.loop(first, e.add(first, CHUNK), UNROLL, lambda k: steps(k, UNROLL))
+            flush()
+
         low, high = self.rows_done(others.deep)
-        if others.deep is None or isinstance(high, int):
-            whole = depth // UNROLL * UNROLL
-            e.loop(0, whole, UNROLL, lambda first: steps(first, UNROLL))
-            if depth - whole:
-                steps(whole, depth - whole)
-        else:
+        if not isinstance(high, int):
             e.loop(low, high, self.target.rows, lambda first: steps(first, self.target.rows))
+        elif depth <= 2 * CHUNK:
+            run(0, depth)
+        else:
+            e.loop(0, depth // CHUNK * CHUNK, CHUNK, chunk)
+            run(depth // CHUNK * CHUNK, depth)
+            flush()
+            sums = totals
         return [[Reg(e.get(v), "float", zero.vector) for v in line] for line in sums]

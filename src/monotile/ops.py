@@ -91,7 +91,7 @@ def decode_partials(
         splits = recommended_splits(call.keys, call.out_shape[2], "cpu")
     else:
         check_count("splits", splits)
-        block = schedule.decode_block(max(call.q.shape[3], call.v.shape[3]))
+        block = schedule.decode_block(max(call.q.shape[3], call.v.shape[3]), call.dtype.bytes)
         per = _cdiv(_cdiv(call.keys, splits), block) * block
     threads = schedule.enough_threads(call.flops, call.bytes) if threads is None else threads
     parts = _partials(call, options, splits, per, {"backend": backend, "threads": threads})
@@ -108,7 +108,11 @@ def _partials(call: Call, options: Any, splits: int, per: int, run: dict[str, An
     if 0 not in m.shape:
         mask = call.broadcast_mask()
         mask = mask.reshape(B, Hkv, G, Nq, call.keys) if mask is not None else None
-        blocks = {"options": options, "BR": schedule.row_block(rows), "BK": schedule.decode_block(max(D, Dv))}
+        blocks = {
+            "options": options,
+            "BR": schedule.row_block(rows),
+            "BK": schedule.decode_block(max(D, Dv), call.dtype.bytes),
+        }
         decode_kernel(call.q.reshape(B, Hkv, G, Nq, D), call.k, call.v, mask, o, m, l, call.scale, per, **blocks, **run)
     return Partials(o.reshape(B, Hq, Nq, splits, Dv), m.reshape(B, Hq, Nq, splits), l.reshape(B, Hq, Nq, splits))
 

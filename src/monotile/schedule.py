@@ -48,9 +48,9 @@ def second_level_cache() -> int:
         return 512 * 1024
 
 
-def decode_block(head_size: int) -> int:
-    """BK of the decode kernel."""
-    return 32 if head_size > 256 else 64
+def decode_block(head_size: int, element_bytes: int) -> int:
+    """BK of the decode kernel: a tile of 32 KiB at most, which fits shared memory beside its companion."""
+    return next((b for b in (64, 32) if b * head_size * element_bytes <= 32768), 16)
 
 
 def row_block(rows: int) -> int:

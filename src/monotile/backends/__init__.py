@@ -8,7 +8,7 @@ from importlib import import_module
 from ..errors import UnknownBackend
 from .base import Backend
 
-MODULES = {"cpu": ".cpu.backend", "nvidia": ".nvidia.backend", "interpreter": ".interpreter"}
+MODULES = {"cpu": ".cpu.backend", "nvidia": ".nvidia.backend", "metal": ".metal.backend", "interpreter": ".interpreter"}
 
 
 @cache

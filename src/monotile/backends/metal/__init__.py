@@ -1,1 +1,1 @@
-"""The Metal backend. For now its runner: Metal kernels compiled as C++ and run on the CPU, checked."""
+"""The Metal backend: kernels as Metal Shading Language, and a runner that checks such text on any machine."""

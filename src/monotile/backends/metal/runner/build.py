@@ -80,6 +80,8 @@ SHADER = [
     "-fbfloat16-excess-precision=none",
 ]
 DEFINES = ("-D__METAL__", "-D__METAL_VERSION__=310", "-D__HAVE_BFLOAT__", "-D__METAL_MACOS__")
+DIRECTIVE = re.compile(r"^\s*#\s*(?!include|pragma)|\b_Pragma\b|__\w+__", re.M)
+COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|^\s*#\s*(?:include|pragma)[^\n]*", re.S | re.M)
 UNROLL = re.compile(r'_Pragma\s*\(\s*"[^"]*unroll[^"]*"\s*\)|#pragma\s+(?:clang\s+loop\s+)?unroll[^\n]*')
 
 
@@ -122,7 +124,7 @@ def why_not() -> str | None:
 def _find_compiler() -> Compiler | None:
     mac = sys.platform == "darwin"
     if importlib.util.find_spec("ziglang") is not None:
-        zig = (sys.executable, "-m", "ziglang")
+        zig = _zig()
         version = _run([*zig, "version"], "").strip()
         command = (*zig, "c++", "-mcpu=baseline")
         # Linking with `zig c++` would first build a C++ library for minutes; nothing of it is needed.
@@ -137,6 +139,15 @@ def _find_compiler() -> Compiler | None:
         (clang, "-dynamiclib" if mac else "-shared", "-undefined", "dynamic_lookup")[: 4 if mac else 2],
         version,
     )
+
+
+def _zig() -> tuple[str, ...]:
+    """The compiler's own file: Python's start for each call would cost as much as the call."""
+    found = importlib.util.find_spec("ziglang")
+    for folder in (found.submodule_search_locations or []) if found is not None else []:
+        if (Path(folder) / "zig").is_file():
+            return (str(Path(folder) / "zig"),)
+    return sys.executable, "-m", "ziglang"
 
 
 def build(source: str, kernel: str, constants: Mapping[int, bool | int | float]) -> Built:
@@ -168,7 +179,8 @@ def build(source: str, kernel: str, constants: Mapping[int, bool | int | float])
 def _parsed(source: str, chosen: Compiler) -> shader.Shader:
     """The shader with its macros expanded; Metal's own headers are left out, the shim stands for them later."""
     key = disk.fingerprint(_runner_fingerprint(chosen), "preprocessed", source)
-    kept = disk.load(key, "metal-text")
+    kept = None if DIRECTIVE.search(source) else _without_comments(source).encode()
+    kept = kept or disk.load(key, "metal-text")
     if kept is None:
         with tempfile.TemporaryDirectory(prefix="monotile-") as name:
             folder = Path(name)
@@ -190,6 +202,11 @@ def _parsed(source: str, chosen: Compiler) -> shader.Shader:
             kept = _run([*command, FILE], name).encode()
         disk.store(key, "metal-text", kept)
     return shader.read(kept.decode())
+
+
+def _without_comments(source: str) -> str:
+    """All that preprocessing does to a shader without macros; lines stay where they are."""
+    return COMMENT.sub(lambda match: " " + "\n" * match[0].count("\n"), source)
 
 
 def _compile(text: str, chosen: Compiler) -> bytes:

@@ -10,7 +10,7 @@ namespace precise = ::metal;
 
 template <class T> using float_for = conditional_t<is_floating_point_v<T>, T, float>;
 
-// A function of one number that is computed in float.
+// A function of one number. The ones that cannot be exact are computed in double, so that they are the same everywhere.
 #define MT_UNARY(name, expression)                                                     \
   template <Scalar T> METAL_FUNC float_for<T> name(T a) {                              \
     float x = float(a);                                                                \
@@ -21,14 +21,14 @@ template <class T> using float_for = conditional_t<is_floating_point_v<T>, T, fl
     for (int i = 0; i < length_of<A>; ++i) out[i] = name(element_of<A>(a[i]));         \
     return out;                                                                        \
   }
-MT_UNARY(exp, (mt::mt_count(mt::EXPONENTIALS, 1), __builtin_expf(x)))
-MT_UNARY(exp2, (mt::mt_count(mt::EXPONENTIALS, 1), __builtin_exp2f(x)))
-MT_UNARY(exp10, (mt::mt_count(mt::EXPONENTIALS, 1), __builtin_powf(10.0f, x)))
-MT_UNARY(log, __builtin_logf(x)) MT_UNARY(log2, __builtin_log2f(x)) MT_UNARY(log10, __builtin_log10f(x))
-MT_UNARY(sin, __builtin_sinf(x)) MT_UNARY(cos, __builtin_cosf(x)) MT_UNARY(tan, __builtin_tanf(x))
-MT_UNARY(sinh, __builtin_sinhf(x)) MT_UNARY(cosh, __builtin_coshf(x)) MT_UNARY(tanh, __builtin_tanhf(x))
-MT_UNARY(asin, __builtin_asinf(x)) MT_UNARY(acos, __builtin_acosf(x)) MT_UNARY(atan, __builtin_atanf(x))
-MT_UNARY(asinh, __builtin_asinhf(x)) MT_UNARY(acosh, __builtin_acoshf(x)) MT_UNARY(atanh, __builtin_atanhf(x))
+MT_UNARY(exp, (mt::mt_count(mt::EXPONENTIALS, 1), __builtin_exp(x)))
+MT_UNARY(exp2, (mt::mt_count(mt::EXPONENTIALS, 1), __builtin_exp2(x)))
+MT_UNARY(exp10, (mt::mt_count(mt::EXPONENTIALS, 1), __builtin_pow(10.0, x)))
+MT_UNARY(log, __builtin_log(x)) MT_UNARY(log2, __builtin_log2(x)) MT_UNARY(log10, __builtin_log10(x))
+MT_UNARY(sin, __builtin_sin(x)) MT_UNARY(cos, __builtin_cos(x)) MT_UNARY(tan, __builtin_tan(x))
+MT_UNARY(sinh, __builtin_sinh(x)) MT_UNARY(cosh, __builtin_cosh(x)) MT_UNARY(tanh, __builtin_tanh(x))
+MT_UNARY(asin, __builtin_asin(x)) MT_UNARY(acos, __builtin_acos(x)) MT_UNARY(atan, __builtin_atan(x))
+MT_UNARY(asinh, __builtin_asinh(x)) MT_UNARY(acosh, __builtin_acosh(x)) MT_UNARY(atanh, __builtin_atanh(x))
 MT_UNARY(sqrt, __builtin_sqrtf(x)) MT_UNARY(rsqrt, 1.0f / __builtin_sqrtf(x)) MT_UNARY(fabs, __builtin_fabsf(x))
 MT_UNARY(floor, __builtin_floorf(x)) MT_UNARY(ceil, __builtin_ceilf(x)) MT_UNARY(round, __builtin_roundf(x))
 MT_UNARY(rint, __builtin_rintf(x)) MT_UNARY(trunc, __builtin_truncf(x)) MT_UNARY(fract, x - __builtin_floorf(x))

@@ -1,0 +1,70 @@
+"""How many programs a launch has: the sizes given to program_id, computed on the host."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import DType, to_numpy
+from ..errors import InternalError
+from ..ir import Kernel, Op, Value
+from .fold import EVALUATE
+
+UFUNCS = {"exp": np.exp, "exp2": np.exp2, "log": np.log, "log2": np.log2, "tanh": np.tanh, "sqrt": np.sqrt}
+
+
+class Grid:
+    """The ops that the sizes need, and the values they read: lengths by word, scalars by number."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        body = kernel.body.ops
+        at = next((n for n, op in enumerate(body) if op.kind == "program_id"), None)
+        self.sizes: tuple[Value, ...] = () if at is None else body[at].operands
+        wanted, needed = set(self.sizes), []
+        for op in reversed(body[: at or 0]):
+            if wanted.intersection(op.results):
+                needed.append(op)
+                wanted.update(op.operands)
+        self.ops = needed[::-1]
+        self.scalar_at = {name: n for n, (name, _) in enumerate(kernel.scalars)}
+        self.dim_at, words = [], 0
+        for tensor in kernel.tensors:
+            self.dim_at.append(words + 1)
+            words += 1 + 2 * tensor.rank
+        self.needs_scalars = any(op.kind == "param" for op in self.ops)
+
+    def programs(self, words: Sequence[int], scalars: Sequence[Any]) -> int:
+        """The number of programs; 0 where a size is below 1."""
+        values: dict[Value, Any] = {}
+        with np.errstate(all="ignore"):
+            for op in self.ops:
+                values[op.result] = self._value(op, values, words, scalars)
+        return math.prod(max(0, int(values[v])) for v in self.sizes)
+
+    def _value(self, op: Op, values: dict[Value, Any], words: Sequence[int], scalars: Sequence[Any]) -> Any:
+        kind, dtype = op.kind, op.result.dtype
+        operands = [values[v] for v in op.operands]
+        if kind == "const":
+            return to_numpy(dtype).type(op.attrs["value"])
+        if kind == "dim":
+            return np.int32(words[self.dim_at[op.attrs["tensor"].index] + op.attrs["axis"]])
+        if kind == "param":
+            return to_numpy(dtype).type(scalars[self.scalar_at[op.attrs["name"]]])
+        if kind == "cast":
+            return _cast(operands[0], op.operands[0].dtype, dtype)
+        function = EVALUATE.get(kind) or UFUNCS.get(kind)
+        if function is None:
+            raise InternalError(f"the size of the grid needs {kind!r}, which the host does not compute")
+        return to_numpy(dtype).type(function(*operands))
+
+
+def _cast(value: Any, source: DType, target: DType) -> Any:
+    if target.is_int and source.is_float:
+        least, most = target.limits
+        number = float(value)
+        held = 0 if number != number else max(least, min(most, int(max(-1e30, min(1e30, number)))))
+        return to_numpy(target).type(held)
+    return np.asarray(value).astype(to_numpy(target))[()]

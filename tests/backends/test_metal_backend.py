@@ -1,0 +1,117 @@
+"""Kernels as Metal text in the runner: right, the same bits in every order of threads, and no barrier in vain."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import monotile
+from monotile import metal
+from monotile.backends.metal.backend import MetalBackend, MetalProgram
+from monotile.errors import DeviceLimit
+from monotile.kernels import examples, reference
+from monotile.language import Const, Tensor, dot, kernel
+
+pytestmark = pytest.mark.skipif(metal.why_not() is not None, reason=str(metal.why_not()))
+Array = np.ndarray[Any, Any]
+BF16 = ml_dtypes.bfloat16
+
+
+def randoms(*shape: int, dtype: Any = np.float32, seed: int = 0) -> Array:
+    return np.random.default_rng((seed, *shape)).standard_normal(shape, dtype=np.float32).astype(dtype)
+
+
+def launched(
+    kernel: Any, arrays: list[Array], order: str, scalars: tuple[Any, ...] = (), **consts: Any
+) -> MetalProgram:
+    """The program after a launch on these arrays."""
+    program = MetalBackend(order).compile(kernel.ir(*arrays, *scalars, **consts))
+    assert isinstance(program, MetalProgram)
+    words: list[int] = []
+    for a in arrays:
+        words += [0, *a.shape, *(stride // a.itemsize for stride in a.strides)]
+    bound = program.bind(words + [0] * len(scalars))
+    program.launch(bound, arrays, [a.ctypes.data for a in arrays], scalars, None)
+    return program
+
+
+def in_every_order(call: Callable[[str], Array]) -> Array:
+    found = [call(order).view(np.uint8) for order in metal.ORDERS]
+    assert all((found[0] == other).all() for other in found[1:])
+    return call(metal.ORDERS[0])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, BF16])
+@pytest.mark.parametrize("shape", [(64, 64, 64), (37, 45, 71)])
+def test_matmul(dtype: Any, shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    a, b = randoms(m, k, dtype=dtype), randoms(k, n, dtype=dtype, seed=1)
+
+    def call(order: str) -> Array:
+        c = metal.poisoned((m, n), np.float32)
+        program = launched(examples.matmul, [a, b, c], order, BM=32, BN=32, BK=32)
+        assert program.rendered.threads == 128 and program.rendered.threadgroup_bytes <= 32768
+        return c
+
+    np.testing.assert_allclose(in_every_order(call), a.astype(np.float64) @ b.astype(np.float64), atol=1e-4)
+
+
+@pytest.mark.parametrize("order", metal.ORDERS)
+def test_strides_are_used_in_place(order: str) -> None:
+    x = randoms(40, 66)[::-1, ::2]
+    y = metal.poisoned((33, 40), np.float32).T
+    launched(examples.copy, [x, y], order, BR=16, BC=16)
+    np.testing.assert_array_equal(y, x)
+
+
+@kernel
+def turned(x: Tensor["N N"], y: Tensor["N N"], *, N: Const):
+    tile = dot(x[:, :], x[:, :])
+    y[:, :] = tile - tile.T
+
+
+def test_a_tile_that_does_not_fit_threadgroup_memory() -> None:
+    x = randoms(96, 96)
+    with pytest.raises(DeviceLimit, match=r"needs 36864 bytes of threadgroup memory .* use smaller blocks"):
+        launched(turned, [x, x.copy()], "ascending")
+
+
+def test_every_barrier_is_needed() -> None:
+    """Taken out one by one, each leaves a race or a read of what is not written yet."""
+    a, b = randoms(64, 100, dtype=BF16), randoms(100, 64, dtype=BF16, seed=1)  # whole blocks and a part of one
+    c = metal.poisoned((64, 64), np.float32)
+    program = launched(examples.matmul, [a, b, c], "ascending", BM=64, BN=64, BK=32)
+    source = program.rendered.source
+    places = [match.span() for match in re.finditer(r"threadgroup_barrier\(.*?\);", source)]
+    assert places
+    meta = program.bind([0, 64, 100, 100, 1, 0, 100, 64, 64, 1, 0, 64, 64, 64, 1]).meta
+    buffers: dict[int | str, Any] = {0: a, 1: b, 2: c, 3: meta}
+    assert metal.run(source, program.rendered.name, buffers, 1, program.rendered.threads).clean
+    for start, end in places:
+        cut = source[:start] + source[end:]
+        assert not metal.run(cut, program.rendered.name, buffers, 1, program.rendered.threads).clean, (start, end)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+def test_attention(causal: bool, dtype: Any) -> None:
+    shapes = (1, 4, 40, 64), (1, 2, 48, 64), (1, 2, 48, 64)
+    q, k, v = (randoms(*shape, dtype=dtype, seed=n) for n, shape in enumerate(shapes))
+    o, lse = monotile.attention(q, k, v, causal=causal, return_lse=True, backend="metal")
+    exact, exact_lse = reference.attention(q, k, v, causal=causal)
+    naive, _ = reference.attention(q, k, v, causal=causal, compute=np.float32)
+    error = np.abs(o.astype(np.float64) - exact).max()
+    assert error <= 2 * np.abs(naive.astype(dtype).astype(np.float64) - exact).max() + 1e-6
+    assert np.abs(lse - exact_lse).max() <= 1e-5
+
+
+def test_decode_and_merge() -> None:
+    q, k, v = randoms(1, 4, 1, 80), randoms(1, 2, 100, 80, seed=1), randoms(1, 2, 100, 80, seed=2)
+    parts = monotile.decode_partials(q, k, v, splits=3, backend="metal")
+    o, _ = monotile.merge(parts.o, parts.m, parts.l, backend="metal")
+    assert np.abs(o - reference.attention(q, k, v)[0]).max() <= 1e-6

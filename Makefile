@@ -23,7 +23,7 @@ format: $(READY)
 
 # Every number of a full benchmark, kept in baselines/ under the processor's name.
 baseline: $(READY)
-	$(BIN)/monotile bench --baseline baselines
+	$(BIN)/monotile snap
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -119,15 +119,12 @@ Threads = Annotated[int | None, typer.Option(help="Instead of every processor; o
 def run_bench(
     quick: Quick = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write every number to this file.")] = None,
-    baseline: Annotated[Path | None, typer.Option(help="Write it to <device>.json in this folder.")] = None,
     only: Only = "",
     threads: Threads = None,
 ) -> None:
     """Time the kernels against torch, NumPy and what this machine can do; the exit code is 1 if a result is wrong."""
     console = _console()
     report = _measure(console, quick, only, threads)
-    if baseline is not None:
-        json_file = baseline / f"{report['device']['slug']}.json"
     if json_file is not None:
         _keep(console, report, json_file)
     if report["wrong"]:

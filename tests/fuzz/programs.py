@@ -266,12 +266,7 @@ class Generator(Operations):
             s = b.dot(q, b.trans(self.tile((n, d), j, zero)))
             cols = b.binary("add", b.arange(n), j)
             if causal:
-                seen = b.binary("le", b.expand(cols, 0), b.expand(rows, 1))
-                if chance(0.5):
-                    seen = b.binary("and", seen, b.binary("lt", b.expand(cols, 0), length))
-                if chance(0.4):
-                    low = b.binary("sub", b.expand(rows, 1), pick((1, 9, 40)))
-                    seen = b.binary("and", seen, b.binary("lt", low, b.expand(cols, 0)))
+                seen = self.in_reach(rows, cols, length)
                 if hidden:
                     b.emit("visible", (seen,))
                 s = b.where(seen, s, -8.0)
@@ -303,6 +298,17 @@ class Generator(Operations):
             acc = b.dot(self.held(acc, 64), self.tile((e, pick(self.sides)), zero, zero)) if chance(0.5) else acc
         self.keep(acc, EXACT)
         self.keep(op.results[1], EXACT)
+
+    def in_reach(self, rows: Value, cols: Value, length: Value) -> Value:
+        """Which columns a row sees: causal, and at times also up to a length, or in a window."""
+        b = self.b
+        i, j = b.expand(rows, 1), b.expand(cols, 0)
+        seen = b.binary("le", j, i)
+        if self.chance(0.5):
+            seen = b.binary("and", seen, b.binary("lt", j, length))
+        if self.chance(0.4):
+            seen = b.binary("and", seen, b.binary("lt", b.binary("sub", i, self.pick((1, 9, 40))), j))
+        return seen
 
     def visible_loop(self) -> None:
         """Blocks with a predicate; what it hides changes nothing."""

@@ -13,9 +13,9 @@ def mask_blocks(mask: Tensor["B H Nq Nk"], kinds: Tensor["B H MQ MK"], *, BQ: Co
         there = (rows[:, None] < mask.shape[2]) & (cols[None, :] < mask.shape[3])
         M = mask[b, h, rows, cols]
         if mask.dtype == bool_:
-            some, every = (M & there).max(axis=0).max(axis=0), (M | ~there).min(axis=0).min(axis=0)
+            some, every = (M & there).max(axis=1).max(axis=0), (M | ~there).min(axis=1).min(axis=0)
         else:
             M = M.astype(float32)
-            some = ((-inf != M) & there).max(axis=0).max(axis=0)
-            every = ((M == 0.0) | ~there).min(axis=0).min(axis=0)
+            some = ((-inf != M) & there).max(axis=1).max(axis=0)
+            every = ((M == 0.0) | ~there).min(axis=1).min(axis=0)
         kinds[b, h, i, j // BK] = where(every, 2, where(some, 1, 0)).astype(kinds.dtype)

@@ -67,18 +67,19 @@ class Folds(Registers):
     def _across_simdgroups(self, name: str, kept: Shape, fold: str, op: Op) -> None:
         """Each simdgroup has folded its own rows; the results meet in threadgroup memory."""
         dtype, kind = op.operands[0].dtype, type_of(op.operands[0])
-        groups, start = self.family.simdgroups, self.room_used
-        self.room_used = self.take(start, groups * kept.columns * dtype.bytes, "a fold over the rows of a tile")
+        groups = self.family.simdgroups
+        start, end = self.take(groups * kept.columns * dtype.bytes, "a fold over the rows of a tile")
         target = name + ("[j]" if kept.columns > 1 else "")
         self.open("")
         self.line(f"threadgroup {kind} *parts = (threadgroup {kind} *)(room + {start // 16});")
-        self.barrier()
+        self.settle(start, end)
         point, opened = self.loops(kept)
         tests = [*self.inside(kept, point), "fm == 0"] + (["fn == 0"] if kept.columns == 1 else [])
         self.line(f"if ({' && '.join(tests)}) parts[sg * {kept.columns} + {point.column}] = {target};")
         for _ in range(opened):
             self.close()
         self.barrier()
+        self.unsettled.append((start, end))
         point, opened = self.loops(kept)
         tests = self.inside(kept, point)
         if tests:
@@ -180,17 +181,17 @@ class Folds(Registers):
         wide, pad = 8 * squares, 16 // size
         depth = -(-k // 8) * 8
         per = wide * size if turned else (wide + pad) * size
-        most = (STAGE_LIMIT - self.room_used - (wide * pad * size if turned else 0)) // (8 * per) * 8
+        most = (STAGE_LIMIT - (self.room_used - self.room_base) - (wide * pad * size if turned else 0)) // (8 * per) * 8
         step = max(8, min(depth, most))
         width = step + pad if turned else wide + pad
-        start = self.room_used
-        self.take(start, (wide if turned else step) * width * size, "an operand of dot")
+        start, end = self.take((wide if turned else step) * width * size, "an operand of dot")
         room, threads = "stage", 32 * self.family.simdgroups
         self.line(f"threadgroup {kind} *stage = (threadgroup {kind} *)(room + {start // 16});")
         whole = step >= depth
         if not whole:
             self.open(f"for (int k0 = 0; k0 < {depth}; k0 += {step})")
-        self.barrier()
+            self.unsettled.append((start, end))  # by the turn before
+        self.settle(start, end)
         self.open(f"for (int e = sg * 32 + lane; e < {wide * step}; e += {threads})")
         first, second = f"e / {step if turned else wide}", f"e % {step if turned else wide}"
         inner = second if turned else first
@@ -203,6 +204,7 @@ class Folds(Registers):
         self.line(f"stage[{first} * {width} + {second}] = {value};")
         self.close()
         self.barrier()
+        self.unsettled.append((start, end))
         count = f"{step // 8}" if whole or depth % step == 0 else f"min({step // 8}, ({depth} - k0) / 8)"
         self._multiply(a, b, rows, squares, count, "" if whole else "k0 / 8", (room, width, turned))
         if not whole:

@@ -44,8 +44,10 @@ class Registers(Writer):
         simdgroups = max(1, min(MOST_SIMDGROUPS, tallest // 8))
         self.family: Family = Fragments(simdgroups) if dots else Lanes(1)
         self.elements = Elements(self.family, Orientations(kernel), inlined(kernel))
-        self.room_used = 0
-        self.room_bytes = 0  # threadgroup memory of the largest statement
+        self.room_used = self.room_base = self.room_bytes = (
+            0  # threadgroup memory: next free byte, of this statement, most
+        )
+        self.unsettled: list[tuple[int, int]] = []  # parts of it read since the last barrier
         self.count = 0
         self.longs: list[tuple[int, str, int]] = []
         self.mixed = self._mixed()
@@ -120,29 +122,50 @@ class Registers(Writer):
     def barrier(self, flags: str = "mem_threadgroup") -> None:
         scope = "simdgroup" if self.family.simdgroups == 1 else "threadgroup"
         self.line(f"{scope}_barrier(mem_flags::{flags});")
+        if flags == "mem_threadgroup":
+            self.unsettled.clear()
 
-    def take(self, used: int, size: int, what: str) -> int:
-        """Room for one more thing in the statement's threadgroup memory; gives where it ends."""
-        end = used + -(-size // 16) * 16
+    def settle(self, start: int, end: int) -> None:
+        """A barrier, if threads may still be reading this part of the room."""
+        if any(low < end and start < high for low, high in self.unsettled):
+            self.barrier()
+
+    def take(self, size: int, what: str) -> tuple[int, int]:
+        """Room for one more thing in the statement's threadgroup memory."""
+        start, end = self.room_used, self.room_used + -(-size // 16) * 16
         if end > THREADGROUP_LIMIT:
-            raise DeviceLimit(
-                f"{self.kernel.name} needs {end} bytes of threadgroup memory for {what}, of {THREADGROUP_LIMIT}; "
-                "use smaller blocks"
-            )
+            found = f"{self.kernel.name} needs {end} bytes of threadgroup memory for {what}, of {THREADGROUP_LIMIT}"
+            raise DeviceLimit(f"{found}; use smaller blocks")
         self.room_bytes = max(self.room_bytes, end)
-        return end
+        self.room_used = end
+        return start, end
 
     def statement(self, write: Callable[[], None]) -> None:
-        """Writes a statement; values it reads in places of other lanes are put into threadgroup memory first."""
+        """Writes a statement. Its part of the room follows that of the one before, so that one may be filled while the
+        other is read; where the room ends it starts over."""
+        start, count, depth, unsettled = len(self.lines), self.count, self.depth, list(self.unsettled)
+        try:
+            self.room_base = self.room_used
+            self._statement(write)
+        except DeviceLimit:
+            if self.room_base == 0:
+                raise
+            del self.lines[start:]
+            self.count, self.depth, self.unsettled = count, depth, unsettled
+            self.elements.published.clear()
+            self.room_base = self.room_used = 0
+            self._statement(write)
+
+    def _statement(self, write: Callable[[], None]) -> None:
+        """Values that it reads in places of other lanes are put into threadgroup memory first."""
         elements = self.elements
         elements.wanted.clear()
-        self.room_used = 0
-        start, count = len(self.lines), self.count
+        start, count, unsettled = len(self.lines), self.count, list(self.unsettled)
         write()
         if not elements.wanted:
             return
         del self.lines[start:]
-        self.count = count
+        self.count, self.unsettled, self.room_used = count, unsettled, self.room_base
         self.publish(list(elements.wanted))
         elements.wanted.clear()
         write()
@@ -151,26 +174,25 @@ class Registers(Writer):
 
     def publish(self, values: list[Value]) -> None:
         self.open("")
-        self.barrier()
+        places = []
         for value in values:
-            shape, kind = self.elements.shape(value), type_of(value)
-            start = self.room_used
-            self.room_used = self.take(
-                start, shape.rows * shape.columns * value.dtype.bytes, "an exchange between lanes"
-            )
-            name = f"room_{self.count}"
+            shape = self.elements.shape(value)
+            size = shape.rows * shape.columns * value.dtype.bytes
+            places.append((value, shape, *self.take(size, "an exchange between lanes")))
+        self.settle(places[0][2], places[-1][3])
+        for value, shape, start, _ in places:
+            name, kind = f"room_{self.count}", type_of(value)
             self.count += 1
             self.line(f"threadgroup {kind} *{name} = (threadgroup {kind} *)(room + {start // 16});")
             point, opened = self.loops(shape)
             tests = self.inside(shape, point) + self.owner(shape)
-            place = (
-                f"{point.row} * {shape.columns} + {point.column}"
-                if shape.kind == "tile"
-                else (point.row if shape.rows > 1 else point.column)
-            )
+            place = point.row if shape.rows > 1 else point.column
+            if shape.kind == "tile":
+                place = f"{point.row} * {shape.columns} + {point.column}"
             held = self.elements.names[value] + ("[i]" if shape.rows > 1 else "") + ("[j]" if shape.columns > 1 else "")
             self.line((f"if ({' && '.join(tests)}) " if tests else "") + f"{name}[{place}] = {held};")
             for _ in range(opened):
                 self.close()
             self.elements.published[value] = name
         self.barrier()
+        self.unsettled.append((places[0][2], places[-1][3]))

@@ -209,12 +209,22 @@ class Renderer(Folds):
         self.elements.names[block.params[0]] = index
         self.elements.names.update(zip(block.params[1:], names, strict=True))
         self.open(f"for (int {index} = {bounds[0]}; {index} < {bounds[1]}; {index} += {op.attrs['step']})")
+        before, known = list(self.unsettled), dict(self.elements.names)
+        start, count, room = len(self.lines), self.count, self.room_used
         self.block(block)
-        self._assign_all(names, list(op.results), list(block.terminator.operands), block)
+        self._assign_all(names, list(op.results), list(block.terminator.operands))
+        # Written again, now that it is known what a turn leaves unsettled for the next.
+        del self.lines[start:]
+        self.count, self.room_used, self.elements.names = count, room, known
+        self.unsettled = [*before, *self.unsettled]
+        entry = list(self.unsettled)
+        self.block(block)
+        self._assign_all(names, list(op.results), list(block.terminator.operands))
+        self.unsettled += entry
         self.close()
         self.elements.names.update(zip(op.results, names, strict=True))
 
-    def _assign_all(self, names: list[str], results: list[Value], values: list[Value], block: Block) -> None:
+    def _assign_all(self, names: list[str], results: list[Value], values: list[Value]) -> None:
         """The next carried values. One that another still reads is copied aside first."""
         source: list[str | None] = []
         for name, result, value in zip(names, results, values, strict=True):
@@ -240,6 +250,7 @@ class Renderer(Folds):
     def _if(self, op: Op) -> None:
         names = [self.declare(result) for result in op.results]
         self.open(f"if ({self.elements.scalar(op.operands[0])})")
+        entry, left = list(self.unsettled), list(self.unsettled)
         for n, block in enumerate(op.blocks):
             if n and not (block.ops[:-1] or names):
                 break
@@ -247,9 +258,12 @@ class Renderer(Folds):
                 self.depth -= 1
                 self.line("} else {")
                 self.depth += 1
+            self.unsettled = list(entry)
             self.block(block)
             for name, result, value in zip(names, op.results, block.terminator.operands, strict=True):
                 self.copy(name, value, self.elements.shape(result), self.axis(result))
+            left += self.unsettled
+        self.unsettled = left
         self.close()
         self.elements.names.update(zip(op.results, names, strict=True))
 

@@ -2,7 +2,7 @@
 
 `blocks(..., visible)` promises that elements `visible` hides do not matter to any fold along the positions.
 Comparisons of positions bound the visible rows of a panel, whatever else hides more; rows outside are left out of
-every nest and contraction. """
+every nest and contraction."""
 
 from __future__ import annotations
 

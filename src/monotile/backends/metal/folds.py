@@ -106,8 +106,8 @@ class Folds(Registers):
         rows, squares = self.family.rows_held(m), -(-n // 8)
         self.open("")
         self.line(f"simdgroup_float8x8 sums[{rows}][{squares}];")
-        self.open(f"for (int i = 0; i < {rows}; ++i)")
-        self.open(f"for (int j = 0; j < {2 * squares}; ++j)")
+        self.unrolled("i", rows)
+        self.unrolled("j", 2 * squares)
         point = self._point(m, n)
         first = "0.0f" if addend is None else self.elements.at(addend, point, self.axis(addend))
         self.line(f"sums[i][j / 2].thread_elements()[j % 2] = {first};")
@@ -133,11 +133,11 @@ class Folds(Registers):
     ) -> None:
         """sums += a b over `count` squares of k, from square `base` on."""
         (m, k), n, kind = a.shape, b.shape[1], type_of(a)
-        self.open(f"for (int kk = 0; kk < {count}; ++kk)")
+        self.open(f"{'UNROLL ' if count.isdigit() else ''}for (int kk = 0; kk < {count}; ++kk)")
         at = f"({base} + kk)" if base else "kk"
         self.line(f"simdgroup_matrix<{kind}, 8, 8> left[{rows}], right;")
-        self.open(f"for (int i = 0; i < {rows}; ++i)")
-        self.open("for (int e = 0; e < 2; ++e)")
+        self.unrolled("i", rows)
+        self.unrolled("e", 2)
         # A single k is not spread over lanes: only the first column of the square has it.
         column = f"({at} * 8 + fn + e)"
         point = Point(
@@ -151,9 +151,9 @@ class Folds(Registers):
         self.line(f"left[i].thread_elements()[e] = {f'{tests[0]} ? {text} : {kind}(0)' if tests else text};")
         self.close()
         self.close()
-        self.open(f"for (int j = 0; j < {squares}; ++j)")
+        self.unrolled("j", squares)
         if staged is None:
-            self.open("for (int e = 0; e < 2; ++e)")
+            self.unrolled("e", 2)
             row, column = f"({at} * 8 + fm)", "(j * 8 + fn + e)"
             point = Point(
                 row if k > 1 else "0", column if n > 1 else "0", at if k > 1 else "0", "(j * 2 + e)" if n > 1 else "0"
@@ -167,7 +167,7 @@ class Folds(Registers):
             room, width, turned = staged
             place = f"{room} + j * {8 * width} + kk * 8" if turned else f"{room} + kk * {8 * width} + j * 8"
             self.line(f"simdgroup_load(right, {place}, {width}, ulong2(0), {'true' if turned else 'false'});")
-        self.open(f"for (int i = 0; i < {rows}; ++i)")
+        self.unrolled("i", rows)
         self.line("simdgroup_multiply_accumulate(sums[i][j], left[i], right, sums[i][j]);")
         self.close()
         self.close()

@@ -30,6 +30,10 @@ class Writer:
         self.line(text + " {")
         self.depth += 1
 
+    def unrolled(self, index: str, count: int) -> None:
+        """A loop over registers, which have no addresses: its index must be known to the compiler."""
+        self.open(f"UNROLL for (int {index} = 0; {index} < {count}; ++{index})")
+
     def close(self) -> None:
         self.depth -= 1
         self.line("}")
@@ -76,11 +80,11 @@ class Registers(Writer):
         opened, i, j = 0, "0", "0"
         if shape.rows > 1:
             i, held = "i", self.family.rows_held(shape.rows)
-            self.open(f"for (int i = 0; i < {held}; ++i)")
+            self.unrolled("i", held)
             opened += 1
         if shape.columns > 1:
             j, held = "j", self.family.columns_held(shape.columns)
-            self.open(f"for (int j = 0; j < {held}; ++j)")
+            self.unrolled("j", held)
             opened += 1
         row = f"({self.family.row(i)})" if shape.rows > 1 else "0"
         column = f"({self.family.column(j)})" if shape.columns > 1 else "0"

@@ -17,6 +17,7 @@ HEADER = """#include <metal_stdlib>
 #include <metal_simdgroup>
 #include <metal_simdgroup_matrix>
 using namespace metal;
+#define UNROLL _Pragma("clang loop unroll(full)")
 """
 PLACES = """  const int fm = (lane / 4 & 4) + lane / 2 % 4;        // this lane's row in an 8x8 matrix
   const int fn = (lane / 4 & 2) * 2 + lane % 2 * 2;    // and the first of its two columns"""

@@ -48,7 +48,7 @@ TAKEN = frozenset({
     "fragment", "main", "metal", "min", "max", "abs", "exp", "log", "select", "clamp", "dot", "sum", "step",
     "mix", "length", "sign", "fm", "fn", "sg", "lane", "gid", "meta", "room", "stage", "parts", "sums", "left",
     "right", "integers", "floats", "i", "j", "e", "s", "kk", "k0", "kx", "nx", "sg_u", "lane_u", "floordiv",
-    "floormod", "held", "shuffled", "and", "or", "not", "xor", "INFINITY", "NAN",
+    "floormod", "held", "shuffled", "and", "or", "not", "xor", "INFINITY", "UNROLL", "NAN",
 })  # fmt: skip
 
 HELPERS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
 import re
 import shutil
@@ -245,7 +246,9 @@ def _runner_fingerprint(chosen: Compiler) -> str:
 
 
 def _run(command: Sequence[str], folder: str) -> str:
-    done = subprocess.run(command, cwd=folder or None, capture_output=True, text=True)
+    # Zig would keep every object it makes in a cache that only grows; what is worth keeping is in monotile's.
+    caches = {name: folder for name in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR") if folder}
+    done = subprocess.run(command, cwd=folder or None, env={**os.environ, **caches}, capture_output=True, text=True)
     if done.returncode:
         shown = "\n".join(line for line in done.stderr.splitlines() if "-Wunused-command-line" not in line)
         raise ShaderError(f"the shader does not compile:\n{shown[:4000]}")

@@ -7,6 +7,7 @@ import builtins
 import inspect
 import operator
 import types
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -54,7 +55,7 @@ MAX_ITEMS = 2**16  # of a compile-time tuple or string made with *
 LEFT_OUT = "if this is an argument that was left out of the call: pass it, or test `is not None` first"
 
 
-class Expressions:
+class Expressions(ABC):
     file: str = ""
 
     def __init__(
@@ -70,8 +71,9 @@ class Expressions:
     def fail(self, kind: type[KernelError], found: str, cure: str) -> KernelError:
         return self.builder.fail(kind, found, cure)
 
+    @abstractmethod
     def inline(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        raise NotImplementedError  # frontend.Scope, which knows statements
+        """A helper's body, run in place of the call: frontend.Scope knows statements."""
 
     def eval(self, node: ast.expr) -> Any:
         handler: Callable[[Any], Any] | None = getattr(self, f"on_{type(node).__name__}", None)

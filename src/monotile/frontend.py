@@ -1,5 +1,4 @@
 """Python source to IR: statements, control flow and names. Expressions: expressions.py, subscripts: indexing.py.
-
 A kernel is run symbolically once. Names hold either IR values (known at run time) or Python objects (known now).
 `for` and `if` on run-time values become ops with blocks; what they change is carried through them explicitly.
 """

@@ -10,10 +10,10 @@ from ...dtypes import bfloat16, bool_, float32
 from ...errors import DeviceLimit, InternalError
 from ...ir import ELEMENTWISE, Block, Kernel, Op, Value, constant, uses, walk
 from ...passes.facts import nonnegative
+from ...passes.grid import Grid
 from . import elementwise, hazards
 from .descriptors import Described, Descriptors
 from .functions import FUNCTIONS
-from .grid import Grid
 from .memory import Argument, Memory, spread
 from .padding import holds_zero, identity, padded, padded_shape
 from .schedule import Schedule

@@ -113,7 +113,7 @@ def softmax(rng: np.random.Generator, threads: int) -> Case:
 
     exact = np.exp(x.astype(np.float64) - x.max(axis=1, keepdims=True))
     exact /= exact.sum(axis=1, keepdims=True)
-    run = lambda: examples.row_softmax(x, y, BC=n, threads=threads)  # noqa: E731
+    run = lambda: examples.row_softmax(x, y, BR=16, BC=n, threads=threads)  # noqa: E731
     return Case(run, y, exact, {"NumPy": numpy}, limit="copy", work=2.0 * x.nbytes, note="a row is one block")
 
 

@@ -75,7 +75,7 @@ def describe(name: str, array: Any) -> View:
 
 
 def _describe_numpy(name: str, array: np.ndarray[Any, Any]) -> View:
-    if isinstance(array, np.ma.MaskedArray):
+    if "numpy.ma" in sys.modules and isinstance(array, np.ma.MaskedArray):  # not loaded for the sake of asking
         raise ArgumentKind(f"{name!r} is a masked array, whose mask a kernel would not see; pass {name}.filled(0)")
     if array.ndim == 0:
         raise ArgumentRank(f"{name!r} has no dimensions; pass {name}.item() as a scalar or {name}.reshape(1)")

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from monotile import dtypes, ir
 from monotile.backends import interpreter
 from monotile.backends.cpu import jit
-from monotile.backends.cpu.backend import OPTIONS
+from monotile.backends.cpu.compiler import OPTIONS
 from monotile.backends.cpu.lower import lower
 from monotile.backends.cpu.target import Target, target
 from monotile.passes import pipeline

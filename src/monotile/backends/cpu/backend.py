@@ -8,14 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ... import cache, ir
-from ...passes import pipeline
 from ..base import Backend, Program
 from . import jit, pool
-from .lower import Lowered, lower
-from .target import target
-
-# The kernel cuts loops at edges itself, nest by nest, which costs less code than another copy of a loop.
-OPTIONS = pipeline.Options(peel_bounds=False, keep_marks=True, detach=True)
 
 
 class CpuProgram(Program):
@@ -61,27 +55,21 @@ class CpuBackend(Backend):
         key = cache.fingerprint(cache.compiler_fingerprint(), ir.show(kernel), repr(host))
         payload = cache.load(key, "cpu")
         if payload is None:
-            lowered = self._lower(kernel)
+            from .compiler import to_llvm
+
+            lowered = to_llvm(kernel)
             payload = struct.pack("<q", lowered.scratch_bytes) + jit.compile_object(lowered.text)
             cache.store(key, "cpu", payload)
         return CpuProgram(kernel, payload)
 
-    def _lower(self, kernel: ir.Kernel, watch: Callable[[str, ir.Kernel], None] | None = None) -> Lowered:
-        kernel = ir.copy(kernel)
-        pipeline.run(kernel, OPTIONS, watch)
-        return lower(kernel, target(jit.host()), jit.host().triple)
-
     def stages(self, kernel: ir.Kernel) -> dict[str, Callable[[], str]]:
-        def passes() -> str:
-            texts = [f"# frontend\n{ir.show(kernel)}"]
-            pipeline.run(ir.copy(kernel), OPTIONS, lambda name, k: texts.append(f"# {name}\n{ir.show(k)}"))
-            return "\n".join(texts)
+        from .compiler import after_each_pass, to_llvm
 
         return {
             "ir": lambda: ir.show(kernel),
-            "passes": passes,
-            "llvm": lambda: self._lower(kernel).text,
-            "asm": lambda: jit.assembly(self._lower(kernel).text),
+            "passes": lambda: after_each_pass(kernel),
+            "llvm": lambda: to_llvm(kernel).text,
+            "asm": lambda: jit.assembly(to_llvm(kernel).text),
         }
 
 

@@ -1,0 +1,24 @@
+"""Passes and lowering: what a kernel needs that is not in the disk cache. Loaded only then."""
+
+from __future__ import annotations
+
+from ... import ir
+from ...passes import pipeline
+from . import jit
+from .lower import Lowered, lower
+from .target import target
+
+# The kernel cuts loops at edges itself, nest by nest, which costs less code than another copy of a loop.
+OPTIONS = pipeline.Options(peel_bounds=False, keep_marks=True, detach=True)
+
+
+def to_llvm(kernel: ir.Kernel) -> Lowered:
+    kernel = ir.copy(kernel)
+    pipeline.run(kernel, OPTIONS)
+    return lower(kernel, target(jit.host()), jit.host().triple)
+
+
+def after_each_pass(kernel: ir.Kernel) -> str:
+    texts = [f"# frontend\n{ir.show(kernel)}"]
+    pipeline.run(ir.copy(kernel), OPTIONS, lambda name, k: texts.append(f"# {name}\n{ir.show(k)}"))
+    return "\n".join(texts)

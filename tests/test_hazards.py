@@ -328,14 +328,14 @@ def test_lse_is_a_natural_logarithm(backend: str) -> None:
 
 
 def test_a_new_length_does_not_compile() -> None:
-    """Whatever the lengths, batches and heads, with a mask and without, once each way of computing was used."""
+    """Whatever the lengths, batches and heads, with a mask and without."""
 
     def run(Nq: int, Nk: int, B: int = 1, Hq: int = 2) -> None:
         q, k, v = qkv(Nq, Nk, B=B, Hq=Hq)
         monotile.attention(q, k, v, causal=True, backend="cpu")
         monotile.attention(q, k, v, mask=np.ones((Nq, Nk), bool), backend="cpu")
 
-    run(129, 130), run(1, 130), run(1, 513)
+    run(129, 130), run(1, 130)
     before = len(attention_kernel._programs), len(decode_kernel._programs)
     for Nk in (131, 257, 1000, 2049):
         run(140, Nk), run(1, Nk), run(Nk, 150)

@@ -45,15 +45,13 @@ def attention(
     B, Hq, Nq, _ = call.out_shape
     if 0 in call.out_shape:
         out, lse = call.new(call.out_shape), call.new(call.out_shape[:3], float32)
-    elif Nq <= schedule.FEW_ROWS and call.keys <= schedule.KEYS_PER_SPLIT:
-        out, lse = call.new(call.out_shape), call.new(call.out_shape[:3], float32)
-        _decode(call, options, 1, schedule.KEYS_PER_SPLIT, run, out=out, lse=lse)
     elif Nq <= schedule.FEW_ROWS:
         parts = _partials(call, options, recommended_splits(call.keys, Nq, "cpu"), schedule.KEYS_PER_SPLIT, run)
         per_row = None
         if call.sinks is not None:
-            per_row = call.lib.broadcast(call.sinks[None, :, None], (B, Hq, Nq))
-            per_row = call.lib.contiguous(per_row).reshape(B * Hq * Nq)
+            per_row = call.lib.contiguous(call.lib.broadcast(call.sinks[None, :, None], (B, Hq, Nq))).reshape(
+                B * Hq * Nq
+            )
         out, lse = _merge(call.lib, parts, per_row, call.dtype, {"backend": backend, "threads": threads})
     else:
         out, lse = _forward(call, options, return_lse, run)
@@ -102,31 +100,21 @@ def decode_partials(
 
 def _partials(call: Call, options: Any, splits: int, per: int, run: dict[str, Any]) -> Partials:
     B, Hq, Nq, Dv = call.out_shape
-    o = call.new((B, Hq, Nq, splits, Dv), float32)
-    m, l = call.new((B, Hq, Nq, splits), float32), call.new((B, Hq, Nq, splits), float32)
-    if 0 not in m.shape:
-        _decode(call, options, splits, per, run, parts=(o, m, l))
-    return Partials(o, m, l)
-
-
-def _decode(
-    call: Call, options: Any, splits: int, per: int, run: dict[str, Any], *, parts: tuple[Array, ...] = (),
-    out: Array | None = None, lse: Array | None = None,
-) -> None:  # fmt: skip
-    """The decode kernel, with the rows of the query heads of a group as rows of their KV head."""
-    B, Hq, Nq, Dv = call.out_shape
     Hkv, D = call.k.shape[1], call.q.shape[3]
-    G = Hq // Hkv
-    mask = call.broadcast_mask()
-    mask = mask.reshape(B, Hkv, G, Nq, call.keys) if mask is not None else None
-    grouped = [x.reshape(B, Hkv, G * Nq, *x.shape[3:]) for x in parts] or [None, None, None]
-    final = [x.reshape(B, Hkv, G * Nq, *x.shape[3:]) if x is not None else None for x in (out, lse)]
-    sinks = call.sinks if out is not None else None
-    block = schedule.decode_block(max(D, Dv), call.dtype.bytes)
-    decode_kernel(
-        call.q.reshape(B, Hkv, G, Nq, D), call.k, call.v, mask, *grouped, sinks, *final, call.scale, splits, per,
-        options=options, BR=schedule.row_block(G * Nq), BK=block, **run,
-    )  # fmt: skip
+    G = Hq // Hkv if Hkv else 0
+    rows = G * Nq
+    o = call.new((B, Hkv, rows, splits, Dv), float32)
+    m, l = call.new((B, Hkv, rows, splits), float32), call.new((B, Hkv, rows, splits), float32)
+    if 0 not in m.shape:
+        mask = call.broadcast_mask()
+        mask = mask.reshape(B, Hkv, G, Nq, call.keys) if mask is not None else None
+        blocks = {
+            "options": options,
+            "BR": schedule.row_block(rows),
+            "BK": schedule.decode_block(max(D, Dv), call.dtype.bytes),
+        }
+        decode_kernel(call.q.reshape(B, Hkv, G, Nq, D), call.k, call.v, mask, o, m, l, call.scale, per, **blocks, **run)
+    return Partials(o.reshape(B, Hq, Nq, splits, Dv), m.reshape(B, Hq, Nq, splits), l.reshape(B, Hq, Nq, splits))
 
 
 # ---- merging ---------------------------------------------------------------------------------------------------------

@@ -17,20 +17,18 @@ from monotile.language import (
 
 from . import softmax
 from .scores import Place, in_reach, scaled, visible
-from .softmax import LN2, LOG2E
+from .softmax import LN2
 
 
 @kernel
 def decode(
     q: Tensor["B Hkv G Nq D"], k: Tensor["B Hkv Nk D"], v: Tensor["B Hkv Nk Dv"], mask: Tensor["B Hkv G Nq Nk"],
-    o: Tensor["B Hkv R S Dv"], m: Tensor["B Hkv R S"], l: Tensor["B Hkv R S"], sinks: Tensor["Hq"],
-    out: Tensor["B Hkv R Dv"], lse: Tensor["B Hkv R"], scale: float, splits: int, per: int,
+    o: Tensor["B Hkv R S Dv"], m: Tensor["B Hkv R S"], l: Tensor["B Hkv R S"], scale: float, per: int,
     *, options: Const, D: Const, Dv: Const, BR: Const, BK: Const,
 ):  # fmt: skip
-    """Each program owns `per` keys of one KV head and BR of the rows that read it: Nq rows of each of G query heads.
-    It gives the state of its split (o, m, l) or, if there is only one, the output itself."""
+    """Each program owns `per` keys of one KV head and BR of the rows that read it: Nq rows of each of G query heads."""
     G, Nq, Nk = q.shape[2], q.shape[3], k.shape[2]
-    b, g, s, n = program_id(k.shape[0], k.shape[1], splits, cdiv(G * Nq, BR))
+    b, g, s, n = program_id(k.shape[0], k.shape[1], o.shape[3], cdiv(o.shape[2], BR))
     low, high = minimum(s * per, Nk), minimum(s * per + per, Nk)
     row = (n * BR + arange(BR))[:, None]
     head, i = row // Nq, row % Nq
@@ -39,19 +37,13 @@ def decode(
     state = softmax.empty(BR, Dv)
     for j in blocks(high - low, BK, lambda cols: in_reach(options, i, low + cols[None, :], Nq, Nk)):
         cols = low + j + arange(BK)
-        at = Place(b, g * G + head, i, cols[None, :], row < G * Nq)
+        at = Place(b, g * G + head, i, cols[None, :], row < o.shape[2])
         M = mask[b, g, head, i, cols[None, :]] if mask is not None else None
         S = scaled(options, dot(Q, k[b, g, cols].T), scale, at, M)
         seen = visible(options, at, M, Nq, Nk) & (cols[None, :] < high)
         V = where(seen.max(axis=0)[:, None], v[b, g, cols], 0.0)
         state = softmax.step(state, where(seen, S, -inf), V)
     rows = n * BR + arange(BR)
-    if out is None:
-        o[b, g, rows, s] = state.acc
-        m[b, g, rows, s] = state.m * LN2
-        l[b, g, rows, s] = state.l
-    else:  # rounded as a merge of one part would be, so that a longer cache changes no bit
-        state = softmax.in_log2(softmax.State(state.m * LN2, state.l, state.acc))
-        if sinks is not None:
-            state = softmax.sink(state, sinks[g * G + rows // Nq] * LOG2E)
-        out[b, g, rows], lse[b, g, rows] = softmax.finish(state)
+    o[b, g, rows, s] = state.acc
+    m[b, g, rows, s] = state.m * LN2
+    l[b, g, rows, s] = state.l

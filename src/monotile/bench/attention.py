@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import dtypes, ops
+from .. import dtypes, ops, registry
 from ..kernels import reference
 from . import peers
 from .limits import last_level_cache
@@ -215,6 +215,15 @@ def _shapes() -> Iterator[Shape]:
         yield from (Shape((8, 8), 4096, 4096, 128, dtype, True, e) for e in ("window", "sinks"))
         yield Shape((8, 8), 4096, 4096, 128, dtype, extra="nine blocks of ten hidden")
     yield Shape((8, 8), 1024, 1024, 128, "float32", extra="bool mask")  # small enough for a quick run
+    yield from (_registered(case) for case in registry.BENCHMARKS if case.op == "attention")
+
+
+def _registered(case: registry.Case) -> Shape:
+    """The row of a case of the registry. A window that reaches no key after the query is a causal one."""
+    s = case.sizes
+    window = "window" in case.options
+    extra = "window" if window else " ".join(case.made)
+    return Shape((s.Hq, s.Hkv), s.Nq, s.Nk, s.D, case.dtype, window or "causal" in case.options, extra)
 
 
 QUICK = {
@@ -246,7 +255,7 @@ def _mask_row(heads: int, kind: str) -> Row:
 
 
 ROWS = (
-    *(_row(s) for s in _shapes()),
+    *(_row(s) for s in dict.fromkeys(_shapes())),  # some shapes have two reasons to be here
     *(_merge_row(rows) for rows in (32, 256)),
     _mask_row(8, "bool"),
     _mask_row(2, "float32"),

@@ -14,6 +14,7 @@ elements outside the tile exist in registers, and are never loaded, stored, fold
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,7 +24,7 @@ ROW, COLUMN = "row", "column"
 
 
 @dataclass(frozen=True)
-class Family:
+class Family(ABC):
     """Texts speak of `sg`, `lane` and, for fragments, `fm` and `fn`, the lane's place in a square."""
 
     simdgroups: int
@@ -32,24 +33,24 @@ class Family:
     first_of_row: ClassVar[str]  # picks one of the lanes that hold the same row
     first_of_column: ClassVar[str]
 
-    def rows_held(self, side: int) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def rows_held(self, side: int) -> int: ...
 
-    def columns_held(self, side: int) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def columns_held(self, side: int) -> int: ...
 
-    def row(self, index: str) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def row(self, index: str) -> str: ...
 
-    def column(self, index: str) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def column(self, index: str) -> str: ...
 
+    @abstractmethod
     def row_padded(self, side: int) -> bool:
         """Whether some lane holds a row that is not there."""
-        raise NotImplementedError
 
-    def column_padded(self, side: int) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def column_padded(self, side: int) -> bool: ...
 
 
 class Fragments(Family):

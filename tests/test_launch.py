@@ -390,6 +390,12 @@ def test_bad_thread_count(recorder: Recorder, threads: Any) -> None:
     refused(recorder, errors.BadThreadCount, "positive whole number", call)
 
 
+@pytest.mark.parametrize("schedule", [3, [], "fast"])
+def test_schedule_for_a_backend_without(recorder: Recorder, schedule: Any) -> None:
+    call = lambda: add_kernel()(array(8), array(8), poisoned(8), schedule=schedule)  # noqa: E731
+    refused(recorder, errors.BadOption, "takes no schedule", call)
+
+
 def test_word_outside_a_kernel() -> None:
     with pytest.raises(errors.OutsideKernel, match="arange"):
         arange(4)

@@ -29,6 +29,7 @@ from .errors import (
     ArgumentKind,
     ArgumentRank,
     ArgumentShape,
+    BadOption,
     BadSignature,
     BadThreadCount,
     ConstError,
@@ -85,12 +86,14 @@ class Kernel:
     def __repr__(self) -> str:
         return f"<monotile kernel {self.name}>"
 
-    def __call__(self, *args: Any, backend: str | None = None, threads: int | None = None, **consts: Any) -> None:
+    def __call__(
+        self, *args: Any, backend: str | None = None, threads: int | None = None, schedule: Any = None, **consts: Any
+    ) -> None:
         own = len(args)
         if consts:
             args = (*args, *captured_arrays(consts.values()))
         shapes = [(a.shape, a.strides, a.dtype) if type(a) is np.ndarray else _argument_key(a) for a in args]
-        key: Any = (backend, *shapes)
+        key: Any = (backend, schedule, *shapes)
         if consts:
             key += tuple([(n, v if type(v) is int else const_key(v)) for n, v in consts.items()])
         try:
@@ -107,7 +110,7 @@ class Kernel:
             raise BadThreadCount(f"threads must be a positive whole number, found {threads!r}")
         if plan is None:
             try:
-                plan = self._plan(args, own, consts, backend)
+                plan = self._plan(args, own, consts, backend, schedule)
             except InternalError:
                 raise
             except MonotileError as error:  # without the frames of the compiler
@@ -147,19 +150,25 @@ class Kernel:
 
     # ---- a first call with given shapes ------------------------------------------------------------------------------
 
-    def _plan(self, args: Sequence[Any], own: int, consts: Mapping[str, Any], backend: str | None) -> Plan:
+    def _plan(
+        self, args: Sequence[Any], own: int, consts: Mapping[str, Any], backend: str | None, schedule: Any
+    ) -> Plan:
         views = self._views(args, own)
         bound_consts = self._bind(args, views, consts)
         chosen = self._backend(views, backend)
+        if schedule is not None and not isinstance(schedule, chosen.schedules or ()):
+            takes = f"takes a {chosen.schedules.__name__}" if chosen.schedules else "takes no schedule"
+            raise BadOption(f"backend {chosen.name!r} {takes}, found {type(schedule).__name__}; leave it out")
         facts = self._facts(args, views, bound_consts)
-        key = chosen.name, facts, tuple([(n, const_key(v)) for n, v in bound_consts.items()])
+        key = chosen.name, schedule, facts, tuple([(n, const_key(v)) for n, v in bound_consts.items()])
         with self._lock:
             found = self._programs.get(key)
             if found is None or any(names.get(name) is not value for names, name, value in found[2]):
                 reads: list[tuple[dict[str, Any], str, Any]] = []
                 kernel = self._build(facts, bound_consts, self._captured(args, facts[0], own), reads)
                 self._check_outputs(kernel, views)
-                found = self._programs[key] = (kernel, chosen.compile(kernel), _distinct(reads))
+                program = chosen.compile(kernel) if schedule is None else chosen.compile_as(kernel, schedule)
+                found = self._programs[key] = (kernel, program, _distinct(reads))
         kernel, program, known = found
         self._check_outputs(kernel, views)
         words: list[int] = []

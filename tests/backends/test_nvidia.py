@@ -337,7 +337,7 @@ def test_attention(D: int, dtype: str, causal: bool) -> None:
 
 def launch_with(schedule: Schedule, call: ir.Kernel, arrays: tuple[Array, ...], scalars: list[Any]) -> Any:
     """Runs a kernel with this schedule; gives what was bound."""
-    program = nvidia.BACKEND.compile(call, schedule)
+    program = nvidia.BACKEND.compile_as(call, schedule)
     words: list[int] = []
     for array in arrays:
         words += [0, *array.shape, *(s // array.itemsize for s in array.strides)]

@@ -36,6 +36,7 @@ class Program(ABC):
 
 class Backend(ABC):
     name: str
+    schedules: type | None = None  # what a caller may give it: how a kernel is run, never what it computes
 
     @abstractmethod
     def why_not(self) -> str | None:
@@ -47,6 +48,10 @@ class Backend(ABC):
 
     @abstractmethod
     def compile(self, kernel: Kernel) -> Program: ...
+
+    def compile_as(self, kernel: Kernel, schedule: Any) -> Program:
+        """The same by a schedule of the caller's, of type `schedules`."""
+        raise NotImplementedError
 
     @abstractmethod
     def stages(self, kernel: Kernel) -> dict[str, Callable[[], str]]:

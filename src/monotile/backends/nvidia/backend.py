@@ -171,6 +171,7 @@ def _interpret(kernel: ir.Kernel, variant: Variant, programs: int, addresses: Se
 
 class NvidiaBackend(Backend):
     name = "nvidia"
+    schedules = Schedule
 
     def why_not(self) -> str | None:
         for package, cure in (("torch", "pip install torch"), ("triton", "pip install triton (Linux)")):
@@ -190,9 +191,12 @@ class NvidiaBackend(Backend):
             return device == "cpu"
         return device.startswith("cuda")
 
-    def compile(self, kernel: ir.Kernel, schedule: Schedule | None = None) -> Program:
-        lowered = self.lower(kernel, peel=schedule is None or schedule.peel)
-        return NvidiaProgram(lowered, schedule or choose(lowered))
+    def compile(self, kernel: ir.Kernel) -> Program:
+        lowered = self.lower(kernel)
+        return NvidiaProgram(lowered, choose(lowered))
+
+    def compile_as(self, kernel: ir.Kernel, schedule: Any) -> Program:
+        return NvidiaProgram(self.lower(kernel, peel=schedule.peel), schedule)
 
     def lower(
         self, kernel: ir.Kernel, watch: Callable[[str, ir.Kernel], None] | None = None, *, peel: bool = True

@@ -55,10 +55,6 @@ class Call:
         return int(self.k.shape[2])
 
     @property
-    def on_cpu(self) -> bool:
-        return str(getattr(self.q, "device", "cpu")).startswith("cpu")
-
-    @property
     def flops(self) -> int:
         B, Hq, Nq, Dv = self.out_shape
         return 2 * B * Hq * Nq * self.keys * (int(self.q.shape[3]) + Dv)

@@ -27,8 +27,8 @@ def patches(shape: tuple[int, ...], kind: str, seed: int) -> Array:
 @settings(deadline=None, derandomize=True, max_examples=20, suppress_health_check=list(HealthCheck))
 @given(
     lead=st.sampled_from([(), (3,), (2, 1)]),
-    lengths=st.tuples(st.sampled_from([0, 1, 7, 8, 9, 33]), st.sampled_from([0, 1, 15, 16, 17, 50])),
-    blocks=st.sampled_from([(8, 16), (1, 16), (5, 3)]),
+    lengths=st.tuples(st.sampled_from([0, 1, 7, 8, 9, 33]), st.sampled_from([0, 1, 15, 16, 17, 50, 130])),
+    blocks=st.sampled_from([(8, 16), (1, 16), (5, 3), (16, 64), (12, 128)]),  # some have several strips of rows
     seed=st.integers(0, 99),
 )
 def test_every_block_is_known(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from arrays import FLOATS, INTS, Array, numpy_type, poisoned, random, same
-from monotile.language import Const, Tensor, arange, cdiv, dot, float32, kernel, max, min, program_id, sum, zeros
+from monotile.language import Const, Tensor, arange, cdiv, dot, float32, int32, kernel, max, min, program_id, sum, zeros
 
 
 @kernel
@@ -61,6 +61,63 @@ def test_bool_max_is_any_and_min_is_all(backend: str) -> None:
     fold(x, z, f=lambda x: x.min(axis=1), backend=backend)
     same(y, x.any(axis=1))
     same(z, x.all(axis=1))
+
+
+@kernel
+def fold_both(x: Tensor["R C"], y: Tensor["1"], *, f: Const, M: Const, N: Const):
+    y[0] = f(x[arange(M), arange(N)])
+
+
+@pytest.mark.parametrize("size", [(3, 64), (8, 128), (5, 192), (4, 70), (1, 64), (70, 3)])
+def test_truths_are_counted(backend: str, size: tuple[int, int]) -> None:
+    """A row of bytes is wider than a row of floats; the tile may end inside the tensor or beyond it."""
+    for cut in (0, 1):
+        x = np.random.default_rng(5).random((size[0] - cut + 1, size[1] - cut + 1)) < 0.4
+        M, N = size
+        seen = np.zeros(size, bool)
+        part = x[:M, :N]
+        seen[: part.shape[0], : part.shape[1]] = part
+        for axis in (0, 1):
+            y = poisoned(size[1 - axis], "int32")
+            fold_counts(x, y, axis=axis, M=M, N=N, backend=backend)
+            same(y, seen.sum(axis=axis).astype(np.int32))
+            for f, oracle in ((lambda t: t.max(axis=axis), np.any), (lambda t: t.min(axis=axis), np.all)):  # noqa: B023
+                z = poisoned(size[1 - axis], "bool")
+                fold_part(x, z, f=f, M=M, N=N, backend=backend)
+                same(z, oracle(seen, axis=axis))
+        total = poisoned(1, "int32")
+        fold_both(x, total, f=lambda t: t.astype(int32).sum(axis=1).sum(axis=0), M=M, N=N, backend=backend)
+        assert total[0] == seen.sum()
+
+
+@kernel
+def fold_counts(x: Tensor["R C"], y: Tensor["_"], *, axis: Const, M: Const, N: Const):
+    r = x[arange(M), arange(N)].astype(int32).sum(axis=axis)
+    y[arange(r.shape[0])] = r
+
+
+@kernel
+def fold_part(x: Tensor["R C"], y: Tensor["_"], *, f: Const, M: Const, N: Const):
+    r = f(x[arange(M), arange(N)])
+    y[arange(r.shape[0])] = r
+
+
+@pytest.mark.parametrize("size", [(1, 1), (5, 40), (8, 33), (33, 8), (2, 128)])
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+def test_folds_of_every_element(backend: str, size: tuple[int, int], dtype: str) -> None:
+    x = random(size, dtype)
+    for axis in (0, 1):
+        for f, oracle in (
+            (lambda t: t.max(axis=axis).max(axis=0), np.max),  # noqa: B023
+            (lambda t: t.min(axis=axis).max(axis=0), lambda a: a.min(axis=axis).max()),  # noqa: B023
+        ):
+            y = poisoned(1, dtype)
+            fold_both(x, y, f=f, M=size[0], N=size[1], backend=backend)
+            same(y, np.asarray([oracle(x)], dtype))
+        y = poisoned(1, dtype)
+        fold_both(x, y, f=lambda t: t.sum(axis=axis).sum(axis=0), M=size[0], N=size[1], backend=backend)  # noqa: B023
+        exact = x.astype(np.float64).sum() if dtype == "float32" else x.sum(dtype=np.int32)
+        np.testing.assert_allclose(y[0], exact, rtol=1e-5, atol=1e-5 * np.abs(x).max())
 
 
 @pytest.mark.parametrize("dtype", INTS)

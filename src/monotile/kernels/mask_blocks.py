@@ -16,26 +16,32 @@ from monotile.language import (
 )
 
 
-def count(tile, axis):
-    """How many elements of a bool tile are True, first along one axis: rows of bytes are best added up, rows of floats
-    each by itself."""
-    return tile.astype(int32).sum(axis=axis).sum(axis=0)
+def count(tile):
+    """How many elements of a bool tile are True."""
+    return tile.astype(int32).sum(axis=1).sum(axis=0)
 
 
 @kernel
-def mask_blocks(mask: Tensor["B H Nq Nk"], kinds: Tensor["B H MQ MK"], *, BQ: Const, BK: Const):
-    """Each program owns one row of blocks. 0 hidden, 1 mixed, 2 all visible (an additive mask: all zero)."""
+def mask_blocks(mask: Tensor["B H Nq Nk"], kinds: Tensor["B H MQ MK"], *, BQ: Const, BK: Const, STRIP: Const):
+    """Each program owns one row of blocks. 0 hidden, 1 mixed, 2 all visible (an additive mask: all zero). It reads
+    STRIP rows at a time from end to end, in the order of memory; strips of a block that differ make it mixed."""
     Nq, Nk = mask.shape[2], mask.shape[3]
     b, h, i = program_id(mask.shape[0], mask.shape[1], cdiv(Nq, BQ))
-    rows = i * BQ + arange(BQ)
-    for j in range(0, Nk, BK):
-        area = minimum(BQ, Nq - i * BQ) * minimum(BK, Nk - j)  # of the block, inside the mask
-        M = mask[b, h, rows, j + arange(BK)]
-        if mask.dtype == bool_:
-            unchanged = count(M, 0)
-            hidden = area - unchanged
-        else:
-            M = M.astype(float32)
-            unchanged = count(M == 0.0, 1) - (BQ * BK - area)  # outside the mask reads as zero
-            hidden = count(-inf == M, 1)
-        kinds[b, h, i, j // BK] = where(unchanged == area, 2, where(hidden == area, 0, 1)).astype(kinds.dtype)
+    height = minimum(BQ, Nq - i * BQ)
+    for r in range(0, height, STRIP):
+        rows = i * BQ + r + arange(STRIP)
+        for j in range(0, Nk, BK):
+            area = minimum(STRIP, height - r) * minimum(BK, Nk - j)  # of the strip, inside the mask
+            M = mask[b, h, rows, j + arange(BK)]
+            if mask.dtype == bool_:
+                unchanged = count(M)
+                hidden = area - unchanged
+            else:
+                M = M.astype(float32)
+                unchanged = count(M == 0.0) - (STRIP * BK - area)  # outside the mask reads as zero
+                hidden = count(-inf == M)
+            kind = where(unchanged == area, 2, where(hidden == area, 0, 1)).astype(kinds.dtype)
+            if STRIP < BQ:
+                before = kinds[b, h, i, j // BK]
+                kind = where((r == 0) | (kind == before), kind, 1).astype(kinds.dtype)
+            kinds[b, h, i, j // BK] = kind

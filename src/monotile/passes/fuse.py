@@ -37,6 +37,7 @@ class Nest:
     start: Value | None = None  # where the accumulator starts; zero when None
     total: Value | None = None  # the value the finished accumulator is
     fold_axis: Axis | None = None
+    ends: dict[Op, Op] = field(default_factory=dict)  # folds that go on over the other axis, and what they end in
 
     @property
     def values(self) -> list[Value]:
@@ -215,6 +216,11 @@ class Fusion:
     def _place_reduce(self, segment: Segment, op: Op) -> None:
         source = op.operands[0]
         folded = self.axes.dims(source)[op.attrs["axis"]]
+        begun = self.home.get(source)
+        if begun is not None and begun in segment.nests and self._goes_on(begun, op, folded):
+            begun.ends[source.op] = op  # type: ignore[index]
+            self.home[op.result] = begun
+            return
         nest = self._find(segment, op, source, folded) or self._open(segment, source)
         if folded is None:  # a side of 1: nothing to sum, but NaN rules still apply
             nest.made.append(op)
@@ -222,6 +228,16 @@ class Fusion:
             nest.folds.append(op)
             nest.fold_axis = folded
         self.home[op.result] = nest
+
+    def _goes_on(self, nest: Nest, op: Op, folded: Axis | None) -> bool:
+        """Whether a fold over the rows of a nest only finishes one along its lanes: then there is one fold of all
+        elements."""
+        (source,) = op.operands
+        inner = source.op
+        if inner not in nest.folds or inner is None or inner.attrs["fold"] != op.attrs["fold"] or op.result.shape:
+            return False
+        alone = len(self.users[source]) == 1 and nest.dot is None
+        return alone and nest.fold_axis is nest.lane and folded is not None and folded in nest.axes
 
     def _place_store(self, segment: Segment, op: Op) -> None:
         nest = self._find(segment, op, op.operands[0]) or self._open(segment, op.operands[0])
@@ -273,7 +289,7 @@ class Fusion:
                 if isinstance(item, Segment):
                     for nest in item.nests:
                         stored |= {v for v in self.nest_reads(nest) if self.home.get(v) is not nest}
-                        stored |= {f.result for f in nest.folds if f.result.shape}
+                        stored |= {f.result for f in nest.folds if f.result.shape and f not in nest.ends}
                 else:
                     carried = [*item.operands, *(v for b in item.blocks for v in b.terminator.operands)]
                     stored |= {v for c in carried for v in self.reads(c) if v.shape}

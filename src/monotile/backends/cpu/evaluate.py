@@ -12,6 +12,7 @@ from .functions import FUNCTIONS
 from .point import Point
 from .scratch import Buffer, Scratch
 from .tiles import Tensors
+from .truths import some_or_every
 from .vectors import register_type
 
 FLOAT = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
@@ -189,6 +190,8 @@ class Evaluator:
     def across(self, fold: str, total: Reg) -> Reg:
         """The lanes of a vector folded into one, in halves: the same tree whatever the length of the tile."""
         e = self.e
+        if total.type == "i1" and fold != "sum":
+            return some_or_every(e, fold, total)
         width, text, kind = e.lanes, total.text, e.vector_type(total.type)
         while width > 1:
             width //= 2

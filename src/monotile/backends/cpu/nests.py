@@ -18,6 +18,7 @@ from .evaluate import Evaluator
 from .point import Point
 from .target import Target
 from .transpose import transpose
+from .truths import BYTES_PER_LANE, count, counted, only_truths
 from .vectors import lane_mask
 
 Panel = tuple[Index, int] | None  # number of the panel, and how many lanes of it the tile has
@@ -32,7 +33,11 @@ class NestEmitter:
     def emit(self, nest: Nest, panel: Panel) -> None:
         """The nest, once without bounds and once with, if its tensors may end inside it."""
         self.ev.making = set(nest.values)
-        numbers = [op for op in (*nest.folds, *nest.made) if not op.result.shape]
+        tiles = [self.ev.tensors.tiles[op] for op in self.lazy_loads(nest)]
+        self.e.lanes = self.target.lanes
+        if only_truths(nest, tiles, self.target.lanes * BYTES_PER_LANE):
+            self.e.lanes *= BYTES_PER_LANE
+        numbers = [op for op in (*nest.folds, *nest.made, *nest.ends.values()) if not op.result.shape]
         self._numbers = {op.result: self._number(op) for op in numbers}
         inside = self._inside(nest)
         if inside is None:
@@ -42,6 +47,7 @@ class NestEmitter:
         for value, variable in self._numbers.items():
             self.ev.scalars[value] = Reg(self.e.get(variable), variable.type)
         self.ev.making = set()
+        self.e.lanes = self.target.lanes
         self.ev.scratch.clock += 1
 
     def _body(self, nest: Nest, panel: Panel, edge: bool) -> None:
@@ -136,12 +142,14 @@ class NestEmitter:
         return 0, axis.extent if axis is not None else 1
 
     def _rows_outside(self, nest: Nest, rows: Axis | None, edge: bool) -> None:
-        """Row by row; folds run along the lanes."""
+        """Row by row; folds run along the lanes, and those of all elements over the rows too."""
+        whole = dict(zip(nest.folds, self.open_folds(nest, self.target.vectors), strict=True)) if nest.ends else {}
 
         def one(row: Index) -> None:
             outer = Point({rows: row} if rows is not None else {}, None, None, edge)
             self.prepare(nest, [outer], {rows})
             totals = self.open_folds(nest, self.target.vectors)
+            totals = [whole[op] if op in nest.ends else new for op, new in zip(nest.folds, totals, strict=True)]
 
             def group(points: list[Point]) -> None:
                 for n, pt in enumerate(points):
@@ -150,18 +158,35 @@ class NestEmitter:
 
             self.each_group(nest.lane, None, edge, outer.at, group)
             for op, variables in zip(nest.folds, totals, strict=True):
-                total = self._vector(op, variables[0])
-                for other in variables[1:]:
-                    total = self.ev.combine(op.attrs["fold"], total, self._vector(op, other))
-                self._keep(op.result, self.ev.across(op.attrs["fold"], total), outer)
+                if op not in nest.ends:
+                    self._keep(op.result, self._joined(nest, op, variables), outer)
 
-        self.e.loop(0, rows.extent if rows is not None else 1, 1, one)
+        height = rows.extent if rows is not None else 1
+        short = nest.lane is not None and nest.lane.extent <= self.e.lanes * self.target.vectors and not edge
+        step = next(s for s in (4, 2, 1) if height % s == 0) if short else 1
+
+        def several(row: Index) -> None:
+            for i in range(step):
+                one(self.e.add(row, i))
+
+        self.e.loop(0, height, step, several)
+        for op, end in nest.ends.items():
+            self._keep(end.result, self._joined(nest, op, whole[op]), Point({}))
+
+    def _joined(self, nest: Nest, op: Op, variables: list[Var]) -> Reg:
+        """The vectors a fold along the lanes has filled, as one number."""
+        counts = counted(nest, op) is not None
+        read = self._scalar if counts else self._vector
+        total = read(op, variables[0])
+        for other in variables[1:]:
+            total = self.ev.combine(op.attrs["fold"], total, read(op, other))
+        return total if counts else self.ev.across(op.attrs["fold"], total)
 
     def each_group(
         self, lane: Axis | None, panel: Panel, edge: bool, at: dict[Axis, Index], body: Callable[[list[Point]], None]
     ) -> None:
         """Calls body with the points of every register group along the lanes; the last group may be smaller."""
-        e, width, group = self.e, self.target.lanes, self.target.panel
+        e, width, group = self.e, self.e.lanes, self.e.lanes * self.target.vectors
         if lane is None:
             body([Point(dict(at), None, None, edge)])
             return
@@ -210,6 +235,9 @@ class NestEmitter:
         """Folds, then everything that is kept: all is computed before anything is written, so updates may be in
         place."""
         for op, variable in zip(nest.folds, totals, strict=True):
+            if counted(nest, op) is not None:
+                self._count(variable, op, pt)
+                continue
             x = (
                 self.e.splat(self.ev.value(op.operands[0], pt))
                 if pt.lane is not None
@@ -232,11 +260,21 @@ class NestEmitter:
         for op, reg in stores:
             self.ev.tensors.write(op, pt, reg)
 
+    def _count(self, variable: Var, fold: Op, pt: Point) -> None:
+        """Adds how many lanes are true."""
+        cast = fold.operands[0].op
+        assert cast is not None
+        mask = self.e.splat(self.ev.operand(cast, cast.operands[0], pt))
+        if pt.valid is not None:
+            mask = self.e.binary("and", mask, Reg(lane_mask(self.e, pt.valid), "i1", True))
+        before = Reg(self.e.get(variable), variable.type)
+        self.e.set(variable, self.e.binary("add", before, count(self.e, mask, variable.type)).text)
+
     def open_folds(self, nest: Nest, count: int) -> list[list[Var]]:
         variables = []
         for op in nest.folds:
             empty = self.ev.identity(op.attrs["fold"], op.operands[0].dtype)
-            empty = self.e.splat(empty) if nest.lane is not None else empty
+            empty = self.e.splat(empty) if nest.lane is not None and counted(nest, op) is None else empty
             variables.append([self.e.var(self.e.type_of(empty), empty.text) for _ in range(count)])
         return variables
 

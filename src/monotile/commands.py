@@ -1,7 +1,8 @@
 """The verbs of the command line: devices, inspect, check, bench, snap, diff."""
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.console import Console
@@ -112,7 +113,11 @@ def run_check(
 
 Quick = Annotated[bool, typer.Option("--quick", help="A small choice of rows and fewer repeats: less than a minute.")]
 Only = Annotated[str, typer.Option("--filter", help="Rows with words that begin as these: 'decode D128 bfloat16'.")]
-Threads = Annotated[int | None, typer.Option(help="Instead of every processor; one is always measured.")]
+Threads = Annotated[int | None, typer.Option(help="cpu: instead of every processor; one is always measured.")]
+Where = Annotated[str, typer.Option("--backend", help="cpu or nvidia")]
+FlexWhen = Annotated[str, typer.Option("--flex", help="nvidia: time FlexAttention where needed, always or never.")]
+Seconds = Annotated[float, typer.Option(help="nvidia: no row begins after so many seconds.")]
+Commit = Annotated[str | None, typer.Option(help="nvidia: of this source, where git is not there to tell.")]
 
 
 @app.command("bench")
@@ -121,17 +126,43 @@ def run_bench(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write every number to this file.")] = None,
     only: Only = "",
     threads: Threads = None,
+    backend: Where = "cpu",
+    flex: FlexWhen = "needed",
+    seconds: Seconds = 500.0,
+    commit: Commit = None,
 ) -> None:
     """Time the kernels against torch, NumPy and what this machine can do; the exit code is 1 if a result is wrong."""
     console = _console()
-    report = _measure(console, quick, only, threads)
+    gpu = Gpu(flex, seconds, commit) if _on_gpu(backend) else None
+    report = _measure(console, quick, only, threads, gpu, json_file)
     if json_file is not None:
         _keep(console, report, json_file)
     if report["wrong"]:
         raise typer.Exit(1)
 
 
-def _measure(console: Console, quick: bool, only: str, threads: int | None) -> baselines.Report:
+class Gpu(NamedTuple):
+    """What a run on a GPU is told besides."""
+
+    flex: str = "needed"
+    seconds: float = 500.0
+    commit: str | None = None
+
+
+def _on_gpu(backend: str) -> bool:
+    if backend not in ("cpu", "nvidia"):
+        raise MonotileError(f"the benchmark runs on cpu or nvidia, found {backend!r}")
+    return backend == "nvidia"
+
+
+def _measure(
+    console: Console, quick: bool, only: str, threads: int | None, gpu: Gpu | None, path: Path | None
+) -> baselines.Report:
+    if gpu is not None:
+        keep = partial(baselines.save, path=path) if path is not None else lambda report: None
+        report = bench.run_nvidia(quick=quick, only=only, console=console, keep=keep, **gpu._asdict())
+        bench.show(report, console)
+        return report
     try:
         report = bench.run(quick=quick, only=only, threads=threads, console=console)
     except bench.WorkerFailed as error:
@@ -159,6 +190,7 @@ def snap(
     quick: Quick = False,
     only: Only = "",
     threads: Threads = None,
+    backend: Where = "cpu",
 ) -> None:
     """Run the benchmark and keep what it found as this device's baseline."""
     console = _console()
@@ -168,7 +200,10 @@ def snap(
         return
     if file is None and of is None and (quick or only):
         raise MonotileError("a run of some rows is no baseline of a device; pass a FILE to keep it in")
-    report = baselines.load(of) if of is not None else _measure(console, quick, only, threads)
+    if of is not None:
+        report = baselines.load(of)
+    else:
+        report = _measure(console, quick, only, threads, Gpu() if _on_gpu(backend) else None, None)
     if report.get("wrong"):
         raise MonotileError(f"nothing is kept: {report['wrong'][0]['wrong']}")
     _keep(console, report, file if file is not None else baselines.path_for(report))

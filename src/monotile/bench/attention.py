@@ -128,7 +128,7 @@ def sample(q: Array, k: Array, v: Array, options: Mapping[str, Any]) -> Sample:
     """A few rows of the first and the last head, by the definition."""
     (_, Hq, Nq, _), (_, Hkv, Nk, _) = q.shape, k.shape
     heads, rows = sorted({0, Hq - 1}), sorted({0, Nq // 3, Nq - 1})
-    seen = reference.visible(Nq, Nk, options.get("causal", False), options.get("window"))[rows]
+    seen = reference.visible(Nq, Nk, options.get("causal", False), options.get("window"), rows)
     mask, sinks = options.get("mask"), options.get("sinks")
     if mask is None:
         mask = seen[None, None]

@@ -11,6 +11,7 @@ from typing import Any
 from .. import machine
 from ..errors import MonotileError
 from . import reach, table
+from .nvidia import table as nvidia_table
 
 Report = dict[str, Any]
 FOLDER = machine.PACKAGE.parents[1] / "baselines"
@@ -25,8 +26,11 @@ def path_for(report: Report) -> Path:
 
 
 def save(report: Report, path: Path) -> None:
+    """Whole or not at all: a benchmark that is stopped while it writes leaves what it wrote before."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n")
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(json.dumps(report, indent=1) + "\n")
+    new.replace(path)
 
 
 def load(path: Path) -> Report:
@@ -97,6 +101,8 @@ def remarks(old: Report, new: Report) -> Iterator[str]:
 
 def markdown(report: Report) -> str:
     """A report as a section of a page: what was measured where, the reach, and every row."""
+    if report.get("backend") == "nvidia":
+        return _markdown_nvidia(report)
     doubts = [f"- doubtful: {doubt}" for doubt in report.get("doubts", ())]
     facts = [f"{table.title(report)}; {report['date'][:10]}{'; a quick run' if report['quick'] else ''}.", *doubts]
     goals = [
@@ -109,6 +115,15 @@ def markdown(report: Report) -> str:
     if report["rows"]:
         head = ["row", "threads", "median", "spread", "x torch", "x NumPy", "of the limit"]
         parts.append(_lines(head, [_cells(row, report) for row in report["rows"]]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _markdown_nvidia(report: Report) -> str:
+    facts = [f"{nvidia_table.title(report)}; {report['date'][:10]}{'; a quick run' if report['quick'] else ''}."]
+    facts += [f"{nvidia_table.ceilings(report)}.", "", *(f"- {remark}" for remark in nvidia_table.remarks(report))]
+    parts = [f"### {report['device']['slug']}", "\n".join(facts)]
+    parts.append(_lines(nvidia_table.GOALS_HEAD, nvidia_table.goal_cells(report)))
+    parts.append(_lines(nvidia_table.HEAD, (nvidia_table.cells(row) for row in report["rows"])))
     return "\n\n".join(parts) + "\n"
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import reach
 from .limits import UNITS
+from .nvidia import table as nvidia_table
 from .report import shared_processor
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ PEERS = ("torch", "NumPy")
 def show(report: Report, console: Console) -> None:
     from rich.table import Table
 
+    if report.get("backend") == "nvidia":
+        return nvidia_table.show(report, console)
     console.print(title(report), highlight=False, soft_wrap=True)
     table = Table("row", "threads", "best", "median", "spread", "x torch", "x NumPy", "of the limit", "note")
     for row in report["rows"]:
@@ -36,6 +39,7 @@ def show(report: Report, console: Console) -> None:
     for row in report.get("wrong", ()):
         line = f"WRONG, not timed, threads: {row['threads']}: {row['wrong']}"
         console.print(line, style="red", highlight=False, markup=False, soft_wrap=True)
+    return None
 
 
 def _show_reach(report: Report, console: Console) -> None:

@@ -4,7 +4,7 @@ shows how far the plain formula itself is from that."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,13 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 
-def visible(Nq: int, Nk: int, causal: bool | str = False, window: tuple[int | None, int | None] | None = None) -> Array:
-    """(Nq, Nk): which keys a query may see by position."""
-    i, j = np.arange(Nq)[:, None], np.arange(Nk)[None, :]
-    seen = np.ones((Nq, Nk), bool)
+def visible(
+    Nq: int, Nk: int, causal: bool | str = False, window: tuple[int | None, int | None] | None = None,
+    rows: Sequence[int] | None = None,
+) -> Array:  # fmt: skip
+    """(Nq, Nk): which keys a query may see by position; or that for some of the queries."""
+    i, j = np.asarray(range(Nq) if rows is None else rows)[:, None], np.arange(Nk)[None, :]
+    seen = np.ones((len(i), Nk), bool)
     if causal in (True, "lower_right"):
         seen &= j <= i + Nk - Nq
     elif causal == "upper_left":

@@ -1,0 +1,117 @@
+"""Holding results on a GPU against the definition in float64: some rows of some heads, and every element for what was
+never written."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from ... import registry
+from ...kernels import reference
+from ..rows import Array, Sample
+from .rows import Inputs, Tensor
+
+SAMPLED = 12  # rows of each head that is looked at
+TINY = 1e-30
+ALLOCATORS = (("torch", "empty"), ("torch", "empty_like"), ("torch", "empty_strided"), ("Tensor", "new_empty"))
+NEIGHBOURS = (-129, -1, 0, 63)  # where blocks end
+
+
+def sample(inputs: Inputs) -> Sample:
+    """Rows of the first head of the first sequence and the last head of the last one, by the definition."""
+    (B, Hq, Nq, _), (_, Hkv, _, _) = inputs.q.shape, inputs.k.shape
+    places = sorted({(0, 0), (B - 1, Hq - 1)})
+    rows = _rows(Nq)
+    exact, naive = [], []
+    for b, h in places:
+        g = h // (Hq // Hkv)
+        parts = [_numpy(x)[None, None] for x in (inputs.q[b, h][rows], inputs.k[b, g], inputs.v[b, g])]
+        options = _options(inputs, h, rows)
+        exact.append(reference.attention(*parts, **options)[0][0, 0])
+        naive.append(_rounded(reference.attention(*parts, **options, compute=np.float32)[0][0, 0], inputs.q))
+
+    def take(out: Tensor) -> Array:
+        return np.stack([_numpy(out[b, h][rows]) for b, h in places])
+
+    return Sample(take, np.stack(exact), np.stack(naive))
+
+
+def _rows(Nq: int) -> list[int]:
+    spread = {round(n * (Nq - 1) / max(1, SAMPLED - 1)) for n in range(SAMPLED)}
+    return sorted({row for row in spread | {Nq // 2 + n for n in NEIGHBOURS} if 0 <= row < Nq})
+
+
+def _options(inputs: Inputs, h: int, rows: list[int]) -> dict[str, Any]:
+    """What hides and what changes scores, for these rows of one head."""
+    found, given = {}, inputs.options
+    Nq, Nk = inputs.q.shape[2], inputs.k.shape[2]
+    seen = reference.visible(Nq, Nk, given.get("causal", False), given.get("window"), rows)[None, None]
+    mask = given.get("mask")
+    if mask is None:
+        found["mask"] = seen
+    else:
+        part = _numpy(mask[:, :, rows])
+        found["mask"] = seen & part if part.dtype == bool else np.where(seen, part, np.float32(-np.inf))
+    if given.get("sinks") is not None:
+        found["sinks"] = _numpy(given["sinks"][h : h + 1])
+    if given.get("softcap") is not None:
+        found["softcap"] = given["softcap"]
+    return found
+
+
+def _numpy(tensor: Tensor) -> Array:
+    """On the host, in a type that NumPy has and that holds every value."""
+    if tensor.dtype.is_floating_point:
+        tensor = tensor.float()
+    return np.asarray(tensor.cpu().numpy())
+
+
+def _rounded(array: Array, like: Tensor) -> Array:
+    import torch
+
+    return _numpy(torch.from_numpy(np.ascontiguousarray(array)).to(like.dtype))
+
+
+def check(name: str, run: Callable[[], Tensor], sample: Sample) -> dict[str, float]:
+    """At most twice as far from float64 as the definition in float32, rounded like the output; raises where not."""
+    with poisoned() as allocated:
+        out = run()
+    assert allocated, f"{name}: no output was poisoned"
+    assert bool(out.isfinite().all()), f"{name}: some elements were not written, or are not finite"
+    verdict = registry.judge("out", sample.take(out), sample.exact, sample.naive)
+    if not verdict.ok:
+        raise AssertionError(f"{name}: the error is {verdict.error}, at most {verdict.allowed} is allowed")
+    return {"error": verdict.error, "allowed": verdict.allowed}
+
+
+def distance(sample: Sample, out: Tensor) -> float:
+    """The largest error, as a part of the largest result."""
+    off = np.abs(sample.take(out) - sample.exact).max()
+    return float(off / max(float(np.abs(sample.exact).max()), TINY))
+
+
+@contextlib.contextmanager
+def poisoned() -> Iterator[list[None]]:
+    """What torch allocates is filled with NaN, or with the largest number: nothing of it may be left."""
+    import torch
+
+    allocated: list[None] = []
+
+    def poisoning(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def empty(*args: Any, **words: Any) -> Tensor:
+            found = plain(*args, **words)
+            allocated.append(None)
+            whole = 1 if found.dtype is torch.bool else 127
+            return found.fill_(float("nan") if found.dtype.is_floating_point else whole)
+
+        return empty
+
+    with contextlib.ExitStack() as patches:
+        for owner, name in ALLOCATORS:
+            home = torch if owner == "torch" else torch.Tensor
+            patches.enter_context(mock.patch.object(home, name, poisoning(getattr(home, name))))
+        yield allocated

@@ -1,0 +1,102 @@
+"""What is to be reached on a GPU (sm_90), and the worst row of each kind of work against it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+Report = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number of a row, and how it is written."""
+
+    name: str
+    of: Callable[[Report], float | None]
+    form: str = "{:.2f} x"
+    scale: float = 1.0
+    at_most: bool = False
+
+    def show(self, value: float) -> str:
+        return self.form.format(value * self.scale)
+
+
+TORCH = Measure("against the best of torch", lambda row: row["ratios"].get("torch"))
+PLAIN = Measure("against the same without", lambda row: row["ratios"].get("no option"))
+RATE = Measure("rate", lambda row: row["limit"]["rate_per_s"], "{:.0f} TFLOP/s", 1e-12)
+READ = Measure("of the read rate", lambda row: row["limit"]["share"], "{:.0%}")
+HOST = Measure("host", lambda row: row["times"]["monotile"]["median_s"], "{:.1f} us", 1e6, at_most=True)
+
+
+@dataclass(frozen=True)
+class Goal:
+    work: str
+    holds: Callable[[Report], bool]  # of a row's tags
+    measure: Measure
+    wanted: float
+
+
+@dataclass(frozen=True)
+class Found:
+    """The worst row against a goal."""
+
+    goal: Goal
+    worst: float
+    row: str
+
+    @property
+    def ok(self) -> bool:
+        return self.worst <= self.goal.wanted if self.goal.measure.at_most else self.worst >= self.goal.wanted
+
+    @property
+    def shown(self) -> tuple[str, str]:
+        """The worst and the wanted value."""
+        return self.goal.measure.show(self.worst), self.goal.measure.show(self.goal.wanted)
+
+
+def _forward(D: int, length: int | None = None, causal: bool | None = None) -> Callable[[Report], bool]:
+    def holds(t: Report) -> bool:
+        plain = t["op"] == "prefill" and not t["extra"] and t["D"] == D
+        return plain and length in (None, t["N"]) and causal in (None, t["causal"])
+
+    return holds
+
+
+def _decode(t: Report) -> bool:
+    return bool(t["op"] == "decode")
+
+
+def _wide(t: Report) -> bool:
+    return _decode(t) and t["D"] == 512
+
+
+def _long(t: Report) -> bool:
+    return _decode(t) and t["N"] == 131072
+
+
+GOALS = (
+    Goal("forward D 64", _forward(64), TORCH, 1.1),
+    Goal("forward D 128", _forward(128), TORCH, 0.95),
+    Goal("forward D 256", _forward(256), TORCH, 0.88),
+    Goal("forward D 512", _forward(512), TORCH, 5.0),
+    Goal("forward D 512, N 8192", _forward(512, 8192, False), RATE, 240e12),
+    Goal("forward D 512, N 8192, causal", _forward(512, 8192, True), RATE, 260e12),
+    Goal("forward with masks, window, softcap, sinks", lambda t: bool(t["extra"]), PLAIN, 0.85),
+    Goal("decode", lambda t: _decode(t) and not _wide(t), TORCH, 1.05),
+    Goal("decode N 131072", lambda t: _long(t) and not _wide(t), READ, 0.9),
+    Goal("decode D 512", _wide, TORCH, 50.0),
+    Goal("decode D 512, N 131072", lambda t: _long(t) and _wide(t), READ, 0.85),
+    Goal("a warm call", lambda t: bool(t["op"] == "host"), HOST, 30e-6),
+)
+
+
+def judge(rows: list[Report]) -> Iterator[Found]:
+    """The worst row for every goal that some row is about."""
+    for goal in GOALS:
+        about = [row for row in rows if goal.holds(row["tags"])]
+        values = [(value, row["name"]) for row in about if (value := goal.measure.of(row)) is not None]
+        if values:
+            worst, name = (max if goal.measure.at_most else min)(values)
+            yield Found(goal, worst, name)

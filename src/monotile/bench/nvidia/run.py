@@ -1,0 +1,256 @@
+"""Checks and times the rows on a GPU, and makes the report. What was found is handed on after every row, so that a run
+that is stopped leaves what it has."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ... import __version__, backends, machine, ops
+from ...errors import MonotileError
+from .. import suite
+from ..rows import Sample
+from ..worker import CLOSE, SAME_WORK, near
+from . import exact, limits, peers, rows, table
+from .device import Gpu
+from .rows import Inputs, Shape
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Report = dict[str, Any]
+GRAPH_S = 0.01  # what is shorter is captured in a graph: the host's part must not be timed
+HOST_CALLS, HOST_ROUNDS = 200, 15  # calls to a timing of the host; fewer than the GPU lets wait
+TRIALS = 3
+
+
+@dataclass
+class Plan:
+    """Rounds of a row: as many as fit `seconds`, within bounds."""
+
+    least: int = 7
+    most: int = 60
+    seconds: float = 1.0
+    total: float = 500.0  # no row begins after so many seconds
+    flex: peers.Flex = field(default_factory=peers.Flex)
+    sizes: limits.Sizes = field(default_factory=limits.Sizes)
+    host_calls: int = HOST_CALLS
+
+
+QUICK = {"least": 5, "most": 20, "seconds": 0.3}
+
+
+def run(
+    *, quick: bool, only: str, console: Console, flex: str = "needed", seconds: float = 500.0,
+    commit: str | None = None, keep: Callable[[Report], None] = lambda report: None, gpu: Gpu | None = None,
+    plan: Plan | None = None, shapes: tuple[Shape, ...] = rows.ROWS,
+) -> Report:  # fmt: skip
+    """Every row the filter names. `keep` gets the report after every row."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    backends.usable("nvidia")
+    if flex not in peers.WHEN:
+        raise MonotileError(f"FlexAttention is timed {', '.join(peers.WHEN)}; found {flex!r}")
+    if plan is None:
+        plan = Plan(**(QUICK if quick else {}), total=seconds, flex=peers.Flex(flex))  # type: ignore[arg-type]
+    wanted = [s for s in shapes if (suite.matches(s.name, only) if only else s.quick or not quick)]
+    if not wanted:
+        raise MonotileError(f"no row has words that begin as those of {only!r}; try prefill, decode, D128 or causal")
+    begin, gpu = time.perf_counter(), gpu or Gpu()
+    lists: Report = {name: [] for name in ("doubts", "rows", "wrong", "starts", "left_out")}
+    report: Report = {**_setting(gpu, quick, commit), "filter": only, **lists}
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("limits", total=len(wanted) + 1)
+        report["limits"] = limits.measure(gpu, plan.sizes)
+        for shape in wanted:
+            progress.update(task, advance=1, description=shape.name)
+            if time.perf_counter() - begin > plan.total or not _answers(gpu):
+                report["left_out"].append(shape.name)
+                continue
+            row = measure(shape, gpu, plan, report["limits"])
+            report["wrong" if "wrong" in row else "rows"].append(row)
+            report["seconds"], report["flex_refused"] = time.perf_counter() - begin, plan.flex.refused
+            keep(report)
+            if not console.is_terminal:  # a log shows how far a run came
+                line = row["wrong"] if "wrong" in row else ", ".join(table.cells(row)[:-1])
+                console.print(line, highlight=False, markup=False, soft_wrap=True)
+    report["doubts"] = list(_doubts(report))
+    keep(report)
+    return report
+
+
+def _answers(gpu: Gpu) -> bool:
+    """After some errors a process can do nothing more with a GPU."""
+    try:
+        gpu.synchronize()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _doubts(report: Report) -> Iterator[str]:
+    if report["left_out"]:
+        yield f"{len(report['left_out'])} rows were left out: the time was up, or the GPU stopped answering"
+    noisy = [row["name"] for row in report["rows"] if row["times"]["monotile"]["spread"] > 0.1]
+    if noisy:
+        yield f"{len(noisy)} rows have a spread above 10 %: {', '.join(noisy)}"
+
+
+def _setting(gpu: Gpu, quick: bool, commit: str | None) -> Report:
+    import torch
+    import triton
+
+    device, found = gpu.describe(), machine.commit()
+    return {
+        "backend": "nvidia",
+        "device": {"slug": machine.slug("nvidia", device["name"]), "processor": machine.processor(), **device},
+        "versions": {
+            "monotile": __version__,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "torch": str(torch.__version__),
+            "triton": str(triton.__version__),
+        },
+        "commit": found[0] if found else commit,
+        "dirty": found[1] if found else None,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "quick": quick,
+    }
+
+
+# ---- one row ---------------------------------------------------------------------------------------------------------
+
+
+def measure(shape: Shape, gpu: Gpu, plan: Plan, best: Report) -> Report:
+    """A wrong row is not timed: its object says what was wrong."""
+    result: Report = {"name": shape.name, "threads": 1, "tags": shape.tags, "note": ""}
+    begin = time.perf_counter()
+    try:
+        with peers.quiet():
+            inputs = rows.make(shape, gpu.name)
+            mine = partial(ops.attention, inputs.q, inputs.k, inputs.v, **inputs.options, backend="nvidia")
+            sample = exact.sample(inputs)
+            result |= exact.check(shape.name, mine, sample)
+            if shape.host:
+                result |= _host(shape, mine, inputs, gpu, plan)
+            else:
+                result |= _device(shape, mine, inputs, sample, gpu, plan, best)
+    except (AssertionError, RuntimeError, MonotileError) as error:
+        result |= {"wrong": f"{shape.name}: {type(error).__name__}: {error}"}
+    inputs = mine = sample = None  # type: ignore[assignment]
+    gpu.release()
+    return result | {"took_s": time.perf_counter() - begin}
+
+
+def _device(
+    shape: Shape, mine: Callable[[], Any], inputs: Inputs, sample: Sample, gpu: Gpu, plan: Plan, best: Report
+) -> Report:
+    asked = ask(shape, inputs, sample, gpu, plan.flex)
+    entries = {"monotile": mine, **{f"torch {way}": run for way, run in asked.pop("runs").items()}}
+    if shape.extra:
+        entries["no option"] = partial(
+            ops.attention, inputs.q, inputs.k, inputs.v, causal=shape.causal, backend="nvidia"
+        )
+    times, notes = interleave(entries, gpu, plan, cold=shape.Nq == 1)
+    found = {name: summary(t) for name, t in times.items()}
+    ways = {name: found.pop(name) for name in list(found) if name.startswith("torch ")}
+    if ways:
+        way = min(ways, key=lambda name: ways[name]["median_s"])
+        found["torch"], asked["way"] = ways[way], way.removeprefix("torch ")
+        asked["times"] = {name.removeprefix("torch "): t for name, t in ways.items()}
+    median = found["monotile"]["median_s"]
+    ratios = {name: t["median_s"] / median for name, t in found.items() if name != "monotile"}
+    if "no option" in ratios:  # of rates: a window leaves less to do
+        ratios["no option"] *= shape.flops / shape.plain.flops
+    kind, work = ("read", shape.key_bytes) if shape.Nq == 1 else ("flop", shape.flops)
+    limit = {"kind": kind, "rate_per_s": work / median, "best_per_s": best[kind]["best_per_s"]}
+    limit["share"] = limit["rate_per_s"] / limit["best_per_s"]
+    about = {"torch": asked, "rounds": len(times["monotile"]), "note": "; ".join(notes)}
+    return {**about, "times": found, "ratios": ratios, "limit": limit}
+
+
+def ask(shape: Shape, inputs: Inputs, sample: Sample, gpu: Gpu, flex: peers.Flex) -> Report:
+    """The ways torch takes, by trials of each; those that may be the fastest take part in the rounds."""
+    trials: dict[str, float] = {}
+    errors, failed, runs = {}, {}, peers.ways(shape, inputs)
+
+    def try_out(name: str) -> None:
+        try:
+            errors[name] = exact.distance(sample, runs[name]())
+            if errors[name] <= SAME_WORK:
+                trials[name] = min(gpu.timings([runs[name]] * TRIALS, cold=True))
+        except RuntimeError as error:
+            failed[name] = (str(error).splitlines() or [type(error).__name__])[0]
+        gpu.release()
+
+    for name in list(runs):
+        try_out(name)
+    if flex.wanted(fused=any(not name.startswith("math") for name in trials)):
+        runs |= flex.way(shape, inputs)
+        if "flex" in runs:
+            try_out("flex")
+    contenders = near(trials, CLOSE)
+    return {"trials_s": trials, "errors": errors, "failed": failed, "runs": {name: runs[name] for name in contenders}}
+
+
+def _host(shape: Shape, mine: Callable[[], Any], inputs: Inputs, gpu: Gpu, plan: Plan) -> Report:
+    """Seconds of the host for a call of shapes it has seen, with nothing waiting for the GPU."""
+    group = {"enable_gqa": shape.heads[0] != shape.heads[1]}
+
+    def torch_call() -> Any:
+        import torch
+
+        return torch.nn.functional.scaled_dot_product_attention(inputs.q, inputs.k, inputs.v, **group)
+
+    times: dict[str, list[float]] = {"monotile": [], "torch": []}
+    for _ in range(HOST_ROUNDS):
+        for name, run in (("monotile", mine), ("torch", torch_call)):
+            gpu.seconds(run)
+            begin = time.perf_counter()
+            for _ in range(plan.host_calls):
+                run()
+            times[name].append((time.perf_counter() - begin) / plan.host_calls)
+            gpu.synchronize()
+    found = {name: summary(t) for name, t in times.items()}
+    ratios = {"torch": found["torch"]["median_s"] / found["monotile"]["median_s"]}
+    return {"rounds": HOST_ROUNDS, "times": found, "ratios": ratios, "torch": {"way": "sdpa"}}
+
+
+# ---- timing ----------------------------------------------------------------------------------------------------------
+
+
+def interleave(
+    entries: dict[str, Callable[[], Any]], gpu: Gpu, plan: Plan, *, cold: bool
+) -> tuple[dict[str, list[float]], list[str]]:
+    """Every entry once a round, so that a slow moment of the GPU meets all of them."""
+    turns, usual, notes = {}, {}, []
+    for name, run in entries.items():
+        gpu.seconds(run)
+        usual[name] = gpu.seconds(run)
+        turns[name] = run
+        if usual[name] < GRAPH_S:
+            try:
+                turns[name] = gpu.graph(run)
+            except RuntimeError as error:
+                notes.append(f"{name} is not in a graph: {(str(error).splitlines() or [''])[0]}")
+    rounds = max(plan.least, min(plan.most, int(plan.seconds / max(sum(usual.values()), 1e-9))))
+    for run in turns.values():
+        gpu.seconds(run)
+    order = [run for _ in range(rounds) for run in turns.values()]
+    found = gpu.timings(order, cold=cold)
+    return {name: found[n :: len(turns)] for n, name in enumerate(turns)}, notes
+
+
+def summary(times: list[float]) -> dict[str, float]:
+    """The spread is the distance between the quartiles, as a part of the median."""
+    first, median, third = statistics.quantiles(times, n=4, method="inclusive")
+    return {"best_s": min(times), "median_s": median, "spread": (third - first) / median}

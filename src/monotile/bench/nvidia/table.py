@@ -1,0 +1,91 @@
+"""A report of a GPU as tables, on a terminal and as lines of Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from . import goals
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Report = dict[str, Any]
+HEAD = ["row", "median", "spread", "rate", "of the limit", "x torch", "note"]
+GOALS_HEAD = ["work", "measure", "worst", "wanted", "in this row", ""]
+NOT_IN_TORCH = "torch takes it in no way that was asked"
+
+
+def show(report: Report, console: Console) -> None:
+    from rich.table import Table
+
+    console.print(title(report), highlight=False, soft_wrap=True)
+    console.print(ceilings(report), highlight=False, soft_wrap=True)
+    if report["rows"]:
+        found = Table(*HEAD)
+        for row in report["rows"]:
+            found.add_row(*cells(row))
+        console.print(found)
+        reached = Table(*GOALS_HEAD)
+        for line in goal_cells(report):
+            reached.add_row(*line[:-1], f"[red]{line[-1]}[/]" if line[-1] else "[green]reached[/]")
+        console.print(reached)
+    for remark in remarks(report):
+        console.print(remark, highlight=False, markup=False, soft_wrap=True)
+    for row in report["wrong"]:
+        console.print(f"WRONG, not timed: {row['wrong']}", style="red", highlight=False, markup=False, soft_wrap=True)
+
+
+def remarks(report: Report) -> Iterator[str]:
+    """An average would hide the slow row; the worst one is named."""
+    against = [(row["ratios"]["torch"], row["name"]) for row in report["rows"] if "torch" in row.get("ratios", {})]
+    if against:
+        ratio, name = min(against)
+        yield f"worst against torch: {ratio:.2f} times its speed, {name}"
+    yield from (f"FlexAttention was not timed: {reason}" for reason in report.get("flex_refused", ()))
+    yield from (f"doubtful: {doubt}" for doubt in report["doubts"])
+
+
+def title(report: Report) -> str:
+    device, versions = report["device"], report["versions"]
+    parts = [
+        f"{device['name']} ({device['architecture']}), CUDA {device['cuda']}, cuDNN {device['cudnn']}",
+        f"torch {versions['torch']}, Triton {versions['triton']}",
+        f"commit {(report['commit'] or 'unknown')[:10]}{' with changes' if report['dirty'] else ''}",
+    ]
+    return "; ".join(parts)
+
+
+def ceilings(report: Report) -> str:
+    found = report["limits"]
+    rates = [f"{kind} {found[kind]['best_per_s'] / 1e12:.2f} TB/s" for kind in ("copy", "read")]
+    return f"measured in this run: {', '.join(rates)}, matmul {found['flop']['best_per_s'] / 1e12:.0f} TFLOP/s"
+
+
+def cells(row: Report) -> list[str]:
+    mine, limit = row["times"]["monotile"], row.get("limit")
+    rate = "" if limit is None else _rate(limit["kind"], limit["rate_per_s"])
+    share = "" if limit is None else f"{limit['share']:.0%}"
+    note = row.get("note", "")
+    if "no option" in row["ratios"]:
+        note = "; ".join(filter(None, [f"{row['ratios']['no option']:.2f} x the rate without", note]))
+    return [row["name"], time(mine["median_s"]), f"{mine['spread']:.0%}", rate, share, _torch(row), note]
+
+
+def _torch(row: Report) -> str:
+    if "torch" not in row["ratios"]:
+        return NOT_IN_TORCH
+    return f"{row['ratios']['torch']:.2f} ({row['torch']['way']})"
+
+
+def _rate(kind: str, per_s: float) -> str:
+    return f"{per_s / 1e12:.0f} TFLOP/s" if kind == "flop" else f"{per_s / 1e9:.0f} GB/s"
+
+
+def time(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
+
+
+def goal_cells(report: Report) -> Iterator[list[str]]:
+    for found in goals.judge(report["rows"]):
+        yield [found.goal.work, found.goal.measure.name, *found.shown, found.row, "" if found.ok else "short"]

@@ -1,0 +1,271 @@
+"""The benchmark of a GPU without one: Triton's interpreter computes, and a clock of the host stands in for CUDA's. The
+tests that need results run in a process of their own, where Triton interprets."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from monotile import commands, errors
+from monotile.bench import baselines, suite
+from monotile.bench.nvidia import goals, rows, run, table
+from monotile.bench.nvidia.device import Gpu
+from monotile.bench.nvidia.rows import Shape
+
+ROOT = Path(__file__).parents[1]
+interpreting = os.environ.get("TRITON_INTERPRET") == "1"
+has_packages = all(importlib.util.find_spec(name) for name in ("torch", "triton"))
+needs_results = pytest.mark.skipif(not (interpreting and has_packages), reason="needs TRITON_INTERPRET=1 and torch")
+
+TINY = (
+    Shape(1, (2, 2), 16, 16, 16, host=True),
+    Shape(1, (4, 2), 1, 70, 16),
+    Shape(1, (2, 2), 40, 40, 16),
+    Shape(2, (4, 2), 40, 40, 16, True),
+    *(Shape(1, (2, 2), 40, 40, 16, extra == "window", extra) for extra in rows.EXTRAS),
+)
+
+
+class Clock:
+    """Stands in for a GPU: what it is asked to run runs here."""
+
+    name = "cpu"
+    broken = False
+
+    def describe(self) -> dict[str, Any]:
+        return {"name": "NVIDIA Nothing", "architecture": "sm_00", "cuda": None, "cudnn": None}
+
+    def synchronize(self) -> None:
+        if self.broken:
+            raise RuntimeError("an illegal memory access was encountered")
+
+    def release(self) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def graph(self, run: Callable[[], Any]) -> Callable[[], Any]:
+        return run
+
+    def seconds(self, run: Callable[[], Any]) -> float:
+        begin = time.perf_counter()
+        run()
+        return time.perf_counter() - begin
+
+    def timings(self, turns: list[Callable[[], Any]], *, cold: bool) -> list[float]:
+        return [self.seconds(turn) for turn in turns]
+
+
+def plan(**words: Any) -> run.Plan:
+    flex = run.peers.Flex(words.pop("flex", "never"), compile=lambda function, dynamic: function)
+    return run.Plan(least=2, most=2, sizes=run.limits.Sizes(16, 4096, (32,)), host_calls=2, flex=flex, **words)
+
+
+def quiet() -> Console:
+    return Console(file=io.StringIO(), width=200)
+
+
+def report_of(shapes: tuple[Shape, ...], **words: Any) -> dict[str, Any]:
+    gpu = words.pop("gpu", None) or Clock()
+    return run.run(
+        quick=False, only="", console=quiet(), gpu=gpu, plan=words.pop("plan", None) or plan(), shapes=shapes, **words
+    )
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+def test_names_are_distinct_and_quick_rows_exist() -> None:
+    names = [row.name for row in rows.ROWS]
+    assert len(set(names)) == len(names) and set(rows.ROWS) >= rows.QUICK
+    assert sum(suite.matches(name, "decode D512") for name in names) == 2
+    assert sum(suite.matches(name, "prefill B1 D128 causal") for name in names) == 3
+
+
+def test_every_goal_has_rows() -> None:
+    for goal in goals.GOALS:
+        assert any(goal.holds(row.tags) for row in rows.ROWS), goal.work
+
+
+def test_work_of_a_row() -> None:
+    full = Shape(2, (4, 2), 100, 100, 64)
+    assert full.flops == 4 * 2 * 4 * 100 * 100 * 64 and full.key_bytes == 2 * 2 * 2 * 100 * 64 * 2
+    assert Shape(2, (4, 2), 100, 100, 64, True).flops == full.flops / 2
+    N, W = 16384, rows.WINDOW
+    seen = sum(min(i, W) + 1 for i in range(N))
+    assert Shape(1, (1, 1), N, N, 64, True, "window").pairs == seen
+    assert Shape(1, (1, 1), N, N, 64, True, "window").plain == Shape(1, (1, 1), N, N, 64, True)
+
+
+# ---- what is to be reached -------------------------------------------------------------------------------------------
+
+
+def row_of(shape: Shape, torch: float, rate: float, median: float = 1e-3) -> dict[str, Any]:
+    limit = {"kind": "read" if shape.Nq == 1 else "flop", "rate_per_s": rate, "best_per_s": 4e12, "share": rate / 4e12}
+    return {
+        "name": shape.name, "threads": 1, "tags": shape.tags, "ratios": {"torch": torch}, "limit": limit, "note": "",
+        "times": {"monotile": {"median_s": median, "best_s": median, "spread": 0.01}}, "torch": {"way": "cuDNN"},
+    }  # fmt: skip
+
+
+def full_report() -> dict[str, Any]:
+    found = [row_of(row, 1.0, 3.7e12, 20e-6 if row.host else 1e-3) for row in rows.ROWS]
+    found[0]["times"]["monotile"]["median_s"] = 40e-6
+    limits = {kind: {"best_per_s": 4e12, "rates_per_s": {}} for kind in ("copy", "read", "flop")}
+    device = {"slug": "nvidia-nothing", **Clock().describe()}
+    versions = {"torch": "2", "triton": "3", "monotile": "0"}
+    about = {"backend": "nvidia", "device": device, "versions": versions, "commit": "0123456789ab", "dirty": False}
+    about |= {
+        "date": "2026-01-01T00:00:00+00:00",
+        "quick": False,
+        "doubts": ["a doubt"],
+        "flex_refused": ["a row: why"],
+    }
+    return {**about, "limits": limits, "rows": found, "wrong": [], "starts": []}
+
+
+def test_the_worst_row_counts() -> None:
+    found = {f"{f.goal.work}, {f.goal.measure.name}": f for f in goals.judge(full_report()["rows"])}
+    assert not found["forward D 64, against the best of torch"].ok
+    assert found["forward D 128, against the best of torch"].ok
+    assert found["decode N 131072, of the read rate"].shown == ("92%", "90%")
+    host = found["a warm call, host"]
+    assert host.shown == ("40.0 us", "30.0 us") and not host.ok and host.row == rows.ROWS[0].name
+
+
+def test_tables(tmp_path: Path) -> None:
+    report, path = full_report(), tmp_path / "found.json"
+    written = io.StringIO()
+    table.show(report, Console(width=200, file=written))
+    text = written.getvalue()
+    assert "NVIDIA Nothing (sm_00)" in text and "a warm call" in text and "short" in text and "a row: why" in text
+    baselines.save(report, path)
+    page = baselines.markdown(baselines.load(path))
+    assert "### nvidia-nothing" in page and "- doubtful: a doubt" in page
+    assert page.count(rows.ROWS[-1].name) >= 1 and "| reached |" not in page
+    assert baselines.compare(report, report)[0].slower == 0
+
+
+def test_calls_of_cuda() -> None:
+    """The one class that talks to CUDA, with something that takes every call in its place."""
+    gpu = Gpu.__new__(Gpu)
+    gpu.torch, gpu.flusher = mock.MagicMock(), mock.MagicMock()
+    order: list[str] = []
+    event = gpu.torch.cuda.Event.return_value
+    event.record.side_effect = lambda: order.append("event")
+    event.elapsed_time.return_value = 3.0
+    gpu.flusher.amax.side_effect = lambda: order.append("flush")
+    assert gpu.timings([lambda: order.append("run")] * 2, cold=True) == [0.003, 0.003]
+    assert order == ["flush", "event", "run", "event"] * 2
+    replay = gpu.graph(lambda: "result")
+    assert replay() == "result" and gpu.torch.cuda.CUDAGraph.return_value.replay.called
+    assert gpu.seconds(lambda: None) >= 0 and gpu.describe().keys() >= Clock().describe().keys()
+    gpu.release()
+    assert gpu.torch.cuda.empty_cache.called
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def monotile(*words: str) -> str:
+    result = CliRunner().invoke(commands.app, words)
+    assert result.exit_code == 1
+    return str(result.exception)
+
+
+def test_mistakes() -> None:
+    assert "runs on cpu or nvidia, found 'metal'" in monotile("bench", "--backend", "metal")
+    if not has_packages:
+        assert "it needs torch" in monotile("bench", "--backend", "nvidia")
+    elif not interpreting:
+        assert "torch sees no NVIDIA GPU" in monotile("bench", "--backend", "nvidia")
+
+
+# ---- a run, in Triton's interpreter ----------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(interpreting or not has_packages, reason="runs the others in a process of their own")
+def test_in_tritons_interpreter() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+@needs_results
+def test_every_kind_of_row(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    kept: list[int] = []
+
+    def keep(report: dict[str, Any]) -> None:
+        kept.append(len(report["rows"]))
+        baselines.save(report, path)
+
+    report = report_of(TINY, keep=keep, plan=plan(flex="needed"))
+    assert report["wrong"] == [] and kept == [*range(1, len(TINY) + 1), len(TINY)]
+    assert baselines.load(path) == json.loads(json.dumps(report))
+    found = {row["name"]: row for row in report["rows"]}
+    for shape in TINY:
+        row = found[shape.name]
+        assert row["error"] <= row["allowed"] and row["ratios"]["torch"] > 0, shape.name
+        assert ("no option" in row["ratios"]) == bool(shape.extra)
+        assert shape.host or math.isclose(
+            row["limit"]["share"] * row["limit"]["best_per_s"], row["limit"]["rate_per_s"]
+        )
+    assert found[TINY[1].name]["torch"]["errors"].keys() >= {"flash", "flash, folded", "math, folded"}
+    assert "cuDNN" in found[TINY[2].name]["torch"]["failed"]
+    assert all(found[s.name]["torch"]["way"] == "flex" for s in TINY if s.extra in ("softcap", "sinks"))
+    assert {kind: sorted(found["rates_per_s"]) for kind, found in report["limits"].items()}["read"] == [
+        "maximum of rows of 32", "torch.amax", "torch.sum",
+    ]  # fmt: skip
+    table.show(report, quiet())
+    assert baselines.markdown(report)
+
+
+@needs_results
+def test_flex_everywhere_and_within_its_time() -> None:
+    shapes = TINY[1:4] + TINY[-5:-2]
+    for row in report_of(shapes, plan=plan(flex="always"))["rows"]:
+        assert row["torch"]["errors"]["flex"] < 0.02, row["name"]
+    limited = plan(flex="always")
+    limited.flex.seconds = 0.0
+    assert "used up" in report_of(shapes[:1], plan=limited)["flex_refused"][0]
+
+
+@needs_results
+def test_a_wrong_row_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    plain = run.ops.attention
+    for wrong, message in (
+        (lambda *a, **w: plain(*a, **w) * 1.1, "at most"),
+        (lambda q, *a, **w: torch.empty(q.shape), "not written"),
+        (lambda q, *a, **w: torch.zeros(q.shape), "no output was poisoned"),
+    ):
+        monkeypatch.setattr(run.ops, "attention", wrong)
+        report = report_of(TINY[2:3])
+        assert report["rows"] == [] and message in report["wrong"][0]["wrong"]
+
+
+@needs_results
+def test_a_run_that_is_stopped() -> None:
+    assert report_of(TINY[:2], plan=plan(total=-1.0))["left_out"] == [s.name for s in TINY[:2]]
+    gpu = Clock()
+    gpu.broken = True
+    report = report_of(TINY[1:3], gpu=gpu)
+    assert report["rows"] == [] and "2 rows were left out" in report["doubts"][0]
+    with pytest.raises(errors.MonotileError, match="no row has words"):
+        run.run(quick=False, only="nothing", console=quiet(), gpu=Clock())

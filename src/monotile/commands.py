@@ -1,4 +1,4 @@
-"""The verbs of the command line: devices, inspect, check, bench, snap, diff."""
+"""The verbs of the command line: devices, inspect, emit, check, bench, snap, diff."""
 
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,15 @@ from .bench import baselines, table
 from .errors import MonotileError
 
 ALL_BACKENDS = ("cpu", "interpreter", "nvidia", "metal")
-LEXERS = {"source": "python", "ir": "llvm", "passes": "llvm", "llvm": "llvm", "asm": "gas"}
+LEXERS = {
+    "source": "python",
+    "ir": "llvm",
+    "passes": "llvm",
+    "llvm": "llvm",
+    "asm": "gas",
+    "triton": "python",
+    "metal": "cpp",
+}
 PLAIN_WIDTH = 140  # of tables that go to a file or a pipe
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -73,28 +81,51 @@ def _details(name: str) -> str:
     return f"{machine.processor()} ({host.cpu})\n{vectors}\n{pool.default_threads()} threads\nLLVM {host.llvm}"
 
 
+KERNELS = "attention, decode, merge, ..., path/to/file.py:NAME or package.module:NAME"
+DTypes = Annotated[list[str] | None, typer.Option(help="of every tensor, or of one: a=float16")]
+Shapes = Annotated[list[str] | None, typer.Option(help="of a tensor: a=64x128; 64 where nothing is said")]
+
+
+def _request(words: list[str], shape: list[str] | None, dtype: list[str] | None) -> inspection.Request:
+    return inspection.Request(
+        inspection.parse_values(words), inspection.parse_shapes(shape or ()), inspection.parse_dtypes(dtype or ())
+    )
+
+
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def inspect(
     context: typer.Context,
-    kernel: Annotated[str, typer.Argument(help="path/to/file.py:NAME or package.module:NAME")],
-    stage: Annotated[str, typer.Option(help="source, ir, passes, llvm or asm")] = "ir",
-    dtype: Annotated[list[str] | None, typer.Option(help="of every tensor, or of one: a=float16")] = None,
-    shape: Annotated[list[str] | None, typer.Option(help="of a tensor: a=64x128; 64 where nothing is said")] = None,
+    kernel: Annotated[str, typer.Argument(help=KERNELS)],
+    stage: Annotated[str, typer.Option(help="source, ir, passes; llvm or asm; triton or ptx; metal")] = "ir",
+    dtype: DTypes = None,
+    shape: Shapes = None,
     backend: Annotated[str, typer.Option(help="whose stages to show")] = "cpu",
 ) -> None:
     """Show a kernel at one stage of its compilation. Every other option is a constant: --BM=128."""
-    found = inspection.find(kernel)
-    request = inspection.Request(
-        inspection.parse_values(context.args),
-        inspection.parse_shapes(shape or ()),
-        inspection.parse_dtypes(dtype or ["float32"]),
-    )
-    text = inspection.text(found, stage, request, backend)
+    text = inspection.text(inspection.find(kernel), stage, _request(context.args, shape, dtype), backend)
     console = Console()
     if console.is_terminal:
         console.print(Syntax(text, LEXERS.get(stage, "text"), background_color="default"))
     else:
         print(text, end="")
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def emit(
+    context: typer.Context,
+    target: Annotated[str, typer.Option(help="metal, nvidia or cpu")],
+    kernel: Annotated[list[str], typer.Option(help=f"{KERNELS}; may be given again")],
+    out: Annotated[Path, typer.Option(help="The folder to write to; it is made if it is not there.")],
+    dtype: DTypes = None,
+    shape: Shapes = None,
+) -> None:
+    """Write kernels and a manifest.json by which other programs can launch them. Every other option is a constant of
+    the kernels (--BQ=64) or an option of attention (--causal=true)."""
+    from . import emission
+
+    kernels = [inspection.find(name) for name in kernel]
+    for path in emission.write(target, kernels, _request(context.args, shape, dtype), out):
+        print(path)
 
 
 @app.command("check")

@@ -1,4 +1,5 @@
-"""`monotile inspect`: finds a kernel by name, makes arguments for it, and gives the text of one stage."""
+"""`monotile inspect`: finds a kernel by name, makes arguments for it, and gives the text of one stage. `monotile emit`
+finds and makes them here, too."""
 
 from __future__ import annotations
 
@@ -8,32 +9,24 @@ import inspect
 import sys
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from . import backends, dtypes
+from . import backends, catalogue, dtypes, ir
+from .catalogue import Request as Request
 from .errors import MonotileError
 from .launch import Kernel
 from .signature import Parameter
 
 DEFAULT_LENGTH = 64
 WORDS: dict[str, Any] = {"true": True, "false": False, "none": None}
+WORDS |= {word: word for word in ("lower_right", "upper_left")}
 
 
 class BadRequest(MonotileError):
     """A command line that names something that does not exist."""
-
-
-@dataclass
-class Request:
-    """What the command line says of the arguments: constants and scalars, shapes and element types."""
-
-    values: Mapping[str, Any] = field(default_factory=dict)
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    dtypes: Mapping[str, dtypes.DType] = field(default_factory=dict)  # by tensor; "" is for all others
 
 
 # ---- reading the command line ----------------------------------------------------------------------------------------
@@ -100,7 +93,9 @@ def parse_dtypes(items: Sequence[str]) -> dict[str, dtypes.DType]:
 
 def find(place: str, kinds: tuple[type, ...] = (Kernel,), title: str = "kernel") -> Any:
     """The object that `path/to/file.py:name` or `package.module:name` names; the name may be left out where there is
-    one kernel only."""
+    one kernel only. A kernel that comes with monotile is found by its name alone."""
+    if Kernel in kinds and place in catalogue.kernels():
+        return catalogue.kernels()[place]
     file, _, name = place.partition(":") if place[1:3] != ":\\" else _split_drive(place)
     module = _load(file)
     found = {n: item for n, item in vars(module).items() if isinstance(item, kinds)}
@@ -123,7 +118,8 @@ def _load(file: str) -> types.ModuleType:
         try:
             return importlib.import_module(file)
         except ModuleNotFoundError as error:
-            raise BadRequest(f"{error}; write path/to/file.py:NAME or package.module:NAME") from None
+            own = f"a kernel of monotile ({', '.join(catalogue.kernels())})"
+            raise BadRequest(f"{error}; write path/to/file.py:NAME, package.module:NAME or {own}") from None
         except (TypeError, ValueError):
             raise BadRequest(f"{file!r} is neither a file nor a module; write path/to/file.py:NAME") from None
     path = Path(file).resolve()
@@ -185,12 +181,20 @@ def source(kernel: Kernel) -> str:
     return "".join(f"{first + n:{width}}  {line.rstrip()}\n" for n, line in enumerate(lines))
 
 
+def specialised(kernel: Kernel, request: Request, backend: str) -> ir.Kernel:
+    """The kernel for arguments as the command line describes them."""
+    args, consts = arguments(kernel, catalogue.completed(kernel, request, backend))
+    return kernel.ir(*args, **consts)
+
+
 def text(kernel: Kernel, stage: str, request: Request, backend: str = "cpu") -> str:
-    """What the compiler makes of the kernel at one stage."""
+    """What the compiler makes of the kernel at one stage. The backend need not be able to run here."""
     if stage == "source":
         return source(kernel)
-    args, consts = arguments(kernel, request)
-    stages = backends.usable(backend).stages(kernel.ir(*args, **consts))
+    stages = backends.get(backend).stages(specialised(kernel, request, backend))
     if stage not in stages:
         raise BadRequest(f"backend {backend!r} has no stage {stage!r}; it has source, {', '.join(stages)}")
-    return stages[stage]()
+    try:
+        return stages[stage]()
+    except ModuleNotFoundError as error:
+        raise BadRequest(f"the stage {stage!r} needs {error.name}; run: pip install {error.name}") from None

@@ -61,7 +61,7 @@ def attention(
 def _forward(call: Call, options: Any, return_lse: bool, run: dict[str, Any]) -> tuple[Array, Array]:
     out = call.new(call.out_shape)
     lse = call.new(call.out_shape[:3], float32) if return_lse else None
-    machine = schedule.machine(call.q, run["backend"])
+    machine = _machine(call.q, run["backend"])
     size = max(call.q.shape[3], call.v.shape[3])
     BQ, BK = schedule.attention_blocks(call.out_shape[2], size, call.dtype.bytes, machine)
     mask, kinds = call.broadcast_mask(), None
@@ -72,6 +72,14 @@ def _forward(call: Call, options: Any, return_lse: bool, run: dict[str, Any]) ->
     blocks_ = {"options": options, "BQ": BQ, "BK": BK}
     attention_kernel(call.q, call.k, call.v, mask, kinds, call.sinks, out, lse, call.scale, **blocks_, **run)
     return out, lse
+
+
+def _machine(array: Array, backend: str | None) -> str:
+    """For what kind of machine block sizes are chosen: "cpu", "metal" or "gpu"."""
+    if backend == "metal":
+        return "metal"
+    at_home = str(getattr(array, "device", "cpu")).startswith("cpu")
+    return "cpu" if at_home and backend in (None, "cpu", "interpreter") else "gpu"
 
 
 # ---- split decode ----------------------------------------------------------------------------------------------------
@@ -91,7 +99,9 @@ def decode_partials(
         splits = recommended_splits(call.keys, call.out_shape[2], "cpu")
     else:
         check_count("splits", splits)
-        block = schedule.decode_block(max(call.q.shape[3], call.v.shape[3]), call.dtype.bytes)
+        block = schedule.decode_block(
+            max(call.q.shape[3], call.v.shape[3]), call.dtype.bytes, _machine(call.q, backend)
+        )
         per = _cdiv(_cdiv(call.keys, splits), block) * block
     threads = schedule.enough_threads(call.flops, call.bytes) if threads is None else threads
     parts = _partials(call, options, splits, per, {"backend": backend, "threads": threads})
@@ -110,8 +120,8 @@ def _partials(call: Call, options: Any, splits: int, per: int, run: dict[str, An
         mask = mask.reshape(B, Hkv, G, Nq, call.keys) if mask is not None else None
         blocks = {
             "options": options,
-            "BR": schedule.row_block(rows),
-            "BK": schedule.decode_block(max(D, Dv), call.dtype.bytes),
+            "BR": schedule.row_block(rows, max(D, Dv), _machine(call.q, run["backend"])),
+            "BK": schedule.decode_block(max(D, Dv), call.dtype.bytes, _machine(call.q, run["backend"])),
         }
         decode_kernel(call.q.reshape(B, Hkv, G, Nq, D), call.k, call.v, mask, o, m, l, call.scale, per, **blocks, **run)
     return Partials(o.reshape(B, Hq, Nq, splits, Dv), m.reshape(B, Hq, Nq, splits), l.reshape(B, Hq, Nq, splits))
@@ -195,7 +205,7 @@ def _kinds(lib: Library, mask: Array, BQ: int, BK: int, run: dict[str, Any]) -> 
     blocks = tuple(-(-n // b) for n, b in zip(mask.shape[2:], (BQ, BK), strict=True))
     kinds = lib.empty((*mask.shape[:2], *blocks), uint8, mask)
     if 0 not in kinds.shape:
-        strip = schedule.mask_strip(BQ, schedule.machine(mask, run["backend"]))
+        strip = schedule.mask_strip(BQ, _machine(mask, run["backend"]))
         mask_blocks_kernel(mask, kinds, BQ=BQ, BK=BK, STRIP=strip, **run)
     return kinds
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from .errors import BadOption
 
@@ -24,17 +23,15 @@ KEYS_PER_SPLIT = 512  # on a CPU: enough work to outweigh a part's output, small
 # BQ, BK on a GPU, up to a head size: what fits shared memory. float32 takes twice the room.
 GPU_BLOCKS = ((128, 128, 128), (256, 128, 64), (576, 64, 64))
 GPU_BLOCKS_FLOAT32 = ((64, 64, 64), (128, 64, 32), (256, 32, 32), (576, 16, 32))
-
-
-def machine(array: Any, backend: str | None) -> str:
-    """What kind of machine a call on an array runs on: "cpu" or "gpu"."""
-    at_home = str(getattr(array, "device", "cpu")).startswith("cpu")
-    return "cpu" if at_home and backend in (None, "cpu", "interpreter") else "gpu"
+METAL_TILE, METAL_STAGE = 18 << 10, 8 << 10
+METAL_ROWS = 2304  # a lane holds a 32nd of the queries and of the sums
 
 
 def attention_blocks(queries: int, head_size: int, element_bytes: int, machine: str) -> tuple[int, int]:
     """BQ, BK of the forward kernel. On a CPU: as many rows as leave half of the second-level cache to keys and
     values."""
+    if machine == "metal":
+        return _metal_blocks(head_size, element_bytes)
     if machine != "cpu":
         table = GPU_BLOCKS if element_bytes < 4 else GPU_BLOCKS_FLOAT32
         return next((rows, keys) for most, rows, keys in table if head_size <= most)
@@ -43,6 +40,14 @@ def attention_blocks(queries: int, head_size: int, element_bytes: int, machine: 
         if queries <= rows or 16 * rows * head_size > second_level_cache() // 2:
             return rows, keys
     return 256, keys
+
+
+def _metal_blocks(head_size: int, element_bytes: int) -> tuple[int, int]:
+    """Queries take 18 of the 32 KiB of threadgroup memory, sums 72 registers of a lane. With 64 rows keys and
+    values are staged, 8 KiB of each; with fewer rows simdgroups share out the columns and read them in place."""
+    rows = next((r for r in (64, 32, 16) if r * head_size * element_bytes <= METAL_TILE), 8)
+    keys = next((k for k in (64, 32) if k * head_size * element_bytes <= METAL_STAGE), 16) if rows == 64 else 64
+    return rows, keys
 
 
 @cache
@@ -61,14 +66,18 @@ def mask_strip(block_rows: int, machine: str) -> int:
     return next((s for s in (8, 4) if block_rows % s == 0 and machine == "cpu"), block_rows)
 
 
-def decode_block(head_size: int, element_bytes: int) -> int:
-    """BK of the decode kernel: a tile of 32 KiB at most, which fits shared memory beside its companion."""
+def decode_block(head_size: int, element_bytes: int, machine: str) -> int:
+    """BK of the decode kernel: a tile of 32 KiB at most, which fits shared memory beside its companion. On Apple GPUs
+    keys and values pass through registers only."""
+    if machine == "metal":
+        return 64
     return next((b for b in (64, 32) if b * head_size * element_bytes <= 32768), 16)
 
 
-def row_block(rows: int) -> int:
+def row_block(rows: int, head_size: int, machine: str) -> int:
     """BR of the decode kernel."""
-    return next((r for r in ROW_BLOCKS if rows <= r), ROW_BLOCKS[-1])
+    most = [r for r in ROW_BLOCKS if machine != "metal" or r * head_size <= METAL_ROWS or r == 1]
+    return next((r for r in most if rows <= r), most[-1])
 
 
 def enough_threads(flops: int, bytes_: int) -> int:

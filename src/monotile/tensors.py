@@ -53,6 +53,11 @@ def address(array: Any) -> int:
     return numpy_address(array) if isinstance(array, np.ndarray) else int(array.data_ptr())
 
 
+def device(array: Any) -> str:
+    """Where an array lives: "cpu", or as torch names the device."""
+    return "cpu" if isinstance(array, np.ndarray) else str(array.device)
+
+
 def signature(array: Any) -> tuple[Any, ...]:
     """Everything about an array but its address, contents and writability."""
     if isinstance(array, np.ndarray):

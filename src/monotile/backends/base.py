@@ -7,10 +7,20 @@ the passes it wants (passes/pipeline.py) and hands back a `Program`. Backends ne
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from ..errors import UnknownBackend
 from ..ir import Kernel
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """A kernel for programs that know nothing of monotile: files by name, and what its manifest says of it."""
+
+    files: Mapping[str, bytes]
+    entry: dict[str, Any]
 
 
 class Program(ABC):
@@ -56,3 +66,7 @@ class Backend(ABC):
     @abstractmethod
     def stages(self, kernel: Kernel) -> dict[str, Callable[[], str]]:
         """The texts `monotile inspect` can show, by stage name."""
+
+    def emit(self, kernel: Kernel) -> Emitted:
+        """What `monotile emit` writes. A backend that makes no text or code has nothing to write."""
+        raise UnknownBackend(f"backend {self.name!r} makes nothing that could be written to a file")

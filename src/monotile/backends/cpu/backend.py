@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ... import cache, ir
-from ..base import Backend, Program
+from ..base import Backend, Emitted, Program
 from . import jit, pool
 
 
@@ -71,6 +71,11 @@ class CpuBackend(Backend):
             "llvm": lambda: to_llvm(kernel).text,
             "asm": lambda: jit.assembly(to_llvm(kernel).text),
         }
+
+    def emit(self, kernel: ir.Kernel) -> Emitted:
+        from .emission import emitted
+
+        return emitted(kernel)
 
 
 BACKEND = CpuBackend()

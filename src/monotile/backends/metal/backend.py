@@ -1,36 +1,44 @@
-"""The metal backend: passes, Metal text, and on machines without an Apple GPU the runner."""
+"""The metal backend: passes, Metal text, and a launcher for each kind of array."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ... import ir
-from ...dtypes import to_numpy
-from ...errors import ArgumentShape, InternalError
+from ... import ir, tensors
+from ...errors import ArgumentShape
 from ...passes import pipeline
 from ...passes.grid import Grid
-from ..base import Backend, Program
+from ..base import Backend, Emitted, Program
+from .bindings import Launch, Launcher, emitted, words
+from .on_cpu import OnCpu
 from .render import Rendered, render
-from .runner import build, launch
+from .runner import build
 from .runner.report import Report
 
 OPTIONS = pipeline.Options(peel_bounds=True)
 MOST_PROGRAMS = 2**31 - 1
 
 
+@dataclass(frozen=True)
+class Bound:
+    words: Sequence[int]
+    spans: tuple[tuple[int, int], ...]  # elements each tensor covers, from its first element
+    meta: np.ndarray[Any, Any]
+
+
 class MetalProgram(Program):
-    """A kernel as Metal text, run on the CPU."""
+    """A kernel as Metal text, with the launchers it has needed so far."""
 
     def __init__(self, kernel: ir.Kernel, order: str) -> None:
         self.kernel, self.order = kernel, order
         self.rendered: Rendered = render(kernel)
+        self.words = words(kernel, self.rendered)
         self.grid = Grid(kernel)
-        self.report: Report | None = None  # of the last launch
+        self.launchers: dict[str, Launcher] = {}
 
     def bind(self, words: Sequence[int]) -> Bound:
         shapes, strides, at = [], [], 1
@@ -53,31 +61,28 @@ class MetalProgram(Program):
             raise ArgumentShape(f"the grid has {programs} programs, of at most {MOST_PROGRAMS}; use larger blocks")
         if programs == 0:
             return
-        buffers: dict[int | str, Any] = {}
-        for tensor, address, (low, high) in zip(self.kernel.tensors, addresses, bound.spans, strict=True):
-            dtype = to_numpy(tensor.dtype)
-            size = (high - low) * dtype.itemsize
-            empty: np.ndarray[Any, Any] = np.empty(0, dtype)
-            memory = (ctypes.c_uint8 * size).from_address(address + low * dtype.itemsize)
-            buffers[tensor.index] = np.ctypeslib.as_array(memory).view(dtype) if size else empty
-        rendered, count = self.rendered, len(self.kernel.tensors)
-        values = dict(zip([name for name, _ in self.kernel.scalars], scalars, strict=True))
-        buffers[count] = bound.meta
-        if rendered.integers:
-            buffers[count + 1] = np.array([values[name] for name in rendered.integers], np.int64)
-        if rendered.floats:
-            buffers[count + 2] = np.array([values[name] for name in rendered.floats], np.float32)
-        report = launch.run(rendered.source, rendered.name, buffers, programs, rendered.threads, order=self.order)
-        self.report = report
-        if not report.clean:
-            raise InternalError(f"the Metal text of {rendered.name} did something wrong:\n{report}")
+        given = dict(zip([name for name, _ in self.kernel.scalars], scalars, strict=True))
+        numbers = [
+            bound.meta.tolist(),
+            *([given[entry["name"]] for entry in group.entries] for group in self.words[1:]),
+        ]
+        launcher = self.launcher(tensors.device(arrays[0]) if arrays else "cpu")
+        launcher.run(Launch(programs, arrays, addresses, bound.spans, list(zip(self.words, numbers, strict=True))))
 
+    def launcher(self, device: str) -> Launcher:
+        kind = device.partition(":")[0]
+        if kind not in self.launchers:
+            self.launchers[kind] = self._launcher(kind)
+        return self.launchers[kind]
 
-@dataclass(frozen=True)
-class Bound:
-    words: Sequence[int]
-    spans: tuple[tuple[int, int], ...]  # elements each tensor covers, from its first element
-    meta: np.ndarray[Any, Any]
+    @property
+    def report(self) -> Report | None:
+        """The runner's, of the last launch in it."""
+        runner = self.launchers.get("cpu")
+        return runner.report if isinstance(runner, OnCpu) else None
+
+    def _launcher(self, kind: str) -> Launcher:
+        return OnCpu(self.kernel, self.rendered, self.order)
 
 
 def _span(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
@@ -115,6 +120,10 @@ class MetalBackend(Backend):
             return "\n".join(texts)
 
         return {"ir": lambda: ir.show(kernel), "passes": passes, "metal": lambda: render(self.lower(kernel)).source}
+
+    def emit(self, kernel: ir.Kernel) -> Emitted:
+        lowered = self.lower(kernel)
+        return emitted(lowered, render(lowered))
 
 
 BACKEND = MetalBackend()

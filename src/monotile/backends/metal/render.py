@@ -26,15 +26,22 @@ PLACES = """  const int fm = (lane / 4 & 4) + lane / 2 % 4;        // this lane'
 @dataclass(frozen=True)
 class Rendered:
     """`longs` says what the array `meta` holds: (tensor, "offset" or "dim" or "stride", dimension). `integers` and
-    `floats` are the scalar parameters, each kind in an array."""
+    `floats` are the scalar parameters, each kind in an array. The text is in three parts, for callers that write a
+    signature of their own."""
 
-    source: str
+    head: str
+    signature: str
+    body: str
     name: str
     threads: int
     longs: tuple[tuple[int, str, int], ...]
     integers: tuple[str, ...]
     floats: tuple[str, ...]
     threadgroup_bytes: int
+
+    @property
+    def source(self) -> str:
+        return f"{self.head}\n{self.signature} {{\n{self.body}\n}}\n"
 
 
 def render(kernel: Kernel) -> Rendered:
@@ -45,26 +52,25 @@ class Renderer(Folds):
     def render(self) -> Rendered:
         kernel = self.kernel
         self.fused = _fused_dots(kernel)
-        head = self._tensors()
+        lengths = self._tensors()
         floats = tuple(name for name, dtype in kernel.scalars if dtype.is_float)
         integers = tuple(name for name, dtype in kernel.scalars if not dtype.is_float)
         self._params(floats, integers)
         self.block(kernel.body)
         threads = 32 * self.family.simdgroups
         name = author_name(kernel.name)
-        parts = [
-            HEADER,
-            *(HELPERS[helper] for helper in HELPERS if helper in self.elements.helpers),
-            f"\n[[kernel, max_total_threads_per_threadgroup({threads})]] void {name}(",
-            ",\n".join(f"    {text}" for text in self._arguments(bool(integers), bool(floats))) + ") {",
+        head = [HEADER, *(HELPERS[helper] for helper in HELPERS if helper in self.elements.helpers)]
+        arguments = ",\n".join(f"    {text}" for text in self._arguments(bool(integers), bool(floats)))
+        signature = f"\n[[kernel, max_total_threads_per_threadgroup({threads})]] void {name}(\n{arguments})"
+        body = [
             *([f"  threadgroup float4 room[{-(-self.room_bytes // 16)}];"] if self.room_bytes else []),
             "  const int sg = int(sg_u), lane = int(lane_u);",
             *([PLACES] if isinstance(self.family, Fragments) else []),
-            *head,
+            *lengths,
             *self.lines,
-            "}\n",
         ]
-        return Rendered("\n".join(parts), name, threads, tuple(self.longs), integers, floats, self.room_bytes)
+        texts = "\n".join(head), signature, "\n".join(body)
+        return Rendered(*texts, name, threads, tuple(self.longs), integers, floats, self.room_bytes)
 
     def _arguments(self, integers: bool, floats: bool) -> list[str]:
         kernel, count = self.kernel, len(self.kernel.tensors)
@@ -75,7 +81,7 @@ class Renderer(Folds):
             texts.append(f"device {constness}{TYPES[tensor.dtype.name]} *{name}")
         texts.append(f"constant long *meta [[buffer({count})]]")
         texts += [f"constant long *integers [[buffer({count + 1})]]"] if integers else []
-        texts += [f"constant float *floats [[buffer({count + 2})]]"] if floats else []
+        texts += [f"constant float *floats [[buffer({count + 1 + integers})]]"] if floats else []
         return [
             *texts,
             "uint gid [[threadgroup_position_in_grid]]",

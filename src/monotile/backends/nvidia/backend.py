@@ -13,7 +13,7 @@ from ... import ir, verify
 from ...errors import ArgumentShape
 from ...passes import pipeline
 from ...passes.peel import peel_with_bounds
-from ..base import Backend, Program
+from ..base import Backend, Emitted, Program
 from . import build, descriptors
 from .render import Rendered, render
 from .schedule import Schedule, choose
@@ -227,6 +227,12 @@ class NvidiaBackend(Backend):
             return str(build.ahead(lowered, render(lowered, schedule), schedule).asm["ptx"])
 
         return {"ir": lambda: ir.show(kernel), "passes": passes, "triton": triton, "ptx": ptx}
+
+    def emit(self, kernel: ir.Kernel) -> Emitted:
+        from .emission import emitted
+
+        lowered = self.lower(kernel)
+        return emitted(lowered, choose(lowered))
 
 
 BACKEND = NvidiaBackend()

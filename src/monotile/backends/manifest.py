@@ -1,0 +1,133 @@
+"""What the manifests of all targets share: tensors with the symbols of their lengths, the words of a launch, the grid.
+
+A manifest is for programs that know nothing of monotile, so everything in it is a number, a name or an expression.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Iterable
+from typing import Any
+
+from ..dtypes import DType
+from ..errors import DeviceLimit
+from ..ir import Kernel, Op, Tensor, Value, walk
+from ..passes.grid import Grid
+
+Entry = dict[str, Any]
+
+MEANINGS = {
+    "address": "where the tensor's first element lies in memory",
+    "offset": "elements from the start of the buffer to the tensor's first element; 0 unless a stride is negative",
+    "length": "of the tensor along the axis",
+    "stride": "elements from one position to the next along the axis; may be 0 or negative",
+    "scalar": "the kernel's parameter of this name",
+    "grid": "how many programs or threadgroups to launch: whole numbers, lengths by symbol and scalars by name, "
+    "+ - * // (rounded down) %, min and max; a launch of 0 is to be left out",
+    "strides": "null where any stride will do; a number is compiled in, and the array must have it",
+}
+BINARY = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%"}
+CALLS = {"min": "min", "max": "max"}
+
+
+class Symbols:
+    """Names for the lengths of tensors. One the author did not name gets a name of its own."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.taken = {d for t in kernel.tensors for d in t.dims if isinstance(d, str) and d.isidentifier()}
+        self.taken |= {name for name, _ in kernel.scalars}
+        self.own: dict[str, str] = {}
+
+    def name(self, dim: str | int) -> str | int:
+        if isinstance(dim, int) or dim.isidentifier():
+            return dim
+        if dim not in self.own:
+            name = dim.replace(".", "_dim")
+            while name in self.taken:
+                name += "_"
+            self.taken.add(name)
+            self.own[dim] = name
+        return self.own[dim]
+
+    def shape(self, tensor: Tensor) -> list[str | int]:
+        return [self.name(dim) for dim in tensor.dims]
+
+
+def tensor_entry(kernel: Kernel, tensor: Tensor, symbols: Symbols) -> Entry:
+    """A tensor that the caller has to give: how long it is, and which strides it must have."""
+    strides: list[int | None] = list(tensor.strides) or [None] * tensor.rank
+    if tensor.unit is not None:
+        strides[tensor.unit] = 1
+    shape, role = symbols.shape(tensor), _role(kernel, tensor)
+    return {"name": tensor.name, "role": role, "dtype": tensor.dtype.name, "shape": shape, "strides": strides}
+
+
+def _role(kernel: Kernel, tensor: Tensor) -> str:
+    if tensor.index not in kernel.written:
+        return "input"
+    read = any(op.kind in ("load", "gather") and op.attrs["tensor"] == tensor for op in walk(kernel.body))
+    return "input and output" if read else "output"
+
+
+def word(meaning: str, tensor: Tensor, axis: int | None = None) -> Entry:
+    return {"meaning": meaning, "tensor": tensor.name} | ({} if axis is None else {"axis": axis})
+
+
+def scalar(name: str) -> Entry:
+    return {"meaning": "scalar", "name": name}
+
+
+def constants(kernel: Kernel) -> Entry:
+    return {name: plain(value) for name, value in kernel.consts.items()}
+
+
+def plain(value: Any) -> Any:
+    """A compile-time value as JSON has it: functions and element types by name, named tuples by field."""
+    if isinstance(value, types.FunctionType):
+        return f"{value.__module__}:{value.__qualname__}"
+    if isinstance(value, DType):
+        return value.name
+    if isinstance(value, float) and math.isinf(value):
+        return str(value)  # JSON has no infinity
+    if isinstance(value, tuple):
+        fields: Iterable[str] | None = getattr(value, "_fields", None)
+        return {n: plain(v) for n, v in zip(fields, value, strict=True)} if fields else [plain(v) for v in value]
+    return value
+
+
+def programs(kernel: Kernel, symbols: Symbols) -> str:
+    """How many programs a launch has, as an expression of lengths and scalars."""
+    grid = Grid(kernel)
+    texts: dict[Value, str] = {}
+    for op in grid.ops:
+        texts[op.result] = _expression(op, texts, symbols)
+    sizes = [texts[v] for v in grid.sizes]
+    return " * ".join(s if _counts(v) else f"max(0, {s})" for v, s in zip(grid.sizes, sizes, strict=True)) or "1"
+
+
+def _expression(op: Op, texts: dict[Value, str], symbols: Symbols) -> str:
+    operands = [texts[v] for v in op.operands]
+    if op.kind == "const" and not op.result.dtype.is_float:
+        return str(int(op.attrs["value"]))
+    if op.kind == "dim":
+        return str(symbols.name(op.attrs["tensor"].dims[op.attrs["axis"]]))
+    if op.kind == "param" and not op.result.dtype.is_float:
+        return str(op.attrs["name"])
+    if op.kind == "cast" and op.result.dtype.is_int and not op.operands[0].dtype.is_float:
+        return operands[0]
+    if op.kind in BINARY:
+        return f"({operands[0]} {BINARY[op.kind]} {operands[1]})"
+    if op.kind in CALLS:
+        return f"{CALLS[op.kind]}({operands[0]}, {operands[1]})"
+    raise DeviceLimit(f"the grid's size needs {op.kind!r}, which a manifest cannot say; compute it before the launch")
+
+
+def _counts(size: Value) -> bool:
+    """Whether a size is a length, or a length rounded up to blocks: never below 0."""
+    op = size.op
+    if op is None:
+        return False
+    if op.kind in ("dim", "const"):
+        return op.kind == "dim" or op.attrs["value"] >= 0
+    return op.kind in ("add", "mul", "floordiv") and all(_counts(v) for v in op.operands)

@@ -1,0 +1,273 @@
+"""`monotile emit`: what it writes is enough to launch a kernel. The launches here read the files and nothing else."""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import importlib.util
+import json
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from arrays import Array, poisoned
+from kernels.cases import agrees, normal, qkv
+from monotile import emission, inspection, metal
+from monotile.errors import DeviceLimit
+from monotile.inspection import BadRequest, Request
+from monotile.kernels import reference
+from monotile.language import Tensor, kernel, program_id
+from test_cli import monotile
+
+needs_runner = pytest.mark.skipif(metal.why_not() is not None, reason=str(metal.why_not()))
+
+
+# ---- a launch by the manifest alone ----------------------------------------------------------------------------------
+
+
+def manifest(folder: Path) -> Any:
+    return json.loads((folder / "manifest.json").read_text())
+
+
+def lengths(tensors: list[Any], arrays: dict[str, Array]) -> dict[str, int]:
+    """The value of every symbol; arrays must be as long as the manifest says, and have the strides it says."""
+    found: dict[str, int] = {}
+    for tensor in tensors:
+        array = arrays[tensor["name"]]
+        assert array.ndim == len(tensor["shape"]) and str(array.dtype) == tensor["dtype"]
+        for symbol, length in zip(tensor["shape"], array.shape, strict=True):
+            assert (symbol if isinstance(symbol, int) else found.setdefault(symbol, length)) == length
+        for wanted, stride in zip(tensor["strides"], array.strides, strict=True):
+            assert wanted in (None, stride // array.itemsize)
+    return found
+
+
+def number(word: Any, arrays: dict[str, Array], scalars: dict[str, Any]) -> Any:
+    if word["meaning"] == "scalar":
+        return scalars[word["name"]]
+    array = arrays[word["tensor"]]
+    if word["meaning"] == "length":
+        return array.shape[word["axis"]]
+    if word["meaning"] == "stride":
+        return array.strides[word["axis"]] // array.itemsize
+    return {"offset": 0, "address": array.ctypes.data}[word["meaning"]]
+
+
+def evaluate(expression: str, names: dict[str, Any]) -> int:
+    return int(eval(expression, {"__builtins__": {}}, {**names, "min": min, "max": max}))
+
+
+def launch_metal(folder: Path, name: str, arrays: dict[str, Array], scalars: dict[str, Any], **options: Any) -> Any:
+    (entry,) = (k for k in manifest(folder)["kernels"] if k["name"] == name)
+    tensors = [b for b in entry["buffers"] if b["role"] != "words"]
+    names = {**lengths(tensors, arrays), **scalars}
+    buffers: dict[int | str, Any] = {b["index"]: arrays[b["name"]] for b in tensors}
+    for group in entry["buffers"]:
+        if group["role"] == "words":
+            buffers[group["index"]] = np.array([number(w, arrays, scalars) for w in group["words"]], group["dtype"])
+    grid = [evaluate(e, names) for e in entry["grid"]]
+    report = metal.run((folder / entry["file"]).read_text(), name, buffers, grid, entry["threads"], **options)
+    report.check()
+    assert report.counters.threadgroup_memory_bytes == entry["threadgroup_memory_bytes"]
+    return report
+
+
+@needs_runner
+@pytest.mark.parametrize("order", metal.ORDERS)
+def test_metal_attention_by_the_manifest(order: str, tmp_path: Path) -> None:
+    words = "--causal=true --BQ=32 --BK=32 --D=64 --dtype bfloat16"
+    monotile("emit", "--target", "metal", "--kernel", "attention", "--out", str(tmp_path), *words.split())
+    q, k, v = qkv(40, 71, 64, B=2, Hq=4, Hkv=2, dtype="bfloat16")
+    o, lse = poisoned(q.shape, "bfloat16"), poisoned(q.shape[:3])
+    arrays = {"q": q, "k": k, "v": v, "o": o, "lse": lse}
+    launch_metal(tmp_path, "attention", arrays, {"scale": 0.125}, order=order)
+    agrees((o, lse), q, k, v, causal=True)
+
+
+@needs_runner
+def test_metal_decode_and_merge_by_the_manifest(tmp_path: Path) -> None:
+    """Two kernels in a folder, integer and float scalars, a mask, and parts that go from one to the other."""
+    kernels = "--kernel decode --kernel merge --D=80 --Dv=80 --dtype mask=float32"
+    monotile("emit", "--target", "metal", "--out", str(tmp_path), *kernels.split())
+    q, k, v = qkv(1, 150, 80, Hq=4, Hkv=2)
+    mask = np.where(np.random.default_rng(0).random((1, 2, 2, 1, 150)) < 0.5, 0, -np.inf).astype(np.float32)
+    parts = {"o": poisoned((1, 2, 2, 3, 80)), "m": poisoned((1, 2, 2, 3)), "l": poisoned((1, 2, 2, 3))}
+    arrays = {"q": q.reshape(1, 2, 2, 1, 80), "k": k, "v": v, "mask": mask, **parts}
+    launch_metal(tmp_path, "decode", arrays, {"scale": 0.1, "per": 64})
+    flat = {"o": parts["o"].reshape(4, 3, 80), "m": parts["m"].reshape(4, 3), "l": parts["l"].reshape(4, 3)}
+    out, lse = poisoned((4, 80)), poisoned(4)
+    launch_metal(tmp_path, "merge", {**flat, "out": out, "lse": lse}, {})
+    found = out.reshape(1, 4, 1, 80), lse.reshape(1, 4, 1)
+    agrees(found, q, k, v, scale=0.1, mask=mask.reshape(1, 4, 1, 150))
+
+
+def test_cpu_by_the_manifest(tmp_path: Path) -> None:
+    """The object is linked, its words filled in and every program run."""
+    from monotile.backends.cpu import jit
+
+    monotile("emit", "--target", "cpu", "--kernel", "attention", "--out", str(tmp_path), "--D=48", "--softcap=20.0")
+    (entry,) = manifest(tmp_path)["kernels"]
+    assert f"define void @{entry['name']}(" in (tmp_path / entry["file"]).read_text()
+    code = jit.load_object((tmp_path / entry["object"]).read_bytes())
+    q, k, v = qkv(37, 50, 48, Hq=4, Hkv=2)
+    o, lse = poisoned(q.shape), poisoned(q.shape[:3])
+    arrays, scalars = {"q": q, "k": k, "v": v, "o": o, "lse": lse}, {"scale": 0.2}
+    names = {**lengths(entry["tensors"], arrays), **scalars}
+    words = (ctypes.c_int64 * len(entry["words"]))()
+    for n, word in enumerate(entry["words"]):
+        value = number(word, arrays, scalars)
+        words[n] = struct.unpack("<i", struct.pack("<f", value))[0] if word.get("dtype") == "float32" else value
+    room = np.empty(entry["scratch_bytes"] + entry["scratch_alignment"], np.uint8)
+    scratch = -(-room.ctypes.data // entry["scratch_alignment"]) * entry["scratch_alignment"]
+    run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)(code.address(entry["name"]))
+    count = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(code.address(f"{entry['name']}_programs"))
+    programs = evaluate(entry["grid"][0], names)
+    assert programs == count(ctypes.addressof(words))
+    for program in range(programs):
+        run(ctypes.addressof(words), program, scratch)
+    agrees((o, lse), q, k, v, scale=0.2, softcap=20.0)
+
+
+def test_nvidia_names_every_parameter(tmp_path: Path) -> None:
+    """Neither Triton nor a GPU is needed to write it."""
+    monotile("emit", "--target", "nvidia", "--kernel", "attention", "--out", str(tmp_path), "--dtype", "float16")
+    (entry,) = manifest(tmp_path)["kernels"]
+    tree = ast.parse((tmp_path / entry["file"]).read_text())
+    (function,) = (n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == entry["name"])
+    assert [a.arg for a in function.args.args] == [a["name"] for a in entry["arguments"]]
+    arrays = dict(zip("qkv", qkv(300, 41, 128, Hq=4, dtype="float16"), strict=True))
+    arrays |= {"o": arrays["q"], "lse": poisoned((1, 4, 300))}
+    scale = {"scale": 0.5}
+    names = {**lengths(entry["tensors"], arrays), **scale}
+    assert all(number(word, arrays, scale) is not None for word in entry["arguments"])
+    assert evaluate(entry["grid"][0], names) == 4 * -(-300 // entry["constants"]["BQ"])
+    assert entry["options"]["num_warps"] in (4, 8)
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter does not compile")
+def test_nvidia_compiles_by_the_manifest(tmp_path: Path) -> None:
+    """To PTX for a GPU that need not be there."""
+    triton = pytest.importorskip("triton")
+    from triton.backends import compiler
+
+    emission.write("nvidia", [inspection.find("attention")], Request({"BQ": 32, "BK": 32, "D": 32}), tmp_path)
+    (entry,) = manifest(tmp_path)["kernels"]
+    spec = importlib.util.spec_from_file_location("emitted", tmp_path / entry["file"])
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    types = {"address": "*fp32", "length": "i32", "stride": "i64", "scalar": "fp32"}
+    signature = {a["name"]: types[a["meaning"]] for a in entry["arguments"]}
+    source = triton.compiler.ASTSource(getattr(module, entry["name"]), signature, {})
+    made = triton.compile(source, target=compiler.GPUTarget("cuda", 90, 32), options=entry["options"])
+    assert entry["name"] in made.asm["ptx"]
+
+
+# ---- what can be asked for -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["metal", "nvidia", "cpu"])
+@pytest.mark.parametrize("name", ["attention", "decode", "merge", "merge_lse", "mask_blocks", "matmul", "row_softmax"])
+def test_every_kernel_for_every_target(name: str, target: str) -> None:
+    files, found = emission.emit(target, [inspection.find(name)], Request({}, {}, {}))
+    (entry,) = found["kernels"]
+    assert files[entry["file"]] and json.loads(json.dumps(found)) == found
+    assert entry["grid"][1:] == ["1", "1"] and found["target"] == target
+
+
+def test_options_and_optional_tensors() -> None:
+    dtypes = inspection.parse_dtypes(["float16", "mask=float32", "sinks=float32"])
+    values = inspection.parse_values(["--causal=upper_left", "--left=7", "--lse=None"])
+    _, found = emission.emit("metal", [inspection.find("attention")], Request(values, {}, dtypes))
+    (entry,) = found["kernels"]
+    tensors = {b["name"]: b["dtype"] for b in entry["buffers"] if b["role"] != "words"}
+    assert tensors == {
+        "q": "float16", "k": "float16", "v": "float16", "mask": "float32", "sinks": "float32", "o": "float16",
+    }  # fmt: skip
+    assert entry["constants"]["options"] | {"causal": "upper_left", "left": 7} == entry["constants"]["options"]
+
+
+KERNEL = """from monotile.language import *
+
+@kernel
+def shift(x, y: Tensor["N"], low: int, *, B: Const = 32):
+    i = program_id(maximum(cdiv(y.shape[0] - low, B), 0)) * B + low + arange(B)
+    y[i] = y[i] + x[i]
+"""
+
+
+@needs_runner
+def test_a_kernel_of_a_file(tmp_path: Path) -> None:
+    """Lengths without a name, a grid that depends on a scalar, a tensor that is read and written."""
+    (tmp_path / "own.py").write_text(KERNEL)
+    monotile(
+        "emit", "--target", "metal", "--kernel", f"{tmp_path}/own.py:shift", "--out", str(tmp_path), "--shape", "x=64"
+    )
+    (entry,) = manifest(tmp_path)["kernels"]
+    assert [b["role"] for b in entry["buffers"]] == ["input", "input and output", "words", "words"]
+    x, y = normal(100), normal(100, seed=1)
+    before = y.copy()
+    launch_metal(tmp_path, "shift", {"x": x, "y": y}, {"low": 33})
+    np.testing.assert_array_equal(y, before + np.where(np.arange(100) < 33, 0, x))
+
+
+@pytest.mark.parametrize(
+    "words, phrase",
+    [
+        (("--target", "abacus", "--kernel", "merge"), "there is no backend 'abacus'"),
+        (("--target", "interpreter", "--kernel", "merge"), "makes nothing that could be written"),
+        (("--target", "metal", "--kernel", "flash"), "attention, decode, merge"),
+        (("--target", "metal", "--kernel", "merge", "--BQ=3"), "nothing in merge is called 'BQ'"),
+        (("--target", "cpu", "--kernel", "merge", "--kernel", "merge"), "two kernels are named 'merge'"),
+        (("--target", "metal", "--kernel", "merge", "--out", "/dev/null/x"), "cannot write to /dev/null/x"),
+    ],
+)
+def test_mistakes(words: tuple[str, ...], phrase: str, tmp_path: Path) -> None:
+    out = () if "--out" in words else ("--out", str(tmp_path / "out"))
+    assert phrase in monotile("emit", *words, *out, code=1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_grid_that_cannot_be_written() -> None:
+    @kernel
+    def odd(x: Tensor["N M"], share: float):
+        x[program_id(int(float(x.shape[0]) * share)), 0] = 1.0
+
+    with pytest.raises(DeviceLimit, match="a manifest cannot say"):
+        emission.emit("metal", [odd], Request())
+
+
+@pytest.mark.parametrize("backend, stage", [("nvidia", "triton"), ("metal", "metal"), ("cpu", "llvm")])
+def test_inspect_needs_no_device(backend: str, stage: str) -> None:
+    """What a backend would run can be read where it cannot run."""
+    text = monotile("inspect", "attention", "--backend", backend, "--stage", stage, "--D=64")
+    assert "attention" in text or "define void @kernel(" in text
+
+
+def test_a_stage_that_needs_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    import builtins
+
+    plain = builtins.__import__
+
+    def without(name: str, *rest: Any, **options: Any) -> Any:
+        if name == "triton":
+            raise ModuleNotFoundError("No module named 'triton'", name="triton")
+        return plain(name, *rest, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(BadRequest, match="'ptx' needs triton; run: pip install triton"):
+        inspection.text(inspection.find("merge"), "ptx", Request(), "nvidia")
+
+
+def test_the_reference_agrees_with_itself() -> None:
+    """The comparison the tests above make can fail."""
+    q, k, v = qkv(9, 9, 8)
+    out, lse = (x.astype(np.float32) for x in reference.attention(q, k, v))
+    agrees((out, lse), q, k, v)
+    out[0, 0, 0, 0] += np.float32(1e-3)
+    with pytest.raises(AssertionError):
+        agrees((out, lse), q, k, v)

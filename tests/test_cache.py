@@ -7,8 +7,10 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -190,18 +192,91 @@ def test_fingerprint_tells_parts_apart() -> None:
     assert len(cache.fingerprint()) == 64
 
 
-def test_compiler_fingerprint_follows_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "package"
-    (package / "sub").mkdir(parents=True)
-    (package / "sub/one.py").write_text("x = 1\n")
-    monkeypatch.setattr(cache, "__file__", str(package / "cache.py"))
-    uncached = cache.compiler_fingerprint.__wrapped__
-    first = uncached()
-    assert uncached() == first
-    (package / "sub/one.py").write_text("x = 2\n")
-    second = uncached()
-    (package / "sub/one.py").rename(package / "one.py")
-    assert len({first, second, uncached()}) == 3
+def loaded_later(patch: pytest.MonkeyPatch, *, seconds: float) -> str:
+    """The fingerprint a process finds that began to load monotile some seconds from now."""
+    patch.setattr(cache, "_loading_since_ns", time.time_ns() + int(seconds * 1e9))
+    cache._compiler.cache_clear()
+    return cache.compiler_fingerprint()
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package of two files in place of monotile's own."""
+    path = tmp_path / "package"
+    path.mkdir()
+    (path / "one.py").write_text("x = 1\n")
+    (path / "two.py").write_text("y = 1\n")
+    monkeypatch.setattr(cache, "__file__", str(path / "cache.py"))
+    yield path
+    cache._compiler.cache_clear()
+
+
+def test_compiler_fingerprint_follows_the_source(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = partial(loaded_later, monkeypatch, seconds=5)
+    first = loaded()
+    assert loaded() == first
+    (package / "one.py").write_text("x = 2\n")
+    second = loaded()
+    (package / "sub").mkdir()
+    (package / "one.py").rename(package / "sub/one.py")
+    third = loaded()
+    (package / "sub/three.py").touch()
+    assert len({first, second, third, loaded()}) == 4
+
+
+def test_unchanged_source_is_not_read_again(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = loaded_later(monkeypatch, seconds=5)
+    monkeypatch.setattr(cache, "_source_fingerprint", lambda: pytest.fail("read again"))
+    assert loaded_later(monkeypatch, seconds=6) == first
+
+
+def test_edit_that_hides_is_noticed(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Same length, same time of the last change: an edit whose time stamp was put back."""
+    first = loaded_later(monkeypatch, seconds=5)
+    before = (package / "one.py").stat()
+    time.sleep(0.02)  # time stamps step by up to 10 ms
+    (package / "one.py").write_text("x = 2\n")
+    os.utime(package / "one.py", ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = (package / "one.py").stat()
+    assert (after.st_size, after.st_mtime_ns, after.st_ino) == (before.st_size, before.st_mtime_ns, before.st_ino)
+    assert loaded_later(monkeypatch, seconds=5) != first
+
+
+def test_exchanged_files_are_noticed(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = loaded_later(monkeypatch, seconds=5)
+    (package / "one.py").rename(package / "three.py")
+    (package / "two.py").rename(package / "one.py")
+    (package / "three.py").rename(package / "two.py")
+    assert loaded_later(monkeypatch, seconds=5) != first
+
+
+@pytest.mark.parametrize("seconds", [-5.0, 0.0])
+def test_source_changed_under_a_process_is_shared_with_none(
+    package: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """What runs may be the old file or the new one: nothing is read from the cache, nothing is kept."""
+    assert len({loaded_later(monkeypatch, seconds=seconds) for _ in range(3)}) == 3
+    cache.store_compiled(KEY, "o", PAYLOAD)
+    assert not folder.exists() or not list(folder.iterdir())
+
+
+def test_nothing_is_kept_after_an_edit(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded_later(monkeypatch, seconds=5)
+    cache.store_compiled(KEY, "o", PAYLOAD)
+    assert cache.load(KEY, "o") == PAYLOAD
+    (package / "one.py").write_text("x = 3\n")
+    cache.store_compiled("later", "o", PAYLOAD)
+    assert cache.load("later", "o") is None
+
+
+def test_damaged_record_of_the_source_is_made_again(
+    package: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = loaded_later(monkeypatch, seconds=5)
+    record = only_file(folder)
+    record.write_bytes(record.read_bytes()[:-1] + b"?")
+    assert loaded_later(monkeypatch, seconds=5) == first
+    assert record.read_bytes().endswith(first.encode())
 
 
 def command(code: str) -> list[str]:

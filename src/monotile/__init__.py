@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from time import time_ns
 from typing import TYPE_CHECKING, Any
 
-from .errors import MonotileError
+_loading_since_ns = time_ns()  # source files changed after this are not what runs: see cache.py
+
+from .errors import MonotileError  # noqa: E402
 
 if TYPE_CHECKING:
     from .ops import (

@@ -73,9 +73,10 @@ def _why_not(name: str) -> str | None:
 def _details(name: str) -> str:
     if name != "cpu":
         return "NumPy, one operation at a time: defines the language, for tests" if name == "interpreter" else ""
-    from .backends.cpu import jit, pool, target
+    from .backends.cpu import pool, target
+    from .backends.cpu.host import host as this_host
 
-    host = jit.host()
+    host = this_host()
     chosen = target.target(host)
     vectors = f"{chosen.name}, {chosen.lanes} float32 lanes"
     return f"{machine.processor()} ({host.cpu})\n{vectors}\n{pool.default_threads()} threads\nLLVM {host.llvm}"

@@ -12,14 +12,15 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
-from monotile.backends.cpu import functions, jit
+from monotile.backends.cpu import functions, jit, loader
 from monotile.backends.cpu.emit import Emitter, Index, Reg
+from monotile.backends.cpu.host import host
 from monotile.backends.cpu.target import target
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Compiled = Callable[[Array], Array]
 
-HOST_LANES = target(jit.host()).lanes
+HOST_LANES = target(host()).lanes
 LEAST_NORMAL = 2.0**-126
 GREATEST = float(np.finfo(np.float32).max)
 REFERENCES: dict[str, Callable[[Array], Array]] = {
@@ -53,12 +54,12 @@ def compiled(name: str, lanes: int, cpu: str = "") -> Compiled:
     """The function for this processor, or for a lesser one whose code it can run."""
     with pytest.MonkeyPatch.context() as patch:
         if cpu:
-            machine = llvm.Target.from_triple(jit.host().triple).create_target_machine(
+            machine = llvm.Target.from_triple(host().triple).create_target_machine(
                 cpu=cpu, opt=2, reloc="pic", codemodel="small"
             )
             patch.setattr(jit, "_target_machine", lambda: machine)
-        data = jit.compile_object(_module(name, lanes))
-    loaded = jit.load_object(data)
+        data = jit.compile_code(_module(name, lanes))
+    loaded = loader.load(data)
     apply = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(loaded.address("apply"))
 
     def call(x: Array, _keep: object = loaded) -> Array:
@@ -106,7 +107,7 @@ def test_two_ulp_everywhere(name: str) -> None:
 @pytest.mark.parametrize("lanes", [1, 4, 8])
 @pytest.mark.parametrize("cpu", ["", "haswell"])
 def test_same_bits_for_all_widths_and_processors(name: str, lanes: int, cpu: str) -> None:
-    if cpu and not {"+avx2", "+fma", "+bmi2"} <= set(jit.host().features.split(",")):
+    if cpu and not {"+avx2", "+fma", "+bmi2"} <= set(host().features.split(",")):
         pytest.skip(f"this processor cannot run code for {cpu}")
     x = _singles(np.arange(0, 1 << 32, 9973))
     expected, got = compiled(name, HOST_LANES)(x), compiled(name, lanes, cpu)(x)
@@ -198,12 +199,12 @@ def test_a_constant_is_a_register_too() -> None:
     e.store(functions.exp2(e, e.number(-3.0, "float")).text, "%y", "float", 4)
     e.do("ret void")
     text = "\n".join([*sorted(e.declarations), e.function("define void @apply(ptr %y)")])
-    loaded, y = jit.load_object(jit.compile_object(text)), ctypes.c_float()
+    loaded, y = loader.load(jit.compile_code(text)), ctypes.c_float()
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)(loaded.address("apply"))(ctypes.addressof(y))
     assert y.value == 0.125
 
 
-@pytest.mark.skipif(target(jit.host()).name == "baseline", reason="it has no fma and no floor")
+@pytest.mark.skipif(target(host()).name == "baseline", reason="it has no fma and no floor")
 def test_nothing_calls_a_library() -> None:
     for name in NAMES:
         assert "call" not in jit.assembly(_module(name, HOST_LANES))

@@ -17,8 +17,9 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
-from monotile import cache as disk
-from monotile.backends.cpu import jit, pool
+from monotile.backends.cpu import jit, loader, pool
+from monotile.backends.cpu.host import host
+from monotile.backends.cpu.pool_native import native_text
 from monotile.errors import BadThreadCount, InternalError
 
 SOURCES = str(Path(pool.__file__).parents[3])
@@ -78,8 +79,8 @@ MILLISECOND = 1_000_000  # loop turns: between half a millisecond and a few
 
 
 @cache
-def code() -> jit.Loaded:
-    return jit.load_object(jit.compile_object(KERNELS))
+def code() -> Any:
+    return loader.load(jit.compile_code(KERNELS))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -132,8 +133,8 @@ def test_launches_after_pauses_of_every_length() -> None:
 
 def test_polling_workers_take_part(fresh_teams: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sleep of systems without a futex, which this one can run as well."""
-    data = jit.compile_object(pool.native_text(jit.host().triple.replace("linux", "other").replace("apple", "other")))
-    monkeypatch.setattr(disk, "load", lambda key, kind: data)
+    data = jit.compile_code(native_text(host().triple.replace("linux", "other").replace("apple", "other")))
+    monkeypatch.setattr(pool, "native_code", lambda: data)
     native = pool._native.__wrapped__()
     UNLOADED_NEVER.append(native)
     monkeypatch.setattr(pool, "_native", lambda: native)
@@ -276,7 +277,7 @@ def child_works() -> bool:
     if child == 0:
         try:
             right = all(launch("count", arguments(50, 100), threads) == [1] * 50 for threads in (2, 1, 3))
-            fresh = jit.load_object(jit.compile_object(KERNELS)).address("count") != 0
+            fresh = loader.load(jit.compile_code(KERNELS)).address("count") != 0
             os._exit(0 if right and fresh else 1)
         finally:
             os._exit(2)
@@ -310,8 +311,8 @@ def test_fork_while_another_thread_launches() -> None:
 
 LOADING = """
 import threading, time
-from monotile.backends.cpu import jit, pool
-code = jit.load_object(jit.compile_object('''
+from monotile.backends.cpu import jit, loader, pool
+code = loader.load(jit.compile_code('''
 define i64 @programs(ptr %args) nounwind { ret i64 1000000000 }
 define i64 @few(ptr %args) nounwind { ret i64 20 }
 define void @kernel(ptr %args, i64 %program, ptr %scratch) nounwind { store i64 %program, ptr %scratch ret void }
@@ -369,7 +370,7 @@ def test_pool_compiles_for_other_machines(triple: str) -> None:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     machine = llvm.Target.from_triple(triple).create_target_machine(reloc="pic", codemodel="small")
-    assembly = machine.emit_assembly(llvm.parse_assembly(pool.native_text(triple)))
+    assembly = machine.emit_assembly(llvm.parse_assembly(native_text(triple)))
     assert ("ulock_wait" if "apple" in triple else "syscall") in assembly
 
 

@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from monotile import dtypes, ir
 from monotile.backends import interpreter
-from monotile.backends.cpu import jit
+from monotile.backends.cpu import jit, loader
 from monotile.backends.cpu.compiler import OPTIONS
+from monotile.backends.cpu.host import host
 from monotile.backends.cpu.lower import lower
 from monotile.backends.cpu.target import Target, target
 from monotile.passes import pipeline
@@ -22,7 +23,7 @@ from .arguments import Program
 Array = npt.NDArray[Any]
 
 TARGETS = (
-    target(jit.host()),
+    target(host()),
     Target("avx2", 8, 4, 2),
     Target("neon", 4, 4, 4),
     Target("baseline", 4, 2, 2),
@@ -58,8 +59,8 @@ def compiled(program: Program, each: Target, bases: list[Array]) -> None:
     """The programs of the grid in order, each with scratch full of NaN and with something around it that must stay."""
     kernel = ir.copy(program.kernel)
     pipeline.run(kernel, OPTIONS)
-    lowered = lower(kernel, each, jit.host().triple)
-    code = jit.load_object(jit.compile_object(lowered.text))
+    lowered = lower(kernel, each, host().triple)
+    code = loader.load(jit.compile_code(lowered.text))
     words: list[int] = []
     for argument, base in zip(program.arguments, bases, strict=True):
         view = argument.view(base)

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.cpu import jit, pool
+from ..backends.cpu import jit, loader, pool
+from ..backends.cpu.host import host
 from ..backends.cpu.target import Target, target
 from ..kernels import examples
 from ..language import Const, arange, kernel, program_id
@@ -78,9 +79,9 @@ def _copies(threads: int) -> list[Probe]:
 
 
 def _multiply_add(threads: int) -> list[Probe]:
-    machine = target(jit.host())
+    machine = target(host())
     chains = 24 if machine.name in ("avx512", "neon") else 12  # of 32 and of 16 vector registers
-    code = jit.load_object(jit.compile_object(_multiply_add_text(machine, chains)))
+    code = loader.load(jit.compile_code(_multiply_add_text(machine, chains)))
     kernel, programs = code.address("kernel"), code.address("programs")
     args: Any = (ctypes.c_int64 * 2)(threads, ITERATIONS)
 

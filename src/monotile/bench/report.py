@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import __version__, machine
-from ..backends.cpu import jit, pool, target
+from ..backends.cpu import host as processor
+from ..backends.cpu import pool, target
 from ..errors import BadThreadCount, MonotileError
 from . import limits, peers, start, suite
 
@@ -112,7 +113,7 @@ def shared_processor(row: Report) -> float | None:
 
 
 def _setting(quick: bool) -> Report:
-    host, found = jit.host(), machine.commit()
+    host, found = processor.host(), machine.commit()
     return {
         "device": {
             "slug": machine.slug(machine.processor(), host.cpu),

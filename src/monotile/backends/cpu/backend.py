@@ -9,7 +9,8 @@ from typing import Any
 
 from ... import cache, ir
 from ..base import Backend, Emitted, Program
-from . import jit, pool
+from . import loader, pool
+from .host import host
 
 
 class CpuProgram(Program):
@@ -17,7 +18,7 @@ class CpuProgram(Program):
 
     def __init__(self, kernel: ir.Kernel, payload: bytes) -> None:
         (self.scratch_bytes,) = struct.unpack_from("<q", payload)
-        self._code = jit.load_object(payload[8:])
+        self._code = loader.load(payload[8:])
         self._kernel, self._programs = self._code.address("kernel"), self._code.address("programs")
         words, self._tensor_words = 0, []
         for tensor in kernel.tensors:
@@ -51,18 +52,20 @@ class CpuBackend(Backend):
         return device == "cpu"
 
     def compile(self, kernel: ir.Kernel) -> Program:
-        host = jit.host()
-        key = cache.fingerprint(cache.compiler_fingerprint(), ir.show(kernel), repr(host))
+        images = loader.takes_images()
+        key = cache.fingerprint(cache.compiler_fingerprint(), ir.show(kernel), repr(host()), str(images))
         payload = cache.load(key, "cpu")
         if payload is None:
+            from . import jit
             from .compiler import to_llvm
 
             lowered = to_llvm(kernel)
-            payload = struct.pack("<q", lowered.scratch_bytes) + jit.compile_object(lowered.text)
-            cache.store(key, "cpu", payload)
+            payload = struct.pack("<q", lowered.scratch_bytes) + jit.compile_code(lowered.text)
+            cache.store_compiled(key, "cpu", payload)
         return CpuProgram(kernel, payload)
 
     def stages(self, kernel: ir.Kernel) -> dict[str, Callable[[], str]]:
+        from . import jit
         from .compiler import after_each_pass, to_llvm
 
         return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ... import ir
 from ...passes import pipeline
-from . import jit
+from .host import host
 from .lower import Lowered, lower
 from .target import target
 
@@ -15,7 +15,7 @@ OPTIONS = pipeline.Options(peel_bounds=False, keep_marks=True, detach=True)
 def to_llvm(kernel: ir.Kernel) -> Lowered:
     kernel = ir.copy(kernel)
     pipeline.run(kernel, OPTIONS)
-    return lower(kernel, target(jit.host()), jit.host().triple)
+    return lower(kernel, target(host()), host().triple)
 
 
 def after_each_pass(kernel: ir.Kernel) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import threading
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from ...errors import InternalError
+from . import image, loader
+from .host import Host, host
 
 # llvmlite guards single calls, not the sequences made of them here.
 _lock = threading.RLock()
@@ -20,19 +22,10 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
-@dataclass(frozen=True)
-class Host:
-    """The machine code is made for; part of the name of every cached object."""
+def detect_host() -> Host:
+    """The processor this process runs on, as LLVM sees it."""
+    import llvmlite
 
-    triple: str
-    cpu: str
-    features: str
-    llvm: str
-
-
-@cache
-def host() -> Host:
-    """The processor this process runs on."""
     llvm = _llvm()
     with _lock:
         return Host(
@@ -40,6 +33,7 @@ def host() -> Host:
             cpu=llvm.get_host_cpu_name(),
             features=llvm.get_host_cpu_features().flatten(),
             llvm=".".join(str(number) for number in llvm.llvm_version_info),
+            llvmlite=llvmlite.__version__,
         )
 
 
@@ -61,6 +55,16 @@ def compile_object(text: str) -> bytes:
     with _lock:
         module = _optimised(text)
         return bytes(_target_machine().emit_object(module))
+
+
+def compile_code(text: str) -> bytes:
+    """The module as what `loader.load` takes: an image, or the object file where this process takes no images."""
+    data = compile_object(text)
+    if loader.takes_images():
+        # An object that uses more than images have is linked by LLVM in every process that loads it.
+        with contextlib.suppress(image.Unlinkable):
+            return image.link(data)
+    return data
 
 
 class Loaded:

@@ -21,13 +21,12 @@ from typing import Any, NamedTuple
 
 from ... import cache as disk
 from ...errors import BadThreadCount
-from . import jit
-from .pool_native import native_text
+from . import loader, memory
+from .host import host
 
 MAX_THREADS = 1024
 _SPINS = 20_000  # a fraction of a millisecond: back-to-back launches find the workers awake
 _SPINS_WITHOUT_CORE = 200  # a worker beyond the number of cores only takes time from the others
-_PAGE = mmap.PAGESIZE
 _HUGE_PAGE = 1 << 21
 
 # What the native `launch` and `drive` answer; a negative answer is the number of threads that are not ready yet.
@@ -109,7 +108,7 @@ class Team:
 
     def __init__(self) -> None:
         self._native = _native()
-        self._address = _map_memory(ctypes.sizeof(_Team))
+        self._address = memory.map_pages(ctypes.sizeof(_Team))
         self._shared = _Team.from_address(self._address)
         self._arenas: list[Arena] = []
         self._workers = 0
@@ -200,62 +199,47 @@ class Arena:
 
     def __init__(self, size: int) -> None:
         huge = size >= _HUGE_PAGE
-        unit = _HUGE_PAGE if huge else _PAGE
+        unit = _HUGE_PAGE if huge else memory.PAGE
         whole = -(-max(size, 1) // unit) * unit
-        self._length = whole + _PAGE + (unit if huge else 0)
-        self._mapping = _map_memory(self._length)
+        self._length = whole + memory.PAGE + (unit if huge else 0)
+        self._mapping = memory.map_pages(self._length)
         self.address = -(-self._mapping // unit) * unit
         if huge and hasattr(mmap, "MADV_HUGEPAGE"):
             # Caches are indexed by physical address: scattered small pages cost a few percent and make times vary.
             # It is advice; a kernel built without huge pages refuses it and nothing is lost.
-            _libc().madvise(self.address, whole, mmap.MADV_HUGEPAGE)
+            memory.libc().madvise(self.address, whole, mmap.MADV_HUGEPAGE)
 
     def free(self) -> None:
-        _libc().munmap(self._mapping, self._length)
-
-
-def _map_memory(size: int) -> int:
-    """Zeroed pages that no finaliser of the interpreter takes away from threads that outlive it."""
-    protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    address = _libc().mmap(None, size, protection, flags, -1, 0)
-    if address in (None, ctypes.c_void_p(-1).value):
-        raise MemoryError(f"the system has no {size} bytes for scratch memory")
-    return int(address)
-
-
-@cache
-def _libc() -> Any:
-    libc = ctypes.CDLL(None)
-    address, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    libc.mmap.argtypes, libc.mmap.restype = (address, size, number, number, number, ctypes.c_int64), address
-    libc.munmap.argtypes = (address, size)
-    libc.madvise.argtypes = (address, size, number)
-    return libc
+        memory.unmap_pages(self._mapping, self._length)
 
 
 # ---- native code -----------------------------------------------------------------------------------------------------
 
 
 class _Native(NamedTuple):
-    code: jit.Loaded  # keeps the functions in memory
+    code: Any  # keeps the functions in memory
     launch: Any
     drive: Any
     cancel: Any
     work: Any
 
 
-@cache
-def _native() -> _Native:
-    machine = jit.host()
-    text = native_text(machine.triple)
-    key = disk.fingerprint(
-        disk.compiler_fingerprint(), text, machine.triple, machine.cpu, machine.features, machine.llvm
-    )
+def native_code() -> bytes:
+    """The pool's native side, compiled, from the disk cache if it is there."""
+    key = disk.fingerprint(disk.compiler_fingerprint(), repr(host()), str(loader.takes_images()))
     data = disk.load(key, "pool")
     if data is None:
-        data = jit.compile_object(text)
-        disk.store(key, "pool", data)
-    code = jit.load_object(data)
+        from . import jit
+        from .pool_native import native_text
+
+        data = jit.compile_code(native_text(host().triple))
+        disk.store_compiled(key, "pool", data)
+    return data
+
+
+@cache
+def _native() -> _Native:
+    code = loader.load(native_code())
     address, number = ctypes.c_void_p, ctypes.c_int64
 
     def function(name: str, result: Any, *arguments: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .jit import Host
+from .host import Host
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,137 @@
+"""The processor this process runs on, as LLVM names it: from LLVM the first time, from the disk cache after that.
+
+Names and features are part of the name of every cached object, and asking LLVM for them would load it. So its answer is
+kept, under everything the answer depends on: what the processor says of itself, and which LLVM was asked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from functools import cache
+from typing import NamedTuple
+
+from ... import cache as disk
+from . import memory
+
+# The leaves of CPUID that LLVM derives names and features from, as (leaf, subleaf).
+_LEAVES = ((0, 0), (1, 0), (7, 0), (7, 1), (0xD, 1), (0x14, 0), (0x19, 0), (0x1E, 1), (0x24, 0))
+_EXTENDED_LEAVES = ((0x80000000, 0), (0x80000001, 0), (0x80000008, 0))
+# cpuid(leaf, subleaf, four words): push rbx; mov eax, edi; mov ecx, esi; mov r8, rdx; cpuid; mov [r8], eax;
+# mov [r8 + 4], ebx; mov [r8 + 8], ecx; mov [r8 + 12], edx; pop rbx; ret
+_CPUID = bytes.fromhex("53 89f8 89f1 4989d0 0fa2 418900 41895804 41894808 4189500c 5b c3")
+# xgetbv(0): xor ecx, ecx; xgetbv; shl rdx, 32; or rax, rdx; ret
+_XGETBV = bytes.fromhex("31c9 0f01d0 48c1e220 4809d0 c3")
+_XGETBV_AT = 64
+
+
+class Host(NamedTuple):
+    """The machine code is made for; part of the name of every cached object."""
+
+    triple: str
+    cpu: str
+    features: str
+    llvm: str
+    llvmlite: str
+
+
+@cache
+def host() -> Host:
+    """The processor this process runs on, and the LLVM that makes code for it."""
+    seen, library = processor(), llvmlite_files()
+    if seen is None or library is None:
+        return _ask_llvm()
+    key = disk.fingerprint(disk.compiler_fingerprint(), seen, library)
+    found = _parse(disk.load(key, "host"))
+    if found is None:
+        found = _ask_llvm()
+        disk.store_compiled(key, "host", "\n".join(found).encode())
+    return found
+
+
+def processor() -> bytes | None:
+    """What the processor says of itself, equal on two machines only if LLVM finds the same name and features on both;
+    None where that is not known."""
+    machine = os.uname().machine if sys.platform.startswith("linux") else ""
+    if machine == "x86_64" and sys.maxsize > 2**32:
+        return _cpuid()
+    if machine == "aarch64":
+        return _arm_lines()
+    return None
+
+
+def llvmlite_files() -> str | None:
+    """Names the llvmlite that an import would load, without loading it: its version, and its library's file."""
+    from importlib.util import find_spec
+
+    spec = find_spec("llvmlite")
+    if spec is None or spec.origin is None:
+        return None
+    folder = os.path.dirname(spec.origin)
+    library = os.path.join(folder, "binding", "libllvmlite.so")
+    try:
+        found = os.stat(library)
+        with open(os.path.join(folder, "_version.py"), encoding="utf-8") as file:
+            version = file.read()
+    except OSError:
+        return None
+    return f"{library} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino}\n{version}"
+
+
+def _ask_llvm() -> Host:
+    from . import jit
+
+    return jit.detect_host()
+
+
+def _parse(data: bytes | None) -> Host | None:
+    parts = data.decode().split("\n") if data is not None else []
+    return Host(*parts) if len(parts) == len(Host._fields) else None
+
+
+def _cpuid() -> bytes:
+    """The answers of the CPUID instruction, and the registers the system saves: what LLVM asks, asked directly."""
+    size = memory.PAGE
+    base = memory.map_pages(size)
+    try:
+        ctypes.memmove(base, _CPUID, len(_CPUID))
+        ctypes.memmove(base + _XGETBV_AT, _XGETBV, len(_XGETBV))
+        memory.make_executable(base, size)
+        words = (ctypes.c_uint32 * 4)()
+        number = ctypes.c_uint32
+        ask = ctypes.CFUNCTYPE(None, number, number, ctypes.c_void_p)(base)
+        answers, saves_more = [], 0
+        for leaves in (_LEAVES, _EXTENDED_LEAVES):
+            last = leaves[0][0]
+            for leaf, subleaf in leaves:
+                if leaf > last:  # a leaf that does not exist answers with anything
+                    break
+                ask(leaf, subleaf, words)
+                eax, ebx, ecx, edx = words
+                if leaf == leaves[0][0]:
+                    last = eax
+                elif leaf == 1:
+                    ebx = 0  # which of the processors this thread runs on
+                    saves_more = ecx >> 27 & 1  # XGETBV exists
+                elif leaf == 0xD:
+                    ebx = ecx = edx = 0  # sizes of what is saved at the moment
+                answers.append((leaf, subleaf, eax, ebx, ecx, edx))
+        saved = ctypes.CFUNCTYPE(ctypes.c_uint64)(base + _XGETBV_AT)() if saves_more else 0
+    finally:
+        memory.unmap_pages(base, size)
+    return repr((answers, saved)).encode()
+
+
+def _arm_lines() -> bytes | None:
+    """The lines of /proc/cpuinfo, which are what LLVM reads, without the numbers of the processors."""
+    try:
+        with open("/proc/cpuinfo", "rb") as file:
+            lines = {line for line in file.read().split(b"\n") if not line.startswith(b"processor")}
+    except OSError:
+        return None
+    ask = memory.libc().getauxval
+    ask.argtypes, ask.restype = (ctypes.c_ulong,), ctypes.c_ulong
+    return (
+        b"\n".join(sorted(lines)) + repr([ask(kind) for kind in (16, 26)]).encode()
+    )  # the system's own lists of features

@@ -1,0 +1,115 @@
+"""Compiled code into this process: an image is mapped, its few imports are filled in, and it is made executable.
+
+An image (made by image.py when a kernel is compiled) needs no linking, so a kernel from the disk cache runs without
+LLVM. Where images are not made, the bytes are an object file and LLVM links it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import sys
+from functools import cache
+from typing import Any
+
+from ...errors import InternalError
+from . import memory
+
+# MAGIC, length of the code, length of the table; then the code; then the table, a line for each name:
+# `name offset` of a function in the image, or `?name offset` of the word that is to hold an import's address.
+MAGIC = b"monoimg1"
+HEADER = struct.Struct("<8sQQ")
+IMPORT = "?"
+
+
+@cache
+def takes_images() -> bool:
+    """Whether this process can run images: on Linux, on the processors whose relocations image.py knows."""
+    if not sys.platform.startswith("linux") or sys.maxsize < 2**32:
+        return False
+    machine = os.uname().machine
+    return machine == "x86_64" or (machine == "aarch64" and symbol("__clear_cache") is not None)
+
+
+class Code:
+    """Functions in memory. Their addresses stay valid as long as this object lives; then the pages are given back."""
+
+    def __init__(self, data: bytes) -> None:
+        self._base = 0
+        self.size, imports, self._functions = _read(data)
+        addresses = {offset: _import(name) for name, offset in imports.items()}
+        self._base = memory.map_pages(self.size)
+        ctypes.memmove(self._base, data[HEADER.size : HEADER.size + self.size], self.size)
+        for offset, address in addresses.items():
+            ctypes.c_uint64.from_address(self._base + offset).value = address
+        memory.make_executable(self._base, self.size)
+        if os.uname().machine == "aarch64":
+            # There, what was written is data until the instruction cache is told.
+            begin, end = ctypes.c_void_p(self._base), ctypes.c_void_p(self._base + self.size)
+            ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(_import("__clear_cache"))(begin, end)
+
+    def address(self, name: str) -> int:
+        """Where the function of this name begins."""
+        if name not in self._functions:
+            raise InternalError(f"the compiled code has no {name!r}")
+        return self._base + self._functions[name]
+
+    def __del__(self) -> None:
+        # Threads may still be running the code when the interpreter ends, and the system takes all memory back then.
+        if not sys.is_finalizing() and self._base:
+            memory.unmap_pages(self._base, self.size)
+
+
+def load(data: bytes) -> Any:
+    """The functions of an image or of an object file: `address(name)`, as long as what is returned lives."""
+    if data.startswith(MAGIC):
+        return Code(data)
+    from . import jit
+
+    return jit.load_object(data)
+
+
+def symbol(name: str) -> int | None:
+    """The address of a function of the C library, or of the compiler's own helpers; None if this process has none."""
+    for library in (memory.libc(), _helpers()):
+        if library is not None:
+            try:
+                return ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+            except AttributeError:
+                continue
+    return None
+
+
+@cache
+def _helpers() -> Any:
+    """What code of old processors calls for float16, and what tells the instruction cache of new code."""
+    try:
+        return ctypes.CDLL("libgcc_s.so.1")
+    except OSError:
+        return None
+
+
+def _import(name: str) -> int:
+    address = symbol(name)
+    if address is None:
+        raise InternalError(f"the compiled code calls {name!r}, which this process does not have")
+    return address
+
+
+def _read(data: bytes) -> tuple[int, dict[str, int], dict[str, int]]:
+    """Size of the code, offsets of the imports' words and of the functions. The cache has verified the bytes' checksum;
+    this holds what maps memory against its own bounds all the same."""
+    try:
+        magic, size, table_size = HEADER.unpack_from(data)
+        lines = data[HEADER.size + size :].decode("ascii").split("\n")[:-1]
+        table = {name: int(offset) for name, offset in (line.split(" ") for line in lines)}
+    except (struct.error, ValueError) as error:
+        raise InternalError(f"an image cannot be read: {error}") from error
+    imports = {name[1:]: offset for name, offset in table.items() if name.startswith(IMPORT)}
+    functions = {name: offset for name, offset in table.items() if not name.startswith(IMPORT)}
+    whole = magic == MAGIC and size > 0 and len(data) == HEADER.size + size + table_size
+    inside = all(0 <= n < size for n in functions.values()) and all(0 <= n <= size - 8 for n in imports.values())
+    if not whole or not inside:
+        raise InternalError("an image does not have the sizes it names")
+    return size, imports, functions

@@ -7,6 +7,7 @@ from __future__ import annotations
 from ...ir import Kernel
 from .. import manifest
 from ..base import Emitted
+from . import host as processor
 from . import jit
 from .compiler import to_llvm
 
@@ -17,7 +18,7 @@ def emitted(kernel: Kernel) -> Emitted:
     lowered = to_llvm(kernel)
     name, count = kernel.name, f"{kernel.name}_programs"
     text = lowered.text.replace("@kernel(", f"@{name}(").replace("@programs(", f"@{count}(")
-    symbols, host = manifest.Symbols(kernel), jit.host()
+    symbols, host = manifest.Symbols(kernel), processor.host()
     entry = {
         "name": name,
         "file": f"{name}.ll",

@@ -214,8 +214,8 @@ def _patch_x86(code: bytearray, kind: int, place: int, target: int) -> None:
 
 
 def _patch_arm(code: bytearray, kind: int, place: int, target: int) -> None:
-    """`target` and `place` count from the image's beginning, which lies on a page boundary: their bits within a page are
-    those of the addresses."""
+    """`target` and `place` count from the image's beginning, which lies on a page boundary: so their bits within a page
+    are those of the addresses."""
     (word,) = struct.unpack_from("<I", code, place)
     if kind in _CALLS[_AARCH64]:
         distance = target - place

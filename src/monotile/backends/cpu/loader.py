@@ -10,6 +10,7 @@ import ctypes
 import os
 import struct
 import sys
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -55,9 +56,10 @@ class Code:
             raise InternalError(f"the compiled code has no {name!r}")
         return self._base + self._functions[name]
 
-    def __del__(self) -> None:
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         # Threads may still be running the code when the interpreter ends, and the system takes all memory back then.
-        if not sys.is_finalizing() and self._base:
+        # Modules may have been emptied by then as well: so `ending` is a default.
+        if not ending() and self._base:
             memory.unmap_pages(self._base, self.size)
 
 

@@ -14,7 +14,7 @@ from .kernels.scores import Options
 from .launch import Kernel
 from .ops import MERGE_BLOCK
 
-HEAD_SIZE = 128
+HEAD_SIZE, MASK_BLOCK = 128, 64
 CAUSAL = {True: "lower_right", False: None}
 
 
@@ -78,10 +78,10 @@ def completed(kernel: Kernel, request: Request, backend: str) -> Request:
 
 def _blocks(kernel: Kernel, request: Request, element: DType, backend: str) -> dict[str, int]:
     """Head sizes and block sizes that are not given."""
-    machine = "cpu" if backend in ("cpu", "interpreter") else "metal" if backend == "metal" else "gpu"
+    machine = {"nvidia": "gpu", "metal": "metal"}.get(backend, "cpu")
     if kernel is mask_blocks.mask_blocks:
-        rows = int(request.values.get("BQ", 64))
-        return {"BQ": rows, "BK": 64, "STRIP": schedule.mask_strip(rows, machine)}
+        rows = int(request.values.get("BQ", MASK_BLOCK))
+        return {"BQ": rows, "BK": MASK_BLOCK, "STRIP": schedule.mask_strip(rows, machine)}
     sizes: dict[str, int] = {}
     for name in ("D", "Dv"):
         shapes = [request.shapes[p.name][-1] for p in kernel.parameters if _ends_in(p.dims, name, request, p.name)]
@@ -92,7 +92,8 @@ def _blocks(kernel: Kernel, request: Request, element: DType, backend: str) -> d
     if kernel is attention.attention:
         found["BQ"], found["BK"] = schedule.attention_blocks(2**20, size, element.bytes, machine)
     elif kernel is decode.decode:
-        found |= {"BR": schedule.ROW_BLOCKS[-1], "BK": schedule.decode_block(size, element.bytes, machine)}
+        found["BR"] = schedule.row_block(schedule.ROW_BLOCKS[-1], size, machine)
+        found["BK"] = schedule.decode_block(size, element.bytes, machine)
     else:
         found["BS"] = MERGE_BLOCK
     return found

@@ -22,7 +22,7 @@ def emitted(kernel: Kernel, schedule: Schedule) -> Emitted:
         "tensors": [manifest.tensor_entry(kernel, tensor, symbols) for tensor in kernel.tensors],
         "arguments": [{"name": a.name, **_meaning(kernel, a)} for a in rendered.arguments],
         "grid": [manifest.programs(kernel, symbols), "1", "1"],
-        "options": {"num_warps": schedule.num_warps, "num_stages": schedule.num_stages},
+        "options": schedule.options,
     }
     return Emitted({file: rendered.source.encode()}, entry)
 

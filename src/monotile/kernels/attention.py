@@ -3,7 +3,7 @@
 from monotile.language import Const, Tensor, arange, blocks, cdiv, dot, inf, kernel, program_id, where
 
 from . import softmax
-from .scores import Place, in_reach, scaled, visible
+from .scores import Place, in_reach, live, scaled, visible
 from .softmax import LOG2E
 
 
@@ -27,7 +27,8 @@ def attention(
         S = scaled(options, dot(Q, k[b, g, cols].T), scale, at, m)
         seen = visible(options, at, m, Nq, Nk)
         # A key that no row sees must not reach a sum, not even as 0 * NaN.
-        V = where(seen.max(axis=0)[:, None], v[b, g, cols], 0.0)
+        keys = seen.max(axis=0) if masked or options.mask_mod is not None else live(options, cols, Nq, Nk)
+        V = where(keys[:, None], v[b, g, cols], 0.0)
         return softmax.step(state, where(seen, S, -inf), V)
 
     state = softmax.empty(BQ, Dv)

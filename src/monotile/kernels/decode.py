@@ -16,7 +16,7 @@ from monotile.language import (
 )  # fmt: skip
 
 from . import softmax
-from .scores import Place, in_reach, scaled, visible
+from .scores import Place, in_reach, live, scaled, visible
 from .softmax import LN2
 
 
@@ -41,7 +41,9 @@ def decode(
         M = mask[b, g, head, i, cols[None, :]] if mask is not None else None
         S = scaled(options, dot(Q, k[b, g, cols].T), scale, at, M)
         seen = visible(options, at, M, Nq, Nk) & (cols[None, :] < high)
-        V = where(seen.max(axis=0)[:, None], v[b, g, cols], 0.0)
+        whole = mask is not None or options.mask_mod is not None
+        keys = seen.max(axis=0) if whole else live(options, cols, Nq, Nk) & (cols < high)
+        V = where(keys[:, None], v[b, g, cols], 0.0)
         state = softmax.step(state, where(seen, S, -inf), V)
     rows = n * BR + arange(BR)
     o[b, g, rows, s] = state.acc

@@ -44,6 +44,18 @@ def in_reach(options, i, j, Nq, Nk):
     return seen
 
 
+def live(options, j, Nq, Nk):
+    """Whether some query may see key j by position. What lies in memory for other keys may be anything."""
+    seen = j < Nk
+    if options.causal == "upper_left":
+        seen = seen & (j < Nq)
+    if options.left is not None:
+        seen = seen & (j >= Nk - Nq - options.left)
+        if options.causal == "upper_left":  # a window that begins after a query's own position holds nothing
+            seen = seen & (Nk - Nq <= options.left)
+    return seen
+
+
 def scaled(options, products, scale, at, mask):
     """Scores in units of log2, from the products of queries and keys: scale, score_mod, softcap, additive mask."""
     additive = mask is not None and mask.dtype != bool_

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..affine import linear
+from ..affine import Linear, linear
 from ..builder import Builder
 from ..dtypes import bool_, float32, to_numpy
 from ..ir import ELEMENTWISE, Block, Kernel, Op, Tensor, Value, constant, replace
@@ -167,10 +167,39 @@ def _not(b: Builder, op: Op, known: list[Any]) -> Value | None:
 
 
 def _where(b: Builder, op: Op, known: list[Any]) -> Value | None:
-    _, yes, no = op.operands
+    seen, yes, no = op.operands
     if known[0] is not None:
         return yes if known[0] else no
+    if _is_zero(no) and yes.op is not None and yes.op.kind == "load" and _only_ends(seen, yes.op):
+        return yes
     return yes if yes is no else None
+
+
+def _is_zero(value: Value) -> bool:
+    op = value.op
+    while op is not None and op.kind in ("cast", "broadcast"):
+        value, op = op.operands[0], op.operands[0].op
+    number = constant(value)
+    return number == 0 and math.copysign(1.0, float(number)) > 0
+
+
+def _only_ends(seen: Value, load: Op) -> bool:
+    """Whether a test of a load's tile is false outside the tensor only, where the load gives 0 by itself."""
+    test, shift = seen.op, 0
+    if test is not None and test.kind == "expand":
+        shift = int(test.attrs["position"] == 0)
+        test = test.operands[0].op
+    if test is None or test.kind != "lt" or not test.operands[0].dtype.is_int:
+        return False
+    place, end = linear(test.operands[0]), test.operands[1].op
+    if place is None or len(place.iotas) != 1 or end is None or end.kind != "dim":
+        return False
+    (dim, factor), tensor = next(iter(place.iotas.items())), load.attrs["tensor"]
+    axes = [axis for axis, extent in enumerate(load.attrs["extents"]) if extent is not None]
+    axis = axes[dim + shift]
+    start = linear(load.operands[axis])
+    length = end.attrs["tensor"].dims[end.attrs["axis"]]
+    return factor == 1 and start == Linear(place.const, place.terms) and length == tensor.dims[axis]
 
 
 def _cast(b: Builder, op: Op, known: list[Any]) -> Value | None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from . import backends, frontend, tensors, verify
+from . import backends, origin, tensors
 from . import ir as ir_form
 from .backends.base import Backend, Program
 from .builder import LARGEST
@@ -164,11 +164,18 @@ class Kernel:
         with self._lock:
             found = self._programs.get(key)
             if found is None or any(names.get(name) is not value for names, name, value in found[2]):
-                reads: list[tuple[dict[str, Any], str, Any]] = []
-                kernel = self._build(facts, bound_consts, self._captured(args, facts[0], own), reads)
-                self._check_outputs(kernel, views)
-                program = chosen.compile(kernel) if schedule is None else chosen.compile_as(kernel, schedule)
-                found = self._programs[key] = (kernel, program, _distinct(reads))
+                specialised = facts, bound_consts, self._captured(args, facts[0], own)
+
+                def make() -> origin.Found:
+                    reads: list[tuple[dict[str, Any], str, Any]] = []
+                    kernel = self._build(*specialised, reads)
+                    self._check_outputs(kernel, views)
+                    program = chosen.compile(kernel) if schedule is None else chosen.compile_as(kernel, schedule)
+                    return kernel, program, _distinct(reads)
+
+                recalled = schedule is None
+                found = origin.recall(chosen, self.function, *specialised, make) if recalled else make()
+                self._programs[key] = found
         kernel, program, known = found
         self._check_outputs(kernel, views)
         words: list[int] = []
@@ -337,6 +344,8 @@ class Kernel:
         captured: Mapping[int, ir_form.Tensor],
         reads: list[tuple[dict[str, Any], str, Any]] | None = None,
     ) -> ir_form.Kernel:
+        from . import frontend, verify  # half of monotile, which a call that finds its program does not need
+
         kernel = frontend.build(self.function, *facts, consts, captured, reads)
         verify.check(kernel, "frontend")
         return kernel

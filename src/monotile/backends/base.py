@@ -59,6 +59,18 @@ class Backend(ABC):
     @abstractmethod
     def compile(self, kernel: Kernel) -> Program: ...
 
+    def identity(self) -> str | None:
+        """Names all that compiled code depends on besides the kernel; None if nothing is kept on disk."""
+        return None
+
+    def key(self, kernel: Kernel) -> str:
+        """Under which a kernel's program is kept on disk, by a backend that has an identity."""
+        raise NotImplementedError
+
+    def cached(self, key: str, kernel: Kernel) -> Program | None:
+        """The program kept under this key, of a kernel of which only parameters need to be known."""
+        return None
+
     def compile_as(self, kernel: Kernel, schedule: Any) -> Program:
         """The same by a schedule of the caller's, of type `schedules`."""
         raise NotImplementedError

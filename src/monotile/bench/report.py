@@ -158,9 +158,12 @@ def _rows(threads: int, quick: bool, only: str) -> Iterator[Report]:
             raise WorkerFailed(_last_line(errors.read()))
 
 
-def _seconds(*arguments: str, **environment: str) -> float:
-    command = [sys.executable, *arguments]
-    result = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
+def _seconds(script: str, bytecode: str, **environment: str) -> float:
+    """What a script prints in a new process, which finds byte code of its imports in a folder, as installed packages
+    have it."""
+    command, given = [sys.executable, "-c", script], {**os.environ, "PYTHONPYCACHEPREFIX": bytecode, **environment}
+    given.pop("PYTHONDONTWRITEBYTECODE", None)
+    result = subprocess.run(command, env=given, capture_output=True, text=True)
     if result.returncode:
         raise WorkerFailed(_last_line(result.stderr))
     return float(result.stdout)
@@ -176,10 +179,12 @@ def _first_call(kernel: str) -> Callable[[int], Report]:
     def measure(repeats: int) -> Report:
         cold: list[float] = []
         cached: list[float] = []
-        for _ in range(repeats):
-            with tempfile.TemporaryDirectory() as folder:
-                for times in (cold, cached):
-                    times.append(_seconds("-m", "monotile.bench.start", kernel, MONOTILE_CACHE_DIR=folder))
+        script = start.first_call(kernel)
+        with tempfile.TemporaryDirectory() as bytecode:
+            for _ in range(repeats):
+                with tempfile.TemporaryDirectory() as folder:
+                    for times in (cold, cached):
+                        times.append(_seconds(script, bytecode, MONOTILE_CACHE_DIR=folder))
         both = {"compiled_s": min(cold), "compiled_median_s": statistics.median(cold)}
         both |= {"from_disk_s": min(cached), "from_disk_median_s": statistics.median(cached)}
         return {"name": f"first call of {kernel}", "repeats": repeats, **both}
@@ -188,5 +193,6 @@ def _first_call(kernel: str) -> Callable[[int], Report]:
 
 
 def _import(repeats: int) -> Report:
-    times = [_seconds("-c", start.IMPORT) for _ in range(repeats)]
+    with tempfile.TemporaryDirectory() as bytecode:
+        times = [_seconds(start.IMPORT, bytecode) for _ in range(repeats)]
     return {"name": IMPORT_ROW, "repeats": repeats, "best_s": min(times), "median_s": statistics.median(times)}

@@ -1,9 +1,11 @@
-"""How long a first call takes, in a new process: `python -m monotile.bench.start KERNEL` prints the seconds."""
+"""How long a first call takes in a new process, as scripts that print the seconds.
+
+The scripts import what a user's program would and nothing of the benchmark, so that all the call itself loads is timed.
+"""
 
 from __future__ import annotations
 
-import sys
-import time
+import numpy as np
 
 from .. import inspection
 from ..kernels import examples
@@ -22,18 +24,20 @@ loaded = [name for name in {FORBIDDEN} if name in sys.modules]
 assert not loaded, f"import monotile loads {{loaded}}"
 print(seconds)
 """
+FIRST_CALL = """
+import time
+import numpy as np
+import monotile
+from monotile.kernels.examples import {kernel}
+arguments = [{arguments}]
+begin = time.perf_counter()
+{kernel}(*arguments, **{consts})
+print(time.perf_counter() - begin)
+"""
 
 
-def main() -> None:
-    kernel = getattr(examples, sys.argv[1])
-    args, consts = inspection.arguments(kernel, inspection.Request())
-    for array in args:
-        if not isinstance(array, float | int):
-            array.fill(0)
-    begin = time.perf_counter()
-    kernel(*args, **consts)
-    print(time.perf_counter() - begin)
-
-
-if __name__ == "__main__":
-    main()
+def first_call(kernel: str) -> str:
+    """The script that calls an example kernel once."""
+    arguments, consts = inspection.arguments(getattr(examples, kernel), inspection.Request())
+    texts = [f"np.zeros({a.shape}, {a.dtype.str!r})" if isinstance(a, np.ndarray) else repr(a) for a in arguments]
+    return FIRST_CALL.format(kernel=kernel, arguments=", ".join(texts), consts=consts)

@@ -51,17 +51,27 @@ class CpuBackend(Backend):
     def accepts(self, device: str) -> bool:
         return device == "cpu"
 
-    def compile(self, kernel: ir.Kernel) -> Program:
-        images = loader.takes_images()
-        key = cache.fingerprint(cache.compiler_fingerprint(), ir.show(kernel), repr(host()), str(images))
-        payload = cache.load(key, "cpu")
-        if payload is None:
-            from . import jit
-            from .compiler import to_llvm
+    def identity(self) -> str:
+        return f"{cache.compiler_fingerprint()} {host()} {loader.takes_images()}"
 
-            lowered = to_llvm(kernel)
-            payload = struct.pack("<q", lowered.scratch_bytes) + jit.compile_code(lowered.text)
-            cache.store_compiled(key, "cpu", payload)
+    def key(self, kernel: ir.Kernel) -> str:
+        return cache.fingerprint(self.identity(), ir.show(kernel))
+
+    def cached(self, key: str, kernel: ir.Kernel) -> Program | None:
+        payload = cache.load(key, self.name)
+        return None if payload is None else CpuProgram(kernel, payload)
+
+    def compile(self, kernel: ir.Kernel) -> Program:
+        key = self.key(kernel)
+        found = self.cached(key, kernel)
+        if found is not None:
+            return found
+        from . import jit
+        from .compiler import to_llvm
+
+        lowered = to_llvm(kernel)
+        payload = struct.pack("<q", lowered.scratch_bytes) + jit.compile_code(lowered.text)
+        cache.store_compiled(key, self.name, payload)
         return CpuProgram(kernel, payload)
 
     def stages(self, kernel: ir.Kernel) -> dict[str, Callable[[], str]]:

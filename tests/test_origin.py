@@ -1,0 +1,305 @@
+"""Origins: calls of equal origin compile alike, and whatever the front end reads changes the origin."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from monotile import backends, cache, check, origin
+from monotile.launch import Kernel
+from monotile.signature import captured_arrays
+
+SOURCES = str(Path(cache.__file__).parents[1])
+
+HELPERS = """
+LIMIT = 3.0
+def clip(x):
+    return minimum(x, LIMIT)
+def unused(x):
+    return x
+"""
+MODULE = """
+import math
+from typing import NamedTuple
+import numpy as np
+from monotile.language import *
+import helpers_of_origin as helpers
+
+SCALE = 2.0
+PAIR = (1, (2.0, float32))
+
+class Two(NamedTuple):
+    a: object
+    b: object = 7
+
+def added(x, y=0.5):
+    return x + y
+
+def kernel_maker(step):
+    @kernel
+    def captures(x: Tensor["N"], y: Tensor["N"], *, B: Const = 16):
+        i = program_id(cdiv(x.shape[0], B))
+        rows = i * B + arange(B)
+        y[rows] = x[rows] + step
+    return captures
+
+captures = kernel_maker(1.0)
+
+@kernel
+def scale(x: Tensor["N"], y: Tensor["N"], *, B: Const = 16, mod: Const = None):
+    i = program_id(cdiv(x.shape[0], B))
+    rows = i * B + arange(B)
+    pair = Two(x[rows] * SCALE)
+    z = added(helpers.clip(pair.a)) * math.floor(PAIR[1][0]) + pow(PAIR[0], pair.b)
+    if mod is not None:
+        z = mod(z)
+    y[rows] = z
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("MONOTILE_CACHE_DIR", str(tmp_path / "kernels"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "helpers_of_origin.py").write_text("from monotile.language import minimum\n" + HELPERS)
+    (tmp_path / "module_of_origin.py").write_text(MODULE)
+    yield tmp_path
+    for name in ("helpers_of_origin", "module_of_origin"):
+        sys.modules.pop(name, None)
+
+
+def load(folder: Path) -> Any:
+    """The module as a new process would see it."""
+    for name in ("helpers_of_origin", "module_of_origin"):
+        sys.modules.pop(name, None)
+        spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        source = (folder / f"{name}.py").read_text()
+        exec(compile(source, str(folder / f"{name}.py"), "exec"), vars(module))  # past any byte code on disk
+    return module
+
+
+def arrays(dtype: Any = np.float32) -> tuple[Any, Any]:
+    return np.arange(20, dtype=dtype), np.full(20, np.nan, dtype)
+
+
+def origin_of(kernel: Kernel, *args: Any, **consts: Any) -> str | None:
+    own = len(args)
+    args = (*args, *captured_arrays(consts.values()))
+    views = kernel._views(args, own)
+    bound = kernel._bind(args, views, consts)
+    facts = kernel._facts(args, views, bound)
+    found = origin.of(backends.get("cpu"), kernel.function, facts, bound, kernel._captured(args, facts[0], own))
+    return found.name if found is not None else None
+
+
+def test_same_source_has_one_origin(folder: Path) -> None:
+    first = origin_of(load(folder).scale, *arrays())
+    assert first is not None
+    assert origin_of(load(folder).scale, *arrays()) == first
+    assert origin_of(load(folder).scale, *(np.zeros(99, np.float32), np.zeros(99, np.float32))) == first
+
+
+EDITS = [
+    ("module", "x[rows] * SCALE", "x[rows] / SCALE"),
+    ("module", "SCALE = 2.0", "SCALE = 4.0"),
+    ("module", "SCALE = 2.0", "SCALE = 2"),
+    ("module", "(1, (2.0, float32))", "(1, (2.5, float32))"),
+    ("module", "b: object = 7", "b: object = 8"),
+    ("module", "y=0.5", "y=0.25"),
+    ("module", "return x + y", "return x - y"),
+    ("helpers", "LIMIT = 3.0", "LIMIT = 5.0"),
+    ("helpers", "minimum(x, LIMIT)", "minimum(x, LIMIT + 1)"),
+]
+
+
+@pytest.mark.parametrize(("file", "old", "new"), EDITS)
+def test_every_edit_has_another_origin(folder: Path, file: str, old: str, new: str) -> None:
+    first = origin_of(load(folder).scale, *arrays())
+    path = folder / f"{file}_of_origin.py"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    assert origin_of(load(folder).scale, *arrays()) not in (None, first)
+
+
+VALUES = [
+    ("module", "SCALE", 4.0),
+    ("module", "SCALE", np.float32(2)),
+    ("module", "PAIR", (1, (2.5, None))),
+    ("module", "added", lambda x: x),
+    ("helpers", "LIMIT", 5.0),
+    ("helpers", "clip", lambda x: x),
+]
+
+
+@pytest.mark.parametrize(("where", "name", "value"), VALUES, ids=[f"{n} {v!r:.20}" for _, n, v in VALUES])
+def test_every_other_value_has_another_origin(folder: Path, where: str, name: str, value: Any) -> None:
+    """The files are as they were; somebody has assigned to a global, of this module or of another."""
+    module = load(folder)
+    first = origin_of(module.scale, *arrays())
+    setattr(module if where == "module" else module.helpers, name, value)
+    assert origin_of(module.scale, *arrays()) not in (None, first)
+
+
+def test_constants_types_and_captures_have_origins_of_their_own(folder: Path) -> None:
+    module = load(folder)
+    table, other = np.ones(4, np.float32), np.ones(4, np.float16)
+
+    def by(factor: float) -> Any:
+        return lambda z: z * factor
+
+    def shifted(z: Any) -> Any:
+        return z + 1.0
+
+    def looked_up(z: Any, table: Any = None) -> Any:
+        return z
+
+    calls: list[tuple[Any, dict[str, Any]]] = [
+        (arrays(), {}),
+        (arrays(np.float16), {}),
+        (arrays(), {"B": 32}),
+        (arrays(), {"mod": by(2.0)}),
+        (arrays(), {"mod": by(3.0)}),
+        (arrays(), {"mod": by(3)}),
+        (arrays(), {"mod": shifted}),
+        (arrays(), {"mod": lambda z: z * table[0]}),
+        (arrays(), {"mod": lambda z: z * other[0]}),
+        ((np.zeros(40, np.float32)[::2], arrays()[1]), {}),
+    ]
+    names = [origin_of(module.scale, *args, **consts) for args, consts in calls]
+    assert None not in names
+    assert len(set(names)) == len(names)
+    assert origin_of(module.scale, *arrays(), mod=by(2.0)) == names[3]
+    assert origin_of(module.captures, *arrays()) != origin_of(module.kernel_maker(2.0), *arrays())
+    two = [lambda z: z + 1.0, lambda z: z + 2.0]
+    assert origin_of(module.scale, *arrays(), mod=two[0]) != origin_of(module.scale, *arrays(), mod=two[1])
+
+
+class Named:
+    value = 2.0
+
+
+class Derived(tuple):
+    __slots__ = ()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SCALE", Named()),
+        ("SCALE", Derived((1,))),
+        ("PAIR", [1, (2.0, None)]),
+        ("added", len.__call__),
+        ("helpers", np),
+        ("pow", hash),
+        ("Two", Named),
+        ("math", types.SimpleNamespace(floor=1)),
+    ],
+)
+def test_what_cannot_be_named_has_no_origin(folder: Path, name: str, value: Any) -> None:
+    module = load(folder)
+    setattr(module, name, value)
+    assert origin_of(module.scale, *arrays()) is None
+
+
+def test_functions_of_a_named_tuple_have_no_origin(folder: Path) -> None:
+    """They would be inlined, and what they read is not followed."""
+    path = folder / "module_of_origin.py"
+    text = path.read_text().replace("b: object = 7", "b: object = 7\n    def added(x):\n        return x + SCALE\n")
+    path.write_text(text)
+    assert origin_of(load(folder).scale, *arrays()) is None
+
+
+def test_optimised_python_has_no_origin(folder: Path) -> None:
+    """There asserts are not in the code, so the names in them are not found; the front end reads them all the same."""
+    code = "from monotile.kernels import examples; from monotile import origin, backends\n"
+    code += "print(origin.of(backends.get('cpu'), examples.copy.function, ((), ()), {}, {}))"
+    environment = {**os.environ, "PYTHONPATH": SOURCES}
+    run = subprocess.run([sys.executable, "-O", "-c", code], env=environment, capture_output=True, text=True)
+    assert run.stdout.strip() == "None", run.stderr
+
+
+def test_recalled_program_is_that_of_the_source(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = arrays()
+    load(folder).scale(x, y)
+    expected = y.copy()
+    module, (x, y) = load(folder), arrays()
+    with monkeypatch.context() as patch:
+        patch.setattr(Kernel, "_build", lambda *_: pytest.fail("the front end ran"))
+        module.scale(x, y)
+    assert np.array_equal(y, expected)
+    module.SCALE = -1.0  # the same process: the plan depends on what was looked at
+    module.scale(x, y)
+    assert not np.array_equal(y, expected)
+    module.SCALE = 2.0
+    module.scale(x, y)
+    assert np.array_equal(y, expected)
+
+
+def test_damaged_files_are_made_again(folder: Path) -> None:
+    x, y = arrays()
+    load(folder).scale(x, y)
+    expected = y.copy()
+    for kind in ("origin", "cpu"):
+        (path,) = (folder / "kernels").glob(f"*.{kind}")
+        whole = path.read_bytes()
+        path.write_bytes(whole[: len(whole) // 2])
+        y[:] = np.nan
+        load(folder).scale(x, y)
+        assert np.array_equal(y, expected)
+        assert path.read_bytes() == whole
+
+
+def test_every_registered_kernel_has_an_origin(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is noted under it is the key of what the front end makes."""
+    seen = set()
+    asked: list[str | None] = []
+    of, recall = origin.of, origin.recall
+
+    def watched_of(*args: Any) -> origin.Origin | None:
+        found = of(*args)
+        asked.append(found.name if found else None)
+        return found
+
+    def watched(backend: Any, function: Any, facts: Any, consts: Any, captured: Any, make: Any) -> Any:
+        found = recall(backend, function, facts, consts, captured, make)
+        kept = cache.load(asked[-1] or "", "origin")
+        fresh = make()[0]
+        assert kept is not None, f"{function.__name__} has no origin"
+        assert kept.decode().split("\n")[0] == backend.key(fresh)
+        assert found[0].written == fresh.written
+        seen.add(function.__name__)
+        return found
+
+    monkeypatch.setattr(origin, "of", watched_of)
+    monkeypatch.setattr(origin, "recall", watched)
+    for op in ("attention", "decode_partials", "merge", "mask_blocks"):
+        for case in check.cases(f"{op} float32")[:6]:
+            (result,) = check.results([case], "cpu")
+            assert not result.problem
+    assert None not in asked
+    assert seen == {"attention", "decode", "merge", "mask_blocks"}
+
+
+def test_recalled_call_loads_no_front_end(folder: Path) -> None:
+    code = "import sys, numpy as np, module_of_origin as m\n"
+    code += "m.scale(np.zeros(9, np.float32), np.zeros(9, np.float32)); print('monotile.frontend' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": f"{SOURCES}{os.pathsep}{folder}"}
+    found = []
+    for _ in range(2):
+        run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+        assert not run.stderr
+        found.append(run.stdout.strip())
+    assert found == ["True", "False"]

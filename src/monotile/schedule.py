@@ -7,7 +7,6 @@ the number of keys alone, not from how many rows or threads there are.
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
 from .errors import BadOption
 
@@ -54,8 +53,8 @@ def _metal_blocks(head_size: int, element_bytes: int) -> tuple[int, int]:
 def second_level_cache() -> int:
     """Bytes of a core's second-level cache; where the system does not tell, what processors have at least."""
     try:
-        text = Path("/sys/devices/system/cpu/cpu0/cache/index2/size").read_text().strip()
-        return int(text.removesuffix("K")) * 1024
+        with open("/sys/devices/system/cpu/cpu0/cache/index2/size") as file:  # pathlib takes 5 ms to load
+            return int(file.read().strip().removesuffix("K")) * 1024
     except (OSError, ValueError):
         return 512 * 1024
 

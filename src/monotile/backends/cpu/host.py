@@ -63,9 +63,8 @@ def processor() -> bytes | None:
 
 def llvmlite_files() -> str | None:
     """Names the llvmlite that an import would load, without loading it: its version, and its library's file."""
-    from importlib.util import find_spec
-
-    spec = find_spec("llvmlite")
+    specs = (finder.find_spec("llvmlite", None) for finder in sys.meta_path)
+    spec = next((s for s in specs if s is not None), None)
     if spec is None or spec.origin is None:
         return None
     folder = os.path.dirname(spec.origin)

@@ -19,7 +19,9 @@ UFUNCS = {"exp": np.exp, "exp2": np.exp2, "log": np.log, "log2": np.log2, "tanh"
 class Grid:
     """The ops that the sizes need, and the values they read: lengths by word, scalars by number."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, together: int = 0) -> None:
+        """`together`: so many programs that differ in their last place only are launched as one."""
+        self.together = together or 1
         body = kernel.body.ops
         at = next((n for n, op in enumerate(body) if op.kind == "program_id"), None)
         self.sizes: tuple[Value, ...] = () if at is None else body[at].operands
@@ -42,7 +44,8 @@ class Grid:
         with np.errstate(all="ignore"):
             for op in self.ops:
                 values[op.result] = self._value(op, values, words, scalars)
-        return math.prod(max(0, int(values[v])) for v in self.sizes)
+        sizes = [max(0, int(values[v])) for v in self.sizes]
+        return math.prod(sizes[:-1]) * -(-sizes[-1] // self.together) if sizes else 1
 
     def _value(self, op: Op, values: dict[Value, Any], words: Sequence[int], scalars: Sequence[Any]) -> Any:
         kind, dtype = op.kind, op.result.dtype

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import os
 import tempfile
@@ -14,6 +15,7 @@ from ... import cache as store
 from ...dtypes import DType
 from ...errors import DeviceLimit, UnknownArchitecture, UnknownBackend
 from ...ir import Kernel
+from . import descriptors
 from .render import Rendered
 from .schedule import Schedule
 
@@ -75,16 +77,35 @@ def ahead(kernel: Kernel, rendered: Rendered, schedule: Schedule, capability: in
 
     if interpreting():
         raise DeviceLimit("Triton's interpreter does not compile; unset TRITON_INTERPRET")
-    signature = {a.name: _type(kernel, a.kind, a.index) for a in rendered.arguments}
-    even = [n for n, a in enumerate(rendered.arguments) if a.kind in ("pointer", "stride")]
+    function = load(rendered)
+    signature = _descriptor_types(kernel, rendered) | {
+        a.name: _type(kernel, a.kind, a.index) for a in rendered.arguments
+    }
+    names = list(signature)
+    even = [names.index(a.name) for a in rendered.arguments if a.kind in ("pointer", "stride")]
     attributes: Any = {(n,): [["tt.divisibility", 16]] for n in even}
     if hasattr(compiler, "AttrsDescriptor"):  # Triton 3.2
         attributes = compiler.AttrsDescriptor.from_hints(dict.fromkeys(even, 16))
-    source = triton.compiler.ASTSource(load(rendered), signature, {}, attributes)
+    form: Any = triton.compiler.ASTSource
+    if any(tile.sides for tile in rendered.described):
+        form = importlib.import_module("triton.experimental.gluon._runtime").GluonASTSource
+    source = form(function, signature, {}, attributes)
     try:
         return triton.compile(source, target=compiler.GPUTarget("cuda", capability, 32), options=schedule.options)
     except Exception as error:
         raise translated(error, rendered.name) or error from None
+
+
+def _descriptor_types(kernel: Kernel, rendered: Rendered) -> dict[str, str]:
+    """The descriptors that the host makes, as Triton writes their types."""
+    found = {}
+    for tile in rendered.described:
+        if tile.sides:
+            tensor = kernel.tensors[tile.index]
+            kind = POINTERS[tensor.dtype.name].removeprefix("*")
+            layout = descriptors.shared_layout(tile)
+            found[f"{tensor.name}_tiles"] = f"tensordesc<{kind}{list(tile.sides)},{layout!r}>"
+    return found
 
 
 def _type(kernel: Kernel, kind: str, index: int) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ...dtypes import int32
 from ...ir import Kernel, Op, Value, constant
@@ -28,6 +29,7 @@ class Described:
     bytes: int  # of an element
     dims: tuple[int, ...]  # words with its lengths
     strides: tuple[int, ...]  # words with its strides, but the last
+    sides: tuple[int, ...] = ()  # of the tile, where the host makes the descriptor
 
 
 class Descriptors:
@@ -41,7 +43,7 @@ class Descriptors:
 
     def load(self, op: Op, starts: Sequence[str]) -> str | None:
         """The text of a load by descriptor, or None where there is none for it."""
-        if not self._fits(op):
+        if not self.fits(op):
             return None
         sides = [padded(extent or 1) for extent in op.attrs["extents"]]
         name = self._descriptor(op, tuple(sides))
@@ -49,7 +51,7 @@ class Descriptors:
         tile = f"{name}.load([{', '.join(starts)}])"
         return tile if len(shape) == len(sides) else f"tl.reshape({tile}, {shape})"
 
-    def _fits(self, op: Op) -> bool:
+    def fits(self, op: Op) -> bool:
         """A tile of rows of contiguous memory that a product reads."""
         tensor, extents = op.attrs["tensor"], op.attrs["extents"]
         last = tensor.rank - 1
@@ -111,3 +113,11 @@ def apply(described: Sequence[Described], words: Sequence[int]) -> bool:
         if any(words[at] < 1 or words[at] * tensor.bytes % ALIGNMENT for at in tensor.strides):
             return False
     return True
+
+
+def shared_layout(tile: Described) -> Any:
+    """How a tile that the host describes lies in shared memory: as the matrix units read it."""
+    from triton.experimental.gluon.language import NVMMASharedLayout
+
+    row = tile.sides[-1] * tile.bytes
+    return NVMMASharedLayout(min(128, row), 8 * tile.bytes, len(tile.sides))

@@ -70,8 +70,8 @@ class Memory:
         word = self.word_at[tensor.index] + 1 + tensor.rank + axis
         return self._argument("stride", word, f"{tensor.name}_s{axis}", word)
 
-    def iota(self, side: int) -> str:
-        """0, 1, ... of a padded side, made once at the top."""
+    def iota(self, side: int, place: int = 0, rank: int = 1) -> str:
+        """0, 1, ... of a padded side, made once at the top. `place` and `rank`: along which dimension of a tile."""
         if side not in self.iotas:
             self.iotas[side] = self.names.fresh(f"iota_{side}")
         return self.iotas[side]
@@ -102,7 +102,7 @@ class Memory:
         terms, reach = [], []
         for place, axis in enumerate(axes):
             side = padded(extents[axis] or 1)
-            iota, stride = self.iota(side), self.stride(tensor, axis)
+            iota, stride = self.iota(side, place, len(axes)), self.stride(tensor, axis)
             if isinstance(stride, str):
                 reach.append((self.word_at[tensor.index] + 1 + tensor.rank + axis, side - 1))
                 far = self.wide
@@ -122,7 +122,7 @@ class Memory:
         rank = sum(extent is not None for extent in extents)
         scalars, tiles, place = [], [], 0
         for axis, extent in enumerate(extents):
-            tests = self._tests(op, axis, starts[axis])
+            tests = self._tests(op, axis, starts[axis], place, rank)
             if extent is None:
                 scalars += [f"({t})" for t in tests]
             else:
@@ -130,7 +130,7 @@ class Memory:
                 place += 1
         return self._all_of(scalars, tiles, extents)
 
-    def _tests(self, op: Op, axis: int, start: Text) -> list[str]:
+    def _tests(self, op: Op, axis: int, start: Text, place: int, rank: int) -> list[str]:
         """Tests along one dimension, of the positions in the tile."""
         tensor, extent, checked = op.attrs["tensor"], op.attrs["extents"][axis], op.attrs["checked"][axis]
         value = op.operands[(op.kind == "store") + axis]
@@ -143,7 +143,7 @@ class Memory:
                 return []
             start = start if not start.literal else Text(f"tl.full([], {start}, tl.int32)")
             return ([] if from_zero else [f"{start} >= 0"]) + [f"{start} < {length}"]
-        iota, padding = self.iota(padded(extent)), padded(extent) != extent
+        iota, padding = self.iota(padded(extent), place, rank), padded(extent) != extent
         if length is None:
             return [f"{iota} < {extent}"] if padding else []
         if from_zero:
@@ -158,7 +158,7 @@ class Memory:
     def padding_mask(self, shape: tuple[int, ...]) -> list[str]:
         """Tests that leave out the padding of a tile."""
         sides = [(n, s) for n, s in enumerate(shape) if padded(s) != s]
-        return [spread(f"({self.iota(padded(s))} < {s})", n, len(shape)) for n, s in sides]
+        return [spread(f"({self.iota(padded(s), n, len(shape))} < {s})", n, len(shape)) for n, s in sides]
 
     # ---- gathers -----------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...affine import linear
@@ -134,15 +134,18 @@ class Renderer:
     def block(self, block: Block) -> None:
         outer, self.here = self.here, block
         for op in block.ops:
-            if op in self.barriers:
-                self.lines.add("tl.debug_barrier()")
-            if op.kind in ELEMENTWISE:
-                self.elementwise(op)
-            elif op.kind in HANDLERS:
-                HANDLERS[op.kind](self, op)
-            elif op.kind != "yield":
-                raise InternalError(f"the nvidia backend does not know {op.kind!r}")
+            self.write(op)
         self.here = outer
+
+    def write(self, op: Op) -> None:
+        if op in self.barriers:
+            self.lines.add("tl.debug_barrier()")
+        if op.kind in ELEMENTWISE:
+            self.elementwise(op)
+        elif op.kind in HANDLERS:
+            getattr(self, HANDLERS[op.kind])(op)
+        elif op.kind != "yield":
+            raise InternalError(f"the nvidia backend does not know {op.kind!r}")
 
     def const(self, op: Op) -> None:
         plain = number(op.attrs["value"], op.result.dtype)
@@ -233,7 +236,8 @@ class Renderer:
             return self.clean[value, axis]
         if padded(side) == side or (neutral in ("0", "0.0") and holds_zero(value, axis)):
             return self.full(value)
-        inside = spread(f"({self.memory.iota(padded(side))} < {side})", axis, len(value.shape))
+        rank = len(value.shape)
+        inside = spread(f"({self.memory.iota(padded(side), axis, rank)} < {side})", axis, rank)
         if value.dtype.is_narrow:
             neutral = f"tl.full([], {neutral}, {triton_type(value.dtype)})"
         return f"tl.where({inside}, {self.full(value)}, {neutral})"
@@ -377,20 +381,20 @@ class Renderer:
             self.lines.add(f"{', '.join(n for n, _ in pairs)} = {', '.join(text for _, text in pairs)}")
 
 
-HANDLERS: dict[str, Callable[[Renderer, Op], None]] = {
-    "const": Renderer.const,
-    "dim": Renderer.dim,
-    "param": Renderer.param,
-    "arange": Renderer.arange,
-    "program_id": Renderer.program_id,
-    "expand": Renderer.expand,
-    "broadcast": Renderer.broadcast,
-    "trans": Renderer.trans,
-    "reduce": Renderer.reduce,
-    "dot": Renderer.dot,
-    "load": Renderer.load,
-    "store": Renderer.store,
-    "gather": Renderer.gather,
-    "for": Renderer.loop,
-    "if": Renderer.branch,
+HANDLERS = {
+    "const": "const",
+    "dim": "dim",
+    "param": "param",
+    "arange": "arange",
+    "program_id": "program_id",
+    "expand": "expand",
+    "broadcast": "broadcast",
+    "trans": "trans",
+    "reduce": "reduce",
+    "dot": "dot",
+    "load": "load",
+    "store": "store",
+    "gather": "gather",
+    "for": "loop",
+    "if": "branch",
 }

@@ -20,6 +20,8 @@ class Schedule:
     warp_specialize: bool = False  # loads and products on warps of their own, in loops that have both
     peel: bool = True  # loops are cut into blocks with masks and without; Triton specialises warps in single loops only
     tensor_descriptors: bool = False  # operands of products come through TMA where their layout allows it
+    programs: int = 0  # how many programs share what one more warp fetches for them (gluon.py); 0: none does
+    registers: int = 240  # of a thread that computes, where programs share
 
     @property
     def options(self) -> dict[str, Any]:

@@ -22,6 +22,8 @@ class Text:
     text: str
     shape: tuple[int, ...] = ()
     literal: bool = False
+    layout: str = ""  # in Gluon, of a tile: its layout, or nothing while what it meets decides
+    vector: str = ""  # of a vector that became a row or column: the vector
 
     def __str__(self) -> str:
         return self.text

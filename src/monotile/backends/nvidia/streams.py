@@ -1,0 +1,181 @@
+"""Which kernels can be run by warps with jobs of their own: some fetch tiles, others compute.
+
+Such a kernel has loops over blocks of memory, and products whose right operands are tiles of those blocks. A *group*
+is a few programs that are neighbours in the grid, run together: each program has warps of its own and its own rows, and
+all of them read the blocks that one more warp fetches. That needs
+
+- products of 16-bit floats with M rows, 64 of them or 128, in loops that are not nested;
+- right operands that are loads (or their transposes) with places that are the same for every program of a group;
+- left operands that are computed, or loads outside the loops;
+- loops whose bounds are arithmetic of lengths, scalars and places in the grid, and whose first position is a multiple
+  of the step, so that the programs of a group meet the same blocks.
+
+`analyse` says what it found, or why the kernel is not of this kind. Nothing here is about attention: any kernel that
+accumulates products over blocks fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ...dtypes import bfloat16, float16, int32
+from ...ir import Block, Kernel, Op, Value, constant, walk
+from .descriptors import Descriptors
+
+SIDES = (16, 32, 64, 128, 256, 512)
+SCALAR_ONLY = ("load", "gather", "for", "if", "reduce", "dot", "store")
+
+
+@dataclass
+class Ring:
+    """Tiles of one tensor that are fetched block after block."""
+
+    load: Op  # one of the loads that read it; the others are alike
+    name: str
+
+
+@dataclass
+class Streams:
+    """A kernel of this kind."""
+
+    program: Op
+    loops: list[Op]
+    rings: dict[tuple[int, tuple[int | None, ...]], Ring] = field(default_factory=dict)
+    resident: list[Op] = field(default_factory=list)  # loads outside the loops that products read
+    shared: set[Value] = field(default_factory=set)  # tiles that stay in shared memory, transposed ones included
+    rows: int = 0
+    widths: list[int] = field(default_factory=list)  # of the products, in order
+
+    def ring(self, op: Op) -> Ring:
+        return self.rings[key(op)]
+
+
+def key(load: Op) -> tuple[int, tuple[int | None, ...]]:
+    return load.attrs["tensor"].index, load.attrs["extents"]
+
+
+def analyse(kernel: Kernel, descriptors: Descriptors) -> Streams | str:
+    """What is fetched and by which loops, or why this cannot be."""
+    top = kernel.body.ops
+    programs = [op for op in top if op.kind == "program_id"]
+    loops = [op for op in top if op.kind == "for" and any(o.kind == "dot" for o in walk(op.blocks[0]))]
+    if len(programs) != 1 or not loops:
+        return "it has no loop with products"
+    streams = Streams(programs[0], loops)
+    for op in walk(kernel.body):
+        if op.kind == "gather":
+            return "it reads single elements of tensors by index"
+        if op.kind == "dot" and not any(op is o for loop in loops for o in walk(loop.blocks[0])):
+            return "it has products outside its loops"
+    for loop in loops:
+        found = _loop(streams, loop, descriptors)
+        if found is not None:
+            return found
+    return _places(kernel, streams) or streams
+
+
+def _loop(streams: Streams, loop: Op, descriptors: Descriptors) -> str | None:
+    body = loop.blocks[0]
+    inside = {id(op) for op in walk(body)}
+    if any(op.kind == "for" for op in walk(body)):
+        return "its loops are nested"
+    met: dict[tuple[int, tuple[int | None, ...]], tuple[Value, ...]] = {}
+    for op in walk(body):
+        if op.kind != "dot":
+            continue
+        left, right = op.operands
+        if left.dtype not in (float16, bfloat16) or right.dtype is not left.dtype:
+            return f"it multiplies {left.dtype}"
+        (rows, depth), width = left.shape, right.shape[1]
+        if rows not in (64, 128) or width not in SIDES or depth not in SIDES or streams.rows not in (0, rows):
+            return f"a product of {rows} x {depth} x {width} has no matrix instruction here"
+        streams.rows = rows
+        streams.widths += [width] if width not in streams.widths else []
+        load = loaded(right)
+        if load is None or id(load) not in inside or not descriptors.fits(load):
+            return "a right operand is not a tile of memory"
+        if met.setdefault(key(load), load.operands) != load.operands:
+            return "a loop reads two blocks of one tensor"
+        streams.rings.setdefault(key(load), Ring(load, load.attrs["tensor"].name))
+        streams.shared |= {right, load.result}
+        own = loaded(left)
+        if own is not None:
+            if id(own) in inside or not descriptors.fits(own) or left is not own.result:
+                return "a left operand is fetched in the loop"
+            streams.resident += [own] if own not in streams.resident else []
+            streams.shared.add(left)
+    if len(met) != len(streams.rings):
+        return "its loops read different tensors"
+    return None
+
+
+def loaded(value: Value) -> Op | None:
+    """The load an operand is, or is the transpose of."""
+    op = value.op
+    if op is not None and op.kind == "trans":
+        op = op.operands[0].op
+    return op if op is not None and op.kind == "load" else None
+
+
+def _places(kernel: Kernel, streams: Streams) -> str | None:
+    """What is read where: blocks at the same places for all of a group, nothing else by a program that may not be."""
+    last = streams.program.results[-1]
+    for ring in streams.rings.values():
+        if any(depends(v, last, streams) for v in ring.load.operands):
+            return "a block that is fetched is one program's own"
+    for loop in streams.loops:
+        low, high = loop.operands[:2]
+        if not (scalar_slice((low, high)) and is_multiple(low, loop.attrs["step"])):
+            return "a loop's bounds are not plain arithmetic, or begin anywhere"
+    uses = [op for op in walk(kernel.body) for v in op.operands if v in streams.shared]
+    if any(op.kind not in ("dot", "trans") for op in uses):
+        return "a tile that products read is used otherwise too"
+    for op in kernel.body.ops:
+        own = op.kind == "load" and op not in streams.resident
+        if own and any(depends(v, last, streams) for v in op.operands):
+            return "a program reads something of its own before its loops"
+    if any(not scalar_slice(op.operands) for op in streams.resident):
+        return "the place of an operand is not plain arithmetic"
+    return None
+
+
+def scalar_slice(values: tuple[Value, ...]) -> list[Op] | None:
+    """The ops at the top of a kernel that scalars need, in no order; None when they need more than arithmetic. A
+    block's parameter needs none."""
+    found: dict[int, Op] = {}
+    stack = list(values)
+    while stack:
+        op = stack.pop().op
+        if op is None or id(op) in found:
+            continue
+        if op.kind in SCALAR_ONLY or any(v.shape for v in op.results):
+            return None
+        found[id(op)] = op
+        stack += op.operands
+    return list(found.values()) or [op for v in values if (op := v.op) is not None]
+
+
+def depends(value: Value, on: Value, streams: Streams) -> bool:
+    """Whether a scalar is computed from another; what memory or loops give is taken to be."""
+    if value is on:
+        return True
+    op = value.op
+    if op is None:
+        return not isinstance(value.owner, Block) or value is not value.owner.params[0]
+    if op is streams.program:
+        return False
+    return op.kind in SCALAR_ONLY or any(depends(v, on, streams) for v in op.operands)
+
+
+def is_multiple(value: Value, step: int) -> bool:
+    """Whether a position is a multiple of the step. An end of int32 counts: no loop that begins there has a turn."""
+    known = constant(value)
+    if known is not None:
+        return known % step == 0 or known == 2**31 - 1
+    op = value.op
+    if op is None:
+        return False
+    if op.kind == "mul":
+        return any(is_multiple(v, step) for v in op.operands)
+    if op.kind in ("add", "sub", "max", "min"):
+        return all(is_multiple(v, step) for v in op.operands)
+    return op.kind == "cast" and op.result.dtype is int32 and is_multiple(op.operands[0], step)

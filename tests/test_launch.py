@@ -47,7 +47,7 @@ class Recorded(Program):
     def __init__(self, backend: Recorder) -> None:
         self.backend = backend
 
-    def bind(self, words: Sequence[int]) -> Any:
+    def bind(self, words: Sequence[int], device: str = "cpu") -> Any:
         self.backend.bound.append(words)
         return len(self.backend.bound) - 1
 

@@ -1,15 +1,17 @@
-"""Making arrays of the caller's own kind: outputs, broadcasts and contiguous copies, for NumPy, torch and DLPack."""
+"""Array libraries: reading the caller's arrays, and making results of the caller's own kind, for NumPy, torch and
+DLPack."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from . import dtypes, tensors
 from .dtypes import DType
-from .errors import ArgumentDType, ArgumentKind
+from .errors import ArgumentKind
 
 
 class Numpy:
@@ -19,6 +21,7 @@ class Numpy:
         self.home = home  # the library results go back to; None for NumPy itself
 
     def adopt(self, name: str, array: Any) -> Any:
+        """The array as one this library reads: itself, wherever that is possible."""
         if isinstance(array, np.ndarray):
             return array
         try:
@@ -28,11 +31,15 @@ class Numpy:
                 f"{name!r} is not an array monotile can read: {error}; pass NumPy or torch arrays"
             ) from None
 
-    def empty(self, shape: tuple[int, ...], dtype: DType, like: Any) -> Any:
-        return np.empty(shape, dtypes.to_numpy(dtype))
+    def kind(self, dtype: DType, device: str) -> Any:
+        """What `empty` wants to know besides the shape."""
+        return dtypes.to_numpy(dtype)
 
-    def broadcast(self, array: Any, shape: tuple[int, ...]) -> Any:
-        return np.broadcast_to(array, shape)
+    def empty(self, shape: tuple[int, ...], kind: Any) -> Any:
+        return np.empty(shape, kind)
+
+    def addresses(self, arrays: Sequence[Any]) -> list[int]:
+        return tensors.numpy_addresses(arrays)
 
     def contiguous(self, array: Any) -> Any:
         return np.ascontiguousarray(array)
@@ -45,25 +52,30 @@ class Numpy:
 
 
 class Torch:
-    """torch tensors, on whatever device they are."""
+    """torch tensors, on whatever device they are. Gradients are not tracked."""
+
+    def __init__(self) -> None:
+        self.torch = sys.modules["torch"]
 
     def adopt(self, name: str, array: Any) -> Any:
-        if not tensors.is_array(array) or isinstance(array, np.ndarray):
+        if not isinstance(array, self.torch.Tensor):
             raise ArgumentKind(f"{name!r} is {type(array).__name__} where the others are torch tensors; pass one kind")
-        return array.detach()
+        return array
 
-    def empty(self, shape: tuple[int, ...], dtype: DType, like: Any) -> Any:
-        torch = sys.modules["torch"]
-        return torch.empty(shape, dtype=getattr(torch, dtype.name), device=like.device)
+    def kind(self, dtype: DType, device: str) -> Any:
+        return {"dtype": getattr(self.torch, dtype.name), "device": self.torch.device(device)}
 
-    def broadcast(self, array: Any, shape: tuple[int, ...]) -> Any:
-        return sys.modules["torch"].broadcast_to(array, shape)
+    def empty(self, shape: tuple[int, ...], kind: Any) -> Any:
+        return self.torch.empty(shape, **kind)
+
+    def addresses(self, arrays: Sequence[Any]) -> list[int]:
+        return [a.data_ptr() for a in arrays]
 
     def contiguous(self, array: Any) -> Any:
-        return array.contiguous()
+        return array.detach().contiguous()
 
     def stack(self, arrays: list[Any], axis: int) -> Any:
-        return sys.modules["torch"].stack(arrays, axis)
+        return self.torch.stack([a.detach() for a in arrays], axis)
 
     def give_back(self, array: Any) -> Any:
         return array
@@ -82,20 +94,3 @@ def library(name: str, array: Any) -> Library:
         home = array.__array_namespace__() if hasattr(array, "__array_namespace__") else None
         return Numpy(home)
     raise ArgumentKind(f"{name!r} must be an array, found {type(array).__name__}; pass NumPy arrays or torch tensors")
-
-
-def dtype_of(name: str, array: Any) -> DType:
-    found = dtypes.from_numpy(array.dtype) if isinstance(array, np.ndarray) else None
-    if not isinstance(array, np.ndarray):
-        found = dtypes.BY_NAME.get(str(array.dtype).removeprefix("torch."))
-    if found is None:
-        raise ArgumentDType(f"{name!r} has dtype {array.dtype}; monotile has {', '.join(d.name for d in dtypes.ALL)}")
-    return found
-
-
-def unit_last(lib: Library, array: Any) -> Any:
-    """The array itself if its last stride is 1, else a copy: the only one attention makes of its inputs."""
-    if array.shape[-1] <= 1 or 0 in array.shape:
-        return array
-    stride = array.strides[-1] // array.itemsize if isinstance(array, np.ndarray) else array.stride()[-1]
-    return array if stride == 1 else lib.contiguous(array)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import types
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import arrays, dtypes
+from . import dtypes, tensors
 from .arrays import Library
+from .calls import Draft, Operand
 from .dtypes import BY_NAME, DType, bfloat16, bool_, float16, float32
 from .errors import (
     ArgumentDevice,
@@ -22,8 +24,8 @@ from .errors import (
     MixedDTypes,
 )
 from .kernels.scores import Options
+from .signature import read_scalar
 
-Array = Any
 FLOATS = (float32, float16, bfloat16)
 MAX_HEAD_SIZE = 576
 MAX_PARTS = 2**20
@@ -35,13 +37,11 @@ SOFTCAPS = 1e-30, 1e30
 class Call:
     """The arrays of one call, with a batch dimension, read in place."""
 
-    lib: Library
-    q: Array
-    k: Array
-    v: Array
-    mask: Array | None  # rank 4, sides as given: 1 where it broadcasts
-    sinks: Array | None
-    scale: float
+    q: Operand
+    k: Operand
+    v: Operand
+    mask: Operand | None  # rank 4, sides as given: 1 where it broadcasts
+    sinks: Operand | None
     dtype: DType
     batched: bool
 
@@ -52,62 +52,64 @@ class Call:
 
     @property
     def keys(self) -> int:
-        return int(self.k.shape[2])
+        return self.k.shape[2]
 
     @property
     def flops(self) -> int:
         B, Hq, Nq, Dv = self.out_shape
-        return 2 * B * Hq * Nq * self.keys * (int(self.q.shape[3]) + Dv)
+        return 2 * B * Hq * Nq * self.keys * (self.q.shape[3] + Dv)
 
     @property
     def bytes(self) -> int:
         B, H, N, D = self.k.shape
-        return int(B * H * N * (D + self.v.shape[3]) * self.dtype.bytes)
+        return B * H * N * (D + self.v.shape[3]) * self.dtype.bytes
 
-    def new(self, shape: tuple[int, ...], dtype: DType | None = None) -> Array:
-        return self.lib.empty(shape, dtype or self.dtype, self.q)
+    def result(self, draft: Draft, shape: tuple[int, ...], dtype: DType) -> Operand:
+        """A result of this shape, which the caller sees without the batch dimension if there was none."""
+        return draft.result(shape if self.batched else shape[1:], dtype).reshaped(*shape)
 
-    def broadcast_mask(self) -> Array | None:
-        if self.mask is None:
-            return None
-        return self.lib.broadcast(self.mask, (*self.q.shape[:3], self.keys))
-
-    def finish(self, result: Array) -> Array:
-        """A result as the caller expects it: without the batch dimension that was added, in the caller's library."""
-        return self.lib.give_back(result if self.batched else result[0])
+    def broadcast_mask(self) -> Operand | None:
+        return None if self.mask is None else self.mask.broadcast((*self.q.shape[:3], self.keys))
 
 
 # ---- q, k, v ---------------------------------------------------------------------------------------------------------
 
 
-def read_call(q: Any, k: Any, v: Any, scale: float | None, mask: Any, sinks: Any) -> Call:
-    lib = arrays.library("q", q)
-    q, k, v = (lib.adopt(name, a) for name, a in (("q", q), ("k", k), ("v", v)))
-    given = {"q": q, "k": k, "v": v}
-    for name, array in given.items():
-        if array.ndim not in (3, 4):
-            found = f"{name!r} has shape {tuple(array.shape)}"
+def read_call(draft: Draft) -> Call:
+    q, k, v = given = draft.input("q"), draft.input("k"), draft.input("v")
+    for name, array in zip("qkv", given, strict=True):
+        rank = len(array.shape)
+        if rank not in (3, 4):
+            found = f"{name!r} has shape {array.shape}"
             raise ArgumentRank(f"{found}; attention takes (batch, heads, length, head size), or the last three")
-        if array.ndim != q.ndim:
+        if rank != len(q.shape):
             raise ArgumentRank(
-                f"'q' has {q.ndim} dimensions and {name!r} has {array.ndim}; give all of them a batch, or none"
+                f"'q' has {len(q.shape)} dimensions and {name!r} has {rank}; give all of them a batch, or none"
             )
-    dtype = _one_dtype(given)
-    batched = q.ndim == 4
+    dtype = _one_dtype({"q": q, "k": k, "v": v})
+    batched = len(q.shape) == 4
     if not batched:
-        q, k, v = q[None], k[None], v[None]
-    _check_shapes(tuple(q.shape), tuple(k.shape), tuple(v.shape))
-    q, k, v = (arrays.unit_last(lib, a) for a in (q, k, v))
-    if mask is not None:
-        mask = _read_mask(lib, mask, (*q.shape[:3], k.shape[2]))
+        q, k, v = (a.reshaped(1, *a.shape) for a in (q, k, v))
+    _check_shapes(q.shape, k.shape, v.shape)
+    q, k, v = (_unit_last(draft, a) for a in (q, k, v))
+    scores = *q.shape[:3], k.shape[2]
+    mask, sinks = draft.inputs.get("mask"), draft.inputs.get("sinks")
+    mask = None if mask is None else _read_mask(mask, scores)
     if sinks is not None:
-        sinks = _read_sinks(lib, sinks, q.shape[1])
-    _one_device({**given, "mask": mask, "sinks": sinks})
-    return Call(lib, q, k, v, mask, sinks, _read_scale(scale, q.shape[3]), dtype, batched)
+        _check_sinks(sinks, q.shape[1])
+    one_device(draft.inputs)
+    draft.scale = float(q.shape[3] ** -0.5)
+    return Call(q, k, v, mask, sinks, dtype, batched)
 
 
-def _one_dtype(given: dict[str, Array]) -> DType:
-    found = {name: arrays.dtype_of(name, a) for name, a in given.items()}
+def _unit_last(draft: Draft, array: Operand) -> Operand:
+    """The array itself if its last stride is 1, else a copy: the only one attention makes of its inputs."""
+    shape = array.shape
+    return array if shape[-1] <= 1 or 0 in shape or array.view.strides[-1] == 1 else draft.contiguous(array)
+
+
+def _one_dtype(given: dict[str, Operand]) -> DType:
+    found = {name: a.dtype for name, a in given.items()}
     listing = ", ".join(f"{n} {d}" for n, d in found.items())
     if len(set(found.values())) > 1:
         raise MixedDTypes(f"q, k and v must have one element type, found {listing}; cast them")
@@ -136,57 +138,45 @@ def _check_shapes(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) ->
         )
 
 
-def _one_device(given: dict[str, Array | None]) -> None:
-    found = {n: str(getattr(a, "device", "cpu")) for n, a in given.items() if a is not None}
+def one_device(given: Mapping[str, Operand]) -> None:
+    found = {n: a.view.device for n, a in given.items()}
     if len(set(found.values())) > 1:
         listing = ", ".join(f"{n} on {d}" for n, d in found.items())
         raise ArgumentDevice(f"the arrays lie on different devices: {listing}; move them to one")
 
 
-def _read_scale(scale: float | None, head_size: int) -> float:
-    if scale is None:
-        return float(head_size**-0.5)
-    return read_number("scale", scale)
-
-
 # ---- masks and sinks -------------------------------------------------------------------------------------------------
 
 
-def _read_mask(lib: Library, mask: Any, scores: tuple[int, ...]) -> Array:
-    mask = lib.adopt("mask", mask)
-    dtype = arrays.dtype_of("mask", mask)
-    if dtype is not bool_ and dtype not in FLOATS:
-        raise MixedDTypes(f"a mask is bool (True = attend) or floating (added to the scores), found {dtype}")
-    shape = tuple(mask.shape)
+def _read_mask(mask: Operand, scores: tuple[int, ...]) -> Operand:
+    _check_mask_dtype(mask)
+    shape = mask.shape
     fits = len(shape) <= 4 and all(s in (1, t) for s, t in zip(shape[::-1], scores[::-1], strict=False))
     if not fits:
         raise MaskShape(
             f"the mask {shape} does not broadcast to the scores {scores} (batch, query heads, queries, keys)"
         )
-    return mask.reshape((1,) * (4 - len(shape)) + shape)
+    return mask.reshaped(*(1,) * (4 - len(shape)), *shape)
 
 
-def read_mask(mask: Array) -> tuple[Array, tuple[int, ...]]:
+def read_mask(mask: Operand) -> tuple[Operand, tuple[int, ...]]:
     """A mask of rank 2 to 4 as rank 4, and its leading sides."""
-    dtype = arrays.dtype_of("mask", mask)
-    if dtype is not bool_ and dtype not in FLOATS:
-        raise MixedDTypes(f"a mask is bool (True = attend) or floating (added to the scores), found {dtype}")
-    if not 2 <= mask.ndim <= 4:
-        raise ArgumentRank(
-            f"a mask has 2 to 4 dimensions, the last two queries and keys; found shape {tuple(mask.shape)}"
-        )
-    lead = tuple(mask.shape[:-2])
-    return mask.reshape((1,) * (2 - len(lead)) + tuple(mask.shape)), lead
+    _check_mask_dtype(mask)
+    if not 2 <= len(mask.shape) <= 4:
+        raise ArgumentRank(f"a mask has 2 to 4 dimensions, the last two queries and keys; found shape {mask.shape}")
+    return mask.reshaped(*(1,) * (4 - len(mask.shape)), *mask.shape), mask.shape[:-2]
 
 
-def _read_sinks(lib: Library, sinks: Any, heads: int) -> Array:
-    sinks = lib.adopt("sinks", sinks)
-    dtype = arrays.dtype_of("sinks", sinks)
-    if dtype not in FLOATS:
-        raise MixedDTypes(f"sinks are floating, found {dtype}")
-    if tuple(sinks.shape) != (heads,):
-        raise ArgumentShape(f"sinks must have shape ({heads},), one per query head; found {tuple(sinks.shape)}")
-    return sinks
+def _check_mask_dtype(mask: Operand) -> None:
+    if mask.dtype is not bool_ and mask.dtype not in FLOATS:
+        raise MixedDTypes(f"a mask is bool (True = attend) or floating (added to the scores), found {mask.dtype}")
+
+
+def _check_sinks(sinks: Operand, heads: int) -> None:
+    if sinks.dtype not in FLOATS:
+        raise MixedDTypes(f"sinks are floating, found {sinks.dtype}")
+    if sinks.shape != (heads,):
+        raise ArgumentShape(f"sinks must have shape ({heads},), one per query head; found {sinks.shape}")
 
 
 # ---- options ---------------------------------------------------------------------------------------------------------
@@ -230,35 +220,37 @@ def read_number(name: str, value: Any) -> float:
     return number
 
 
+def read_scale(scale: Any) -> float:
+    return float(read_scalar("scale", read_number("scale", scale), float32))
+
+
 def check_count(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_PARTS:
         raise BadOption(f"{name} must be a whole number from 1 to {MAX_PARTS}, found {value!r}")
 
 
-def check_parts(o: Array, *others: tuple[str, Array]) -> None:
+def check_parts(o: Operand, others: Mapping[str, Operand]) -> None:
     """Parts to be merged: o (..., S, Dv) and its companions (..., S)."""
-    if o.ndim < 2:
-        raise ArgumentRank(f"parts have shape (..., S, Dv), found {tuple(o.shape)}")
+    if len(o.shape) < 2:
+        raise ArgumentRank(f"parts have shape (..., S, Dv), found {o.shape}")
     if not 1 <= o.shape[-1] <= MAX_HEAD_SIZE:
         raise HeadSize(f"the head size is {o.shape[-1]}; it must be from 1 to {MAX_HEAD_SIZE}")
-    if arrays.dtype_of("parts", o) not in FLOATS:
-        raise MixedDTypes(f"parts are float32, float16 or bfloat16, found {arrays.dtype_of('parts', o)}; cast them")
-    for name, array in others:
-        if tuple(array.shape) != tuple(o.shape[:-1]):
-            raise ArgumentShape(
-                f"{name!r} has shape {tuple(array.shape)}; parts {tuple(o.shape)} need {tuple(o.shape[:-1])}"
-            )
-        dtype = arrays.dtype_of(name, array)
-        if dtype is not float32:
-            raise MixedDTypes(f"{name!r} must be float32, found {dtype}: narrower maxima and sums lose the result")
-    _one_device({"parts": o, **dict(others)})
+    if o.dtype not in FLOATS:
+        raise MixedDTypes(f"parts are float32, float16 or bfloat16, found {o.dtype}; cast them")
+    for name, array in others.items():
+        if array.shape != o.shape[:-1]:
+            raise ArgumentShape(f"{name!r} has shape {array.shape}; parts {o.shape} need {o.shape[:-1]}")
+        if array.dtype is not float32:
+            raise MixedDTypes(f"{name!r} must be float32, found {array.dtype}: narrower maxima and sums lose the result")
+    one_device({"parts": o, **others})
 
 
-def stack_parts(lib: Library, name: str, parts: Any, axis: int) -> Array:
+def stack_parts(lib: Library, name: str, parts: Any, axis: int) -> Any:
     """One array of a sequence of parts that are alike."""
     parts = [lib.adopt(name, part) for part in parts]
-    kinds = {(tuple(part.shape), arrays.dtype_of(name, part), str(getattr(part, "device", "cpu"))) for part in parts}
-    if len(kinds) != 1 or parts[0].ndim < -1 - axis:
+    views = [tensors.read(name, part) for part in parts]
+    kinds = {(view.shape, view.dtype, view.device) for view in views}
+    if len(kinds) != 1 or len(views[0].shape) < -1 - axis:
         listing = ", ".join(sorted(f"{shape} {dtype}" for shape, dtype, _ in kinds)) or "none"
         raise ArgumentShape(f"{name!r} must be parts of one shape, element type and device, found {listing}")
     return lib.stack(parts, axis)

@@ -8,7 +8,6 @@ facts, never lengths): a new sequence length makes a new plan, not a new program
 from __future__ import annotations
 
 import inspect
-import math
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,6 @@ import numpy as np
 from . import backends, origin, tensors
 from . import ir as ir_form
 from .backends.base import Backend, Program
-from .builder import LARGEST
 from .dtypes import DType, bool_, float32, int32
 from .errors import (
     ArgumentAlignment,
@@ -31,22 +29,29 @@ from .errors import (
     ArgumentShape,
     BadOption,
     BadSignature,
-    BadThreadCount,
     ConstError,
     InternalError,
     MonotileError,
     OverlappingOutput,
     ReadOnlyOutput,
-    ScalarDoesNotFit,
     UnknownBackend,
 )
-from .signature import Parameter, captured_arrays, check_const, const_key, plain_const, read_signature
+from .signature import (
+    NUMBERS,
+    Parameter,
+    captured_arrays,
+    check_const,
+    check_threads,
+    const_key,
+    plain_const,
+    read_scalar,
+    read_signature,
+)
 from .tensors import View, numpy_address
 
 MAX_LENGTH = 2**31 - 2**16  # positions are int32; the margin keeps `start + tile side` from wrapping
 MAX_PLANS = 4096
 Reads = tuple[tuple[dict[str, Any], str, Any], ...]
-NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
 
 
 @dataclass(slots=True)
@@ -92,7 +97,7 @@ class Kernel:
         own = len(args)
         if consts:
             args = (*args, *captured_arrays(consts.values()))
-        shapes = [(a.shape, a.strides, a.dtype) if type(a) is np.ndarray else _argument_key(a) for a in args]
+        shapes = [(a.shape, a.strides, a.dtype) if type(a) is np.ndarray else tensors.signature(a) for a in args]
         key: Any = (backend, schedule, *shapes)
         if consts:
             key += tuple([(n, v if type(v) is int else const_key(v)) for n, v in consts.items()])
@@ -106,22 +111,17 @@ class Kernel:
                     self._plans.clear()
                     plan = None
                     break
-        if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
-            raise BadThreadCount(f"threads must be a positive whole number, found {threads!r}")
+        if threads is not None:
+            check_threads(threads)
         if plan is None:
-            try:
-                plan = self._plan(args, own, consts, backend, schedule)
-            except InternalError:
-                raise
-            except MonotileError as error:  # without the frames of the compiler
-                raise error.with_traceback(None) from None
+            plan = self.plan(args, own, consts, backend, schedule)
             if len(self._plans) >= MAX_PLANS:
                 self._plans.clear()
             self._plans[key] = plan
         arrays = args if plan.all_arrays else [args[n] for n in plan.array_at]
         addresses = [numpy_address(a) if type(a) is np.ndarray else tensors.address(a) for a in arrays]
         self._check_memory(plan, arrays, addresses)
-        scalars = [] if plan.all_arrays else [_scalar(name, args[n], dtype) for n, name, dtype in plan.scalars]
+        scalars = [] if plan.all_arrays else [read_scalar(name, args[n], dtype) for n, name, dtype in plan.scalars]
         plan.program.launch(plan.bound, arrays, addresses, scalars, threads)
 
     def _check_memory(self, plan: Plan, arrays: Sequence[Any], addresses: Sequence[int]) -> None:
@@ -140,7 +140,7 @@ class Kernel:
             low, high = low + addresses[i], high + addresses[i]
             for j, address in enumerate(addresses):
                 begin, end = spans[j]
-                if low < end + address and begin + address < high and i != j and _share(arrays[i], arrays[j]):
+                if low < end + address and begin + address < high and i != j and tensors.share(arrays[i], arrays[j]):
                     names = self._array_name(plan, i), self._array_name(plan, j)
                     found = f"the output {names[0]!r} shares memory with {names[1]!r}"
                     raise OverlappingOutput(f"{found}; pass separate arrays")
@@ -149,6 +149,18 @@ class Kernel:
         return self._parameter(plan.array_at[n]).name
 
     # ---- a first call with given shapes ------------------------------------------------------------------------------
+
+    def plan(
+        self, args: Sequence[Any], own: int, consts: Mapping[str, Any], backend: str | None, schedule: Any = None
+    ) -> Plan:
+        """Checks a call and finds or makes its program. The first `own` of the arguments are the caller's, others are
+        arrays that functions among the constants refer to; a `View` may stand for an array."""
+        try:
+            return self._plan(args, own, consts, backend, schedule)
+        except InternalError:
+            raise
+        except MonotileError as error:  # without the frames of the compiler
+            raise error.with_traceback(None) from None
 
     def _plan(
         self, args: Sequence[Any], own: int, consts: Mapping[str, Any], backend: str | None, schedule: Any
@@ -185,7 +197,7 @@ class Kernel:
         scalars = tuple((n, name, dtype) for n, (name, dtype) in zip(scalar_at, kernel.scalars, strict=True))
         return Plan(
             program,
-            program.bind(words + [0] * len(scalars)),
+            program.bind(words + [0] * len(scalars), next((v.device for v in views.values()), "cpu")),
             tuple(views),
             scalars,
             tuple(tensors.span(v) for v in views.values()),
@@ -231,7 +243,7 @@ class Kernel:
                 if not plain:
                     found = f"{name!r} must be a {parameter.dtype} scalar, found {type(arg).__name__}"
                     raise ArgumentKind(f"{found}; pass a Python number")
-                _scalar(name, arg, self._scalar_dtype(n, arg))
+                read_scalar(name, arg, self._scalar_dtype(n, arg))
                 continue
             view = views[n] = tensors.describe(name, arg)
             if parameter.dims is not None and len(view.shape) != len(parameter.dims):
@@ -361,42 +373,3 @@ class Kernel:
 
 def _distinct(reads: list[tuple[dict[str, Any], str, Any]]) -> Reads:
     return tuple({(id(names), name): (names, name, value) for names, name, value in reads}.values())
-
-
-def _argument_key(arg: Any) -> Any:
-    """The part of a plan's key that one argument makes."""
-    return tensors.signature(arg) if tensors.is_array(arg) else type(arg)
-
-
-def _scalar(name: str, value: Any, dtype: DType) -> int | float:
-    if dtype is float32:
-        if isinstance(value, bool | np.bool_):
-            raise ArgumentKind(f"{name!r} must be a number, found {value!r}; pass 1.0 or 0.0")
-        try:
-            number = float(value)
-        except OverflowError:  # an int beyond float64
-            number = LARGEST
-        if abs(number) >= LARGEST and not math.isinf(number):
-            raise ScalarDoesNotFit(f"{name!r} does not fit {dtype}; pass a smaller number, or inf")
-        return number
-    if dtype is bool_:
-        if not isinstance(value, bool | np.bool_):
-            raise ArgumentKind(f"{name!r} must be True or False, found {type(value).__name__}; pass a bool")
-        return int(value)
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise ArgumentKind(f"{name!r} must be a whole number, found {type(value).__name__}; pass an int")
-    low, high = dtype.limits
-    if not low <= value <= high:
-        cure = "annotate the parameter int64" if dtype is int32 else "pass a smaller number"
-        raise ScalarDoesNotFit(f"{name!r} does not fit {dtype} ({low} to {high}); {cure}")
-    return int(value)
-
-
-def _share(a: Any, b: Any) -> bool:
-    if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
-        # torch has no exact test: overlapping ranges are refused
-        return 0 not in a.shape and 0 not in b.shape
-    try:
-        return bool(np.shares_memory(a, b, max_work=10**6))  # type: ignore[arg-type]
-    except np.exceptions.TooHardError:
-        return True

@@ -1,25 +1,45 @@
-"""What users call: attention and its parts. Checks and views here, all arithmetic in kernels/."""
+"""What users call: attention and its parts. Checks and views here, all arithmetic in kernels/.
+
+Each function has a `_plan` beside it, which checks a call and lists its launches; calls.py keeps what it made for the
+next call alike, so that nothing in a plan may depend on addresses or contents."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from . import arrays, schedule
-from .arrays import Library
+from .calls import SCALE, Draft, Op, Operand
 from .dtypes import DType, float32, uint8
 from .errors import MixedDTypes
-from .inputs import Call, check_count, check_parts, options_of, read_call, read_dtype, read_mask, stack_parts
+from .inputs import (
+    Call,
+    check_count,
+    check_parts,
+    options_of,
+    read_call,
+    read_dtype,
+    read_mask,
+    read_scale,
+    stack_parts,
+)
 from .kernels.attention import attention as attention_kernel
 from .kernels.decode import decode as decode_kernel
 from .kernels.mask_blocks import mask_blocks as mask_blocks_kernel
 from .kernels.merge import merge as merge_kernel
 from .kernels.merge import merge_lse as merge_lse_kernel
 from .schedule import recommended_splits as recommended_splits
+from .signature import check_threads
 
 Array = Any
 Window = tuple[int | None, int | None] | None
+Parts = tuple[Operand, Operand, Operand]  # o, m and l
+Finish = Callable[[list[Array]], Any]  # what the caller gets of the list of results
 MERGE_BLOCK = 64
+
+_only: Finish = itemgetter(0)
 
 
 class Partials(NamedTuple):
@@ -38,47 +58,61 @@ def attention(
 ) -> Any:  # fmt: skip
     """softmax(q k^T * scale) v, for q (B, Hq, Nq, D), k (B, Hkv, Nk, D), v (B, Hkv, Nk, Dv). docs/attention.md says
     all."""
+    options = causal, window, softcap, score_mod, mask_mod, return_lse, backend, threads
+    return _ATTENTION((q, k, v, mask, sinks), options, scale if scale is None else read_scale(scale))
+
+
+def _plan_attention(
+    draft: Draft, causal: Any, window: Any, softcap: Any, score_mod: Any, mask_mod: Any, return_lse: Any,
+    backend: str | None, threads: int | None,
+) -> Finish:  # fmt: skip
     options = options_of(causal, window, softcap, score_mod, mask_mod)
-    call = read_call(q, k, v, scale, mask, sinks)
-    enough = schedule.enough_threads(call.flops, call.bytes) if threads is None else threads
-    run = {"backend": backend, "threads": enough}
-    B, Hq, Nq, _ = call.out_shape
-    if 0 in call.out_shape:
-        out, lse = call.new(call.out_shape), call.new(call.out_shape[:3], float32)
-    elif Nq <= schedule.FEW_ROWS:
-        parts = _partials(call, options, recommended_splits(call.keys, Nq, "cpu"), schedule.KEYS_PER_SPLIT, run)
-        per_row = None
-        if call.sinks is not None:
-            per_row = call.lib.contiguous(call.lib.broadcast(call.sinks[None, :, None], (B, Hq, Nq))).reshape(
-                B * Hq * Nq
-            )
-        out, lse = _merge(call.lib, parts, per_row, call.dtype, {"backend": backend, "threads": threads})
+    call = read_call(draft)
+    run = _run(backend, threads, call.flops, call.bytes)
+    out = call.result(draft, call.out_shape, call.dtype)
+    lse = call.result(draft, call.out_shape[:3], float32) if return_lse else None
+    if 0 not in call.out_shape:
+        if call.out_shape[2] > schedule.FEW_ROWS:
+            _forward(draft, call, options, out, lse, run)
+        else:
+            splits = recommended_splits(call.keys, call.out_shape[2], "cpu")
+            parts = _parts(draft.temporary, call, splits if splits > 1 else 0)
+            _decode(draft, call, options, schedule.KEYS_PER_SPLIT, parts, call.sinks, out, lse, run)
+            if splits > 1:
+                _merge(draft, parts, call.sinks, out, lse, {"backend": backend, "threads": threads})
+    return tuple if return_lse else _only
+
+
+def _run(backend: str | None, threads: int | None, flops: int, bytes_: int) -> dict[str, Any]:
+    """Where and on how many threads to run."""
+    if threads is None:
+        threads = schedule.enough_threads(flops, bytes_)
     else:
-        out, lse = _forward(call, options, return_lse, run)
-    return (call.finish(out), call.finish(lse)) if return_lse else call.finish(out)
+        check_threads(threads)
+    return {"backend": backend, "threads": threads}
 
 
-def _forward(call: Call, options: Any, return_lse: bool, run: dict[str, Any]) -> tuple[Array, Array]:
-    out = call.new(call.out_shape)
-    lse = call.new(call.out_shape[:3], float32) if return_lse else None
+def _forward(
+    draft: Draft, call: Call, options: Any, out: Operand, lse: Operand | None, run: dict[str, Any]
+) -> None:
     machine = _machine(call.q, run["backend"])
     size = max(call.q.shape[3], call.v.shape[3])
     BQ, BK = schedule.attention_blocks(call.out_shape[2], size, call.dtype.bytes, machine)
     mask, kinds = call.broadcast_mask(), None
     if mask is not None and call.mask is not None and call.keys > 0:
-        kinds = _kinds(call.lib, call.mask, BQ, BK, run)
-        blocks = tuple(-(-n // b) for n, b in zip(mask.shape[2:], (BQ, BK), strict=True))
-        kinds = call.lib.broadcast(kinds, (*mask.shape[:2], *blocks))
-    blocks_ = {"options": options, "BQ": BQ, "BK": BK}
-    attention_kernel(call.q, call.k, call.v, mask, kinds, call.sinks, out, lse, call.scale, **blocks_, **run)
-    return out, lse
+        shape = _map_shape(call.mask.shape, BQ, BK)
+        kinds = draft.temporary(shape, uint8)
+        _map(draft, call.mask, kinds, BQ, BK, run)
+        kinds = kinds.broadcast((*mask.shape[:2], *_map_shape(mask.shape, BQ, BK)[2:]))
+    args = call.q, call.k, call.v, mask, kinds, call.sinks, out, lse, SCALE
+    draft.launch(attention_kernel, *args, options=options, BQ=BQ, BK=BK, **run)
 
 
-def _machine(array: Array, backend: str | None) -> str:
+def _machine(array: Operand, backend: str | None) -> str:
     """For what kind of machine block sizes are chosen: "cpu", "metal" or "gpu"."""
     if backend == "metal":
         return "metal"
-    at_home = str(getattr(array, "device", "cpu")).startswith("cpu")
+    at_home = array.view.device.startswith("cpu")
     return "cpu" if at_home and backend in (None, "cpu", "interpreter") else "gpu"
 
 
@@ -92,39 +126,54 @@ def decode_partials(
     backend: str | None = None, threads: int | None = None,
 ) -> Partials:  # fmt: skip
     """The softmax state of each of `splits` runs of keys; `merge` makes attention of them. docs/decode_partials.md."""
+    options = splits, causal, window, softcap, score_mod, mask_mod, backend, threads
+    found: Partials = _PARTIALS((q, k, v, mask), options, scale if scale is None else read_scale(scale))
+    return found
+
+
+def _plan_partials(
+    draft: Draft, splits: Any, causal: Any, window: Any, softcap: Any, score_mod: Any, mask_mod: Any,
+    backend: str | None, threads: int | None,
+) -> Finish:  # fmt: skip
     options = options_of(causal, window, softcap, score_mod, mask_mod)
-    call = read_call(q, k, v, scale, mask, None)
+    call = read_call(draft)
     per = schedule.KEYS_PER_SPLIT
     if splits is None:
         splits = recommended_splits(call.keys, call.out_shape[2], "cpu")
     else:
         check_count("splits", splits)
-        block = schedule.decode_block(
-            max(call.q.shape[3], call.v.shape[3]), call.dtype.bytes, _machine(call.q, backend)
-        )
+        size, machine = max(call.q.shape[3], call.v.shape[3]), _machine(call.q, backend)
+        block = schedule.decode_block(size, call.dtype.bytes, machine)
         per = _cdiv(_cdiv(call.keys, splits), block) * block
-    threads = schedule.enough_threads(call.flops, call.bytes) if threads is None else threads
-    parts = _partials(call, options, splits, per, {"backend": backend, "threads": threads})
-    return Partials(*(call.finish(p) for p in parts))
+    parts = _parts(lambda shape, dtype: call.result(draft, shape, dtype), call, splits)
+    if 0 not in call.out_shape:
+        _decode(draft, call, options, per, parts, None, None, None, _run(backend, threads, call.flops, call.bytes))
+    return Partials._make
 
 
-def _partials(call: Call, options: Any, splits: int, per: int, run: dict[str, Any]) -> Partials:
+def _parts(new: Callable[[tuple[int, ...], DType], Operand], call: Call, splits: int) -> Parts:
+    B, Hq, Nq, Dv = call.out_shape
+    shape = B, Hq, Nq, splits
+    return new((*shape, Dv), float32), new(shape, float32), new(shape, float32)
+
+
+def _decode(
+    draft: Draft, call: Call, options: Any, per: int, parts: Parts, sinks: Operand | None,
+    out: Operand | None, lse: Operand | None, run: dict[str, Any],
+) -> None:  # fmt: skip
+    """The decode kernel, which sees the rows of a group's query heads as rows of their KV head."""
     B, Hq, Nq, Dv = call.out_shape
     Hkv, D = call.k.shape[1], call.q.shape[3]
-    G = Hq // Hkv if Hkv else 0
-    rows = G * Nq
-    o = call.new((B, Hkv, rows, splits, Dv), float32)
-    m, l = call.new((B, Hkv, rows, splits), float32), call.new((B, Hkv, rows, splits), float32)
-    if 0 not in m.shape:
-        mask = call.broadcast_mask()
-        mask = mask.reshape(B, Hkv, G, Nq, call.keys) if mask is not None else None
-        blocks = {
-            "options": options,
-            "BR": schedule.row_block(rows, max(D, Dv), _machine(call.q, run["backend"])),
-            "BK": schedule.decode_block(max(D, Dv), call.dtype.bytes, _machine(call.q, run["backend"])),
-        }
-        decode_kernel(call.q.reshape(B, Hkv, G, Nq, D), call.k, call.v, mask, o, m, l, call.scale, per, **blocks, **run)
-    return Partials(o.reshape(B, Hq, Nq, splits, Dv), m.reshape(B, Hq, Nq, splits), l.reshape(B, Hq, Nq, splits))
+    G = Hq // Hkv
+    mask = call.broadcast_mask()
+    mask = mask.reshaped(B, Hkv, G, Nq, call.keys) if mask is not None else None
+    size, machine = max(D, Dv), _machine(call.q, run["backend"])
+    blocks = schedule.row_block(G * Nq, size, machine), schedule.decode_block(size, call.dtype.bytes, machine)
+    outputs = [x.reshaped(B, Hkv, G * Nq, *x.shape[3:]) if x is not None else None for x in (*parts, out, lse)]
+    draft.launch(
+        decode_kernel, call.q.reshaped(B, Hkv, G, Nq, D), call.k, call.v, mask, *outputs[:3], sinks, *outputs[3:],
+        SCALE, per, options=options, BR=blocks[0], BK=blocks[1], **run,
+    )  # fmt: skip
 
 
 # ---- merging ---------------------------------------------------------------------------------------------------------
@@ -135,27 +184,33 @@ def merge(
 ) -> tuple[Array, Array]:
     """Joins S softmax states: o (..., S, Dv), m and l (..., S), float32. Gives output (..., Dv) and natural lse
     (...)."""
-    lib = arrays.library("o", o)
-    parts = Partials(*(lib.adopt(n, a) for n, a in (("o", o), ("m", m), ("l", l))))
-    if arrays.dtype_of("o", parts.o) is not float32:
-        raise MixedDTypes(f"'o' must be float32, found {arrays.dtype_of('o', parts.o)}: narrower partials overflow")
-    check_parts(parts.o, ("m", parts.m), ("l", parts.l))
-    out, lse = _merge(lib, parts, None, read_dtype(dtype), {"backend": backend, "threads": threads})
-    return lib.give_back(out), lib.give_back(lse)
+    out, lse = _MERGE((o, m, l), (dtype, backend, threads))
+    return out, lse
+
+
+def _plan_merge(draft: Draft, dtype: Any, backend: str | None, threads: int | None) -> Finish:
+    o, m, l = parts = draft.input("o"), draft.input("m"), draft.input("l")
+    if o.dtype is not float32:
+        raise MixedDTypes(f"'o' must be float32, found {o.dtype}: narrower partials overflow")
+    check_parts(o, {"m": m, "l": l})
+    out, lse = draft.result((*o.shape[:-2], o.shape[-1]), read_dtype(dtype)), draft.result(o.shape[:-2], float32)
+    _merge(draft, parts, None, out, lse, {"backend": backend, "threads": threads})
+    return tuple
 
 
 def _merge(
-    lib: Library, parts: Partials, sinks: Array | None, dtype: DType, run: dict[str, Any]
-) -> tuple[Array, Array]:
-    *lead, S, Dv = parts.o.shape
-    rows = _product(lead)
-    if run["threads"] is None:
-        run = {**run, "threads": schedule.enough_threads(0, 4 * rows * S * Dv)}
-    out, lse = lib.empty((rows, Dv), dtype, parts.o), lib.empty((rows,), float32, parts.o)
-    if rows:
-        flat = parts.o.reshape(rows, S, Dv), parts.m.reshape(rows, S), parts.l.reshape(rows, S)
-        merge_kernel(*flat, sinks, out, lse, BS=MERGE_BLOCK, **run)
-    return out.reshape(*lead, Dv), lse.reshape(tuple(lead))
+    draft: Draft, parts: Parts, sinks: Operand | None, out: Operand, lse: Operand | None, run: dict[str, Any]
+) -> None:
+    o, m, l = parts
+    *lead, S, Dv = o.shape
+    rows = math.prod(lead)
+    if rows == 0:
+        return
+    run = _run(run["backend"], run["threads"], 0, 4 * rows * S * Dv)
+    flat = draft.reshaped(o, rows, S, Dv), draft.reshaped(m, rows, S), draft.reshaped(l, rows, S)
+    total = None if lse is None else lse.reshaped(rows)
+    queries = lead[-1] if lead else 1
+    draft.launch(merge_kernel, *flat, sinks, out.reshaped(rows, Dv), total, queries, BS=MERGE_BLOCK, **run)
 
 
 def merge_lse(
@@ -173,15 +228,21 @@ def merge_lse(
         stack_parts(lib, name, a, axis) if isinstance(a, list | tuple) else lib.adopt(name, a)
         for name, a, axis in (("outs", outs, -2), ("lses", lses, -1))
     )
-    check_parts(outs, ("lses", lses))
+    out, total = _MERGE_LSE((outs, lses), (backend, threads))
+    return lib.give_back(out), lib.give_back(total)
+
+
+def _plan_merge_lse(draft: Draft, backend: str | None, threads: int | None) -> Finish:
+    outs, lses = draft.input("outs"), draft.input("lses")
+    check_parts(outs, {"lses": lses})
     *lead, S, Dv = outs.shape
-    rows = _product(lead)
-    out = lib.empty((rows, Dv), arrays.dtype_of("outs", outs), outs)
-    total = lib.empty((rows,), float32, outs)
+    rows = math.prod(lead)
+    out, total = draft.result((*lead, Dv), outs.dtype), draft.result(tuple(lead), float32)
     if rows:
-        flat = outs.reshape(rows, S, Dv), lses.reshape(rows, S)
-        merge_lse_kernel(*flat, out, total, BS=MERGE_BLOCK, backend=backend, threads=threads)
-    return lib.give_back(out.reshape(*lead, Dv)), lib.give_back(total.reshape(tuple(lead)))
+        run = _run(backend, threads, 0, outs.dtype.bytes * rows * S * Dv)
+        flat = draft.reshaped(outs, rows, S, Dv), draft.reshaped(lses, rows, S)
+        draft.launch(merge_lse_kernel, *flat, out.reshaped(rows, Dv), total.reshaped(rows), BS=MERGE_BLOCK, **run)
+    return tuple
 
 
 # ---- masks -----------------------------------------------------------------------------------------------------------
@@ -192,30 +253,37 @@ def mask_blocks(
 ) -> Array:
     """uint8 (..., ceil(Nq / block_q), ceil(Nk / block_k)): 0 hidden, 1 mixed, 2 all visible (an additive mask: all
     zero)."""
-    lib = arrays.library("mask", mask)
-    mask = lib.adopt("mask", mask)
+    return _MASK_BLOCKS((mask,), (block_q, block_k, backend, threads))
+
+
+def _plan_mask_blocks(draft: Draft, block_q: Any, block_k: Any, backend: str | None, threads: int | None) -> Finish:
     for name, block in (("block_q", block_q), ("block_k", block_k)):
         check_count(name, block)
-    flat, lead = read_mask(mask)
-    kinds = _kinds(lib, flat, block_q, block_k, {"backend": backend, "threads": threads})
-    return lib.give_back(kinds.reshape(*lead, *kinds.shape[2:]))
+    if threads is not None:
+        check_threads(threads)
+    mask, lead = read_mask(draft.input("mask"))
+    shape = _map_shape(mask.shape, block_q, block_k)
+    kinds = draft.result((*lead, *shape[2:]), uint8)
+    if 0 not in shape:
+        _map(draft, mask, kinds.reshaped(*shape), block_q, block_k, {"backend": backend, "threads": threads})
+    return _only
 
 
-def _kinds(lib: Library, mask: Array, BQ: int, BK: int, run: dict[str, Any]) -> Array:
-    blocks = tuple(-(-n // b) for n, b in zip(mask.shape[2:], (BQ, BK), strict=True))
-    kinds = lib.empty((*mask.shape[:2], *blocks), uint8, mask)
-    if 0 not in kinds.shape:
-        strip = schedule.mask_strip(BQ, _machine(mask, run["backend"]))
-        mask_blocks_kernel(mask, kinds, BQ=BQ, BK=BK, STRIP=strip, **run)
-    return kinds
+def _map(draft: Draft, mask: Operand, kinds: Operand, BQ: int, BK: int, run: dict[str, Any]) -> None:
+    strip = schedule.mask_strip(BQ, _machine(mask, run["backend"]))
+    draft.launch(mask_blocks_kernel, mask, kinds, BQ=BQ, BK=BK, STRIP=strip, **run)
+
+
+def _map_shape(mask: tuple[int, ...], BQ: int, BK: int) -> tuple[int, ...]:
+    return *mask[:2], _cdiv(mask[2], BQ), _cdiv(mask[3], BK)
 
 
 def _cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def _product(sizes: Sequence[int]) -> int:
-    total = 1
-    for size in sizes:
-        total *= size
-    return total
+_ATTENTION = Op(("q", "k", "v", "mask", "sinks"), _plan_attention)
+_PARTIALS = Op(("q", "k", "v", "mask"), _plan_partials)
+_MERGE = Op(("o", "m", "l"), _plan_merge)
+_MERGE_LSE = Op(("outs", "lses"), _plan_merge_lse)
+_MASK_BLOCKS = Op(("mask",), _plan_mask_blocks)

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from .builder import LARGEST
 from .dtypes import DType, bool_, float32, int32, int64
-from .errors import BadSignature, ConstError, NoSource
+from .errors import ArgumentKind, BadSignature, BadThreadCount, ConstError, NoSource, ScalarDoesNotFit
 from .ir import Loc
 from .language import Const, Tensor
 from .source import function_node, place
@@ -24,6 +25,7 @@ RESERVED = ("backend", "threads")
 SCALARS: dict[Any, DType] = {
     float: float32, int: int32, bool: bool_, float32: float32, int32: int32, int64: int64, bool_: bool_,
 }  # fmt: skip
+NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
 NESTED = 8  # functions captured by functions, so far looked into
 CURE = "parameters are tensors, Tensor['M K'], float, int, int64 or bool; constants come last, annotated Const"
 
@@ -166,3 +168,36 @@ def const_key(value: Any, depth: int = 0) -> Any:
     if isinstance(value, float):
         return kind, repr(value)  # tells -0.0 from 0.0, and NaN is equal to itself
     return kind, value
+
+
+# ---- scalars ---------------------------------------------------------------------------------------------------------
+
+
+def read_scalar(name: str, value: Any, dtype: DType) -> int | float:
+    """A run-time number as its type holds it."""
+    if dtype is float32:
+        if isinstance(value, bool | np.bool_):
+            raise ArgumentKind(f"{name!r} must be a number, found {value!r}; pass 1.0 or 0.0")
+        try:
+            number = float(value)
+        except OverflowError:  # an int beyond float64
+            number = LARGEST
+        if abs(number) >= LARGEST and not math.isinf(number):
+            raise ScalarDoesNotFit(f"{name!r} does not fit {dtype}; pass a smaller number, or inf")
+        return number
+    if dtype is bool_:
+        if not isinstance(value, bool | np.bool_):
+            raise ArgumentKind(f"{name!r} must be True or False, found {type(value).__name__}; pass a bool")
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise ArgumentKind(f"{name!r} must be a whole number, found {type(value).__name__}; pass an int")
+    low, high = dtype.limits
+    if not low <= value <= high:
+        cure = "annotate the parameter int64" if dtype is int32 else "pass a smaller number"
+        raise ScalarDoesNotFit(f"{name!r} does not fit {dtype} ({low} to {high}); {cure}")
+    return int(value)
+
+
+def check_threads(threads: Any) -> None:
+    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+        raise BadThreadCount(f"threads must be a positive whole number, found {threads!r}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,40 @@ class View:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     device: str
+
+    def broadcast(self, shape: tuple[int, ...]) -> View:
+        """The same elements, repeated along sides of length 1; both have one rank."""
+        steps = [0 if n == 1 else s for n, s in zip(self.shape, self.strides, strict=True)]
+        return View(self.dtype, shape, tuple(steps), self.device)
+
+    def reshaped(self, shape: tuple[int, ...]) -> View | None:
+        """The same elements in order under another shape; None where no strides say that, and a copy is needed."""
+        if 0 in shape:
+            return View(self.dtype, shape, dense(shape), self.device)
+        # Runs of sides that lie one behind the other, last first: their length and the stride of their elements.
+        runs: list[list[int]] = []
+        for length, stride in zip(self.shape[::-1], self.strides[::-1], strict=True):
+            if length == 1:
+                continue
+            if runs and stride == runs[-1][0] * runs[-1][1]:
+                runs[-1][0] *= length
+            else:
+                runs.append([length, stride])
+        strides: list[int] = []
+        following = 1  # the stride of a side of length 1: as if it were part of the sides after it
+        for length in shape[::-1]:
+            if length > 1:
+                left, stride = runs[0]
+                if left % length:
+                    return None
+                runs[0] = [left // length, stride * length]
+                if left == length:
+                    del runs[0]
+            else:
+                stride = following
+            strides.append(stride)
+            following = stride * length
+        return View(self.dtype, shape, tuple(strides[::-1]), self.device)
 
 
 def is_array(item: Any) -> bool:
@@ -48,6 +83,12 @@ _CAN_PEEK = sys.implementation.name == "cpython" and _peek(_PROBE[1:]) == _addre
 numpy_address = _peek if _CAN_PEEK else _address
 
 
+def numpy_addresses(arrays: Sequence[np.ndarray[Any, Any]]) -> list[int]:
+    if not _CAN_PEEK:
+        return [_address(a) for a in arrays]
+    return [_WORD_AT(id(a) + _HEADER).value for a in arrays]
+
+
 def address(array: Any) -> int:
     """Where the first element lies."""
     return numpy_address(array) if isinstance(array, np.ndarray) else int(array.data_ptr())
@@ -58,11 +99,15 @@ def device(array: Any) -> str:
     return "cpu" if isinstance(array, np.ndarray) else str(array.device)
 
 
-def signature(array: Any) -> tuple[Any, ...]:
-    """Everything about an array but its address, contents and writability."""
+def signature(array: Any) -> Any:
+    """Everything about an array but its address, contents and writability; of anything else its type."""
     if isinstance(array, np.ndarray):
         return array.shape, array.strides, array.dtype, type(array)
-    return tuple(array.shape), array.stride(), array.dtype, array.device, array.requires_grad
+    if is_array(array):
+        if array.layout is not sys.modules["torch"].strided:
+            return type(array), array.layout
+        return array.shape, array.stride(), array.dtype, array.device, array.is_neg()
+    return type(array)
 
 
 def is_writable(array: Any) -> bool:
@@ -70,20 +115,27 @@ def is_writable(array: Any) -> bool:
 
 
 def describe(name: str, array: Any) -> View:
-    """The array's facts, or an error that says why it cannot be an argument."""
+    """The facts of a kernel's argument, or an error that says why it cannot be one. What is described already stands
+    for an array that comes later."""
+    view = array if isinstance(array, View) else read(name, array)
+    if not view.shape:
+        raise ArgumentRank(f"{name!r} has no dimensions; pass {name}.item() as a scalar or {name}.reshape(1)")
+    return view
+
+
+def read(name: str, array: Any) -> View:
+    """The array's facts, of whatever rank."""
     if isinstance(array, np.ndarray):
-        return _describe_numpy(name, array)
+        return _read_numpy(name, array)
     if is_array(array):
-        return _describe_torch(name, array)
+        return _read_torch(name, array)
     cure = "pass a NumPy array or a torch tensor"
     raise ArgumentKind(f"{name!r} must be an array, found {type(array).__name__}; {cure}")
 
 
-def _describe_numpy(name: str, array: np.ndarray[Any, Any]) -> View:
+def _read_numpy(name: str, array: np.ndarray[Any, Any]) -> View:
     if "numpy.ma" in sys.modules and isinstance(array, np.ma.MaskedArray):  # not loaded for the sake of asking
         raise ArgumentKind(f"{name!r} is a masked array, whose mask a kernel would not see; pass {name}.filled(0)")
-    if array.ndim == 0:
-        raise ArgumentRank(f"{name!r} has no dimensions; pass {name}.item() as a scalar or {name}.reshape(1)")
     dtype = dtypes.from_numpy(array.dtype) if array.dtype.isnative else None
     if dtype is None:
         raise ArgumentDType(f"{name!r} has dtype {array.dtype}; {_dtype_cure()}")
@@ -91,27 +143,28 @@ def _describe_numpy(name: str, array: np.ndarray[Any, Any]) -> View:
     if any(s % size for s in array.strides) or not array.flags.aligned:
         raise ArgumentAlignment(f"{name!r} is not aligned to its elements; pass {name}.copy()")
     strides = tuple(s // size for s in array.strides)
-    return View(dtype, array.shape, strides if array.size else _dense(array.shape), "cpu")
+    return View(dtype, array.shape, strides if array.size else dense(array.shape), "cpu")
 
 
-def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
+def dense(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides of a packed array: what an empty one is taken to have, so that it needs no program of its own."""
+    if not shape:
+        return ()
     strides = [1]
     for length in shape[:0:-1]:
         strides.append(strides[-1] * length)
     return tuple(strides[::-1])
 
 
-def _describe_torch(name: str, tensor: Any) -> View:
+def _read_torch(name: str, tensor: Any) -> View:
     dtype = dtypes.BY_NAME.get(str(tensor.dtype).removeprefix("torch."))
     if dtype is None:
         raise ArgumentDType(f"{name!r} has dtype {tensor.dtype}; {_dtype_cure()}")
     if tensor.layout is not sys.modules["torch"].strided or tensor.is_conj() or tensor.is_neg():
         cure = f"pass {name}.to_dense().resolve_conj().resolve_neg()"
         raise ArgumentKind(f"{name!r} is not an ordinary strided tensor; {cure}")
-    if tensor.ndim == 0:
-        raise ArgumentRank(f"{name!r} has no dimensions; pass {name}.item() as a scalar or {name}.reshape(1)")
-    return View(dtype, tuple(tensor.shape), tuple(tensor.stride()), str(tensor.device))
+    shape = tuple(tensor.shape)
+    return View(dtype, shape, dense(shape) if 0 in shape else tuple(tensor.stride()), str(tensor.device))
 
 
 def _dtype_cure() -> str:
@@ -137,3 +190,14 @@ def overlaps_itself(view: View) -> bool:
             return True
         reach += stride * (length - 1)
     return False
+
+
+def share(a: Any, b: Any) -> bool:
+    """Whether two arrays whose byte ranges meet have an element in common."""
+    if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
+        # torch has no exact test: overlapping ranges are refused
+        return 0 not in a.shape and 0 not in b.shape
+    try:
+        return bool(np.shares_memory(a, b, max_work=10**6))  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True

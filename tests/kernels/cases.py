@@ -23,9 +23,9 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Outputs and parts hold NaN before a kernel runs: what it does not write is seen."""
     plain = array_kinds.Numpy.empty
 
-    def empty(self: Any, shape: tuple[int, ...], dtype: Any, like: Any) -> Array:
-        found = plain(self, shape, dtype, like)
-        found.fill(np.nan if dtype.is_float else 77)
+    def empty(self: Any, shape: tuple[int, ...], kind: Any) -> Array:
+        found = plain(self, shape, kind)
+        found.fill(255 if kind == np.uint8 else np.nan)  # four such bytes are a NaN, too
         return found
 
     monkeypatch.setattr(array_kinds.Numpy, "empty", empty)

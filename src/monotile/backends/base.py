@@ -26,8 +26,10 @@ class Emitted:
 class Program(ABC):
     """A compiled kernel."""
 
+    needs_arrays = False  # whether a launch looks at the arrays themselves; where not, they may be left out
+
     @abstractmethod
-    def bind(self, words: Sequence[int]) -> Any:
+    def bind(self, words: Sequence[int], device: str = "cpu") -> Any:
         """Prepares a launch for given lengths and strides: per tensor 0 (for its address), its lengths, its strides in
         elements; then 0 for every scalar. What it returns is kept and passed to every `launch` with these lengths."""
 
@@ -41,7 +43,8 @@ class Program(ABC):
         threads: int | None,
     ) -> None:
         """Runs every program of the grid and returns when the outputs are written (or, on a GPU, enqueued).
-        `addresses` are those of the arrays' first elements, in the same order."""
+        `addresses` are those of the arrays' first elements, in the same order. An array begins at its address; its
+        lengths and strides are those that were bound, whatever it says itself."""
 
 
 class Backend(ABC):

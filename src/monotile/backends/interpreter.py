@@ -65,8 +65,14 @@ class Interpreted(Program):
     kernel: ir.Kernel
     options: Interpreter
 
-    def bind(self, words: Sequence[int]) -> None:
-        """Nothing to prepare: arrays know their lengths and strides."""
+    def bind(self, words: Sequence[int], device: str = "cpu") -> list[tuple[Sequence[int], Sequence[int]]]:
+        """Lengths and strides of each tensor."""
+        found, at = [], 1
+        for tensor in self.kernel.tensors:
+            middle, end = at + tensor.rank, at + 2 * tensor.rank
+            found.append((words[at:middle], words[middle:end]))
+            at = end + 1
+        return found
 
     def launch(
         self,
@@ -76,7 +82,7 @@ class Interpreted(Program):
         scalars: Sequence[Any],
         threads: int | None,
     ) -> None:
-        views = [_as_numpy(a) for a in arrays]
+        views = [_at(a, t.dtype, *b) for a, t, b in zip(addresses, self.kernel.tensors, bound, strict=True)]
         options = self.options
         evaluate(self.kernel, views, scalars, float64=options.float64, skip_hidden=options.skip_hidden)
 
@@ -84,18 +90,21 @@ class Interpreted(Program):
 BACKEND = Interpreter()
 
 
-def _as_numpy(array: Any) -> Array:
-    """The same memory as a NumPy array."""
-    if isinstance(array, np.ndarray):
-        return array
-    import torch
+class _Memory:
+    """What NumPy needs to know of memory that belongs to somebody else."""
 
-    tensor = array.detach()
-    if tensor.dtype is torch.bfloat16:  # NumPy has no bfloat16 of its own: the bits pass as int16
-        bits: Array = tensor.view(torch.int16).numpy()
-        return bits.view(dtypes.to_numpy(dtypes.bfloat16))
-    plain: Array = tensor.numpy()
-    return plain
+    def __init__(self, **facts: Any) -> None:
+        self.__array_interface__ = {"version": 3, **facts}
+
+
+def _at(address: int, dtype: DType, shape: Sequence[int], strides: Sequence[int]) -> Array:
+    """Memory as a NumPy array."""
+    target = dtypes.to_numpy(dtype)
+    if 0 in shape:
+        return np.empty(shape, target)
+    steps = tuple(stride * target.itemsize for stride in strides)
+    kind = f"V{target.itemsize}"  # NumPy has no name for bfloat16: the elements pass as bytes
+    return np.asarray(_Memory(data=(address, False), shape=tuple(shape), strides=steps, typestr=f"|{kind}")).view(target)
 
 
 # ---- conversions -----------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from monotile.language import (
     dot,
     inf,
     kernel,
+    maximum,
     minimum,
     program_id,
     where,
@@ -17,18 +18,21 @@ from monotile.language import (
 
 from . import softmax
 from .scores import Place, in_reach, live, scaled, visible
-from .softmax import LN2
+from .softmax import LN2, LOG2E
 
 
 @kernel
 def decode(
     q: Tensor["B Hkv G Nq D"], k: Tensor["B Hkv Nk D"], v: Tensor["B Hkv Nk Dv"], mask: Tensor["B Hkv G Nq Nk"],
-    o: Tensor["B Hkv R S Dv"], m: Tensor["B Hkv R S"], l: Tensor["B Hkv R S"], scale: float, per: int,
+    o: Tensor["B Hkv R S Dv"], m: Tensor["B Hkv R S"], l: Tensor["B Hkv R S"], sinks: Tensor["Hq"],
+    out: Tensor["B Hkv R Dv"], lse: Tensor["B Hkv R"], scale: float, per: int,
     *, options: Const, D: Const, Dv: Const, BR: Const, BK: Const,
 ):  # fmt: skip
-    """Each program owns `per` keys of one KV head and BR of the rows that read it: Nq rows of each of G query heads."""
-    G, Nq, Nk = q.shape[2], q.shape[3], k.shape[2]
-    b, g, s, n = program_id(k.shape[0], k.shape[1], o.shape[3], cdiv(o.shape[2], BR))
+    """Each program owns `per` keys of one KV head and BR of the rows that read it: Nq rows of each of G query heads.
+    It gives the state of its split. Where `out` is given and there are no splits to fill (S is 0), all keys are one
+    split and its program gives the output itself."""
+    G, Nq, Nk, R = q.shape[2], q.shape[3], k.shape[2], o.shape[2]
+    b, g, s, n = program_id(k.shape[0], k.shape[1], maximum(o.shape[3], 1), cdiv(R, BR))
     low, high = minimum(s * per, Nk), minimum(s * per + per, Nk)
     row = (n * BR + arange(BR))[:, None]
     head, i = row // Nq, row % Nq
@@ -37,7 +41,7 @@ def decode(
     state = softmax.empty(BR, Dv)
     for j in blocks(high - low, BK, lambda cols: in_reach(options, i, low + cols[None, :], Nq, Nk)):
         cols = low + j + arange(BK)
-        at = Place(b, g * G + head, i, cols[None, :], row < o.shape[2])
+        at = Place(b, g * G + head, i, cols[None, :], row < R)
         M = mask[b, g, head, i, cols[None, :]] if mask is not None else None
         S = scaled(options, dot(Q, k[b, g, cols].T), scale, at, M)
         seen = visible(options, at, M, Nq, Nk) & (cols[None, :] < high)
@@ -46,6 +50,13 @@ def decode(
         V = where(keys[:, None], v[b, g, cols], 0.0)
         state = softmax.step(state, where(seen, S, -inf), V)
     rows = n * BR + arange(BR)
-    o[b, g, rows, s] = state.acc
-    m[b, g, rows, s] = state.m * LN2
-    l[b, g, rows, s] = state.l
+    natural = softmax.State(state.m * LN2, state.l, state.acc)
+    if o.shape[3] > 0:
+        m[b, g, rows, s], l[b, g, rows, s], o[b, g, rows, s] = natural
+    elif out is not None:  # by the arithmetic of a merge, so that a cache which outgrows one split changes no bit
+        state = softmax.in_log2(natural)
+        if sinks is not None:
+            state = softmax.sink(state, sinks[g * G + rows // Nq] * LOG2E)
+        out[b, g, rows], L = softmax.finish(state)
+        if lse is not None:
+            lse[b, g, rows] = L

@@ -8,10 +8,11 @@ from .softmax import LOG2E
 
 @kernel
 def merge(
-    o: Tensor["R S Dv"], m: Tensor["R S"], l: Tensor["R S"], sinks: Tensor["R"], out: Tensor["R Dv"], lse: Tensor["R"],
-    *, Dv: Const, BS: Const,
+    o: Tensor["R S Dv"], m: Tensor["R S"], l: Tensor["R S"], sinks: Tensor["H"], out: Tensor["R Dv"], lse: Tensor["R"],
+    queries: int, *, Dv: Const, BS: Const,
 ):  # fmt: skip
-    """Each program owns one row: its S parts (o unnormalised, m natural, l) become output and logsumexp."""
+    """Each program owns one row: its S parts (o unnormalised, m natural, l) become output and logsumexp. Where there
+    are sinks, rows are `queries` of each of H heads, once or more."""
     r = program_id(o.shape[0])
     row = r + arange(1)
     state = softmax.empty(1, Dv)
@@ -20,8 +21,10 @@ def merge(
         state = softmax.combine(state, m[row, parts], l[row, parts], o[r, parts])
     state = softmax.in_log2(state)
     if sinks is not None:
-        state = softmax.sink(state, sinks[row] * LOG2E)
-    out[row], lse[row] = softmax.finish(state)
+        state = softmax.sink(state, sinks[row // queries % sinks.shape[0]] * LOG2E)
+    out[row], L = softmax.finish(state)
+    if lse is not None:
+        lse[row] = L
 
 
 @kernel

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,26 +19,25 @@ class CpuProgram(Program):
         (self.scratch_bytes,) = struct.unpack_from("<q", payload)
         self._code = loader.load(payload[8:])
         self._kernel, self._programs = self._code.address("kernel"), self._code.address("programs")
-        words, self._tensor_words = 0, []
-        for tensor in kernel.tensors:
-            self._tensor_words.append(words)
-            words += 1 + 2 * tensor.rank
-        self._scalars = [(words + n, dtype.is_float) for n, (_, dtype) in enumerate(kernel.scalars)]
+        self._ranks = [tensor.rank for tensor in kernel.tensors]
+        self._scalars = "".join("f4x" if dtype.is_float else "q" for _, dtype in kernel.scalars)
 
-    def bind(self, words: Sequence[int]) -> Any:
-        block = (ctypes.c_int64 * max(1, len(words)))(*words)
-        return type(block), bytes(block)
+    def bind(self, words: Sequence[int], device: str = "cpu") -> Any:
+        """The argument block as a packer and its values: an address and the bytes behind it by turns, then scalars."""
+        layout, values, at = "", [], 0
+        for rank in self._ranks:
+            layout += f"q{16 * rank}s"
+            values += [0, struct.pack(f"{2 * rank}q", *words[at + 1 : at + 1 + 2 * rank])]
+            at += 1 + 2 * rank
+        return struct.Struct("=" + layout + self._scalars).pack, values
 
     def launch(
         self, bound: Any, arrays: Sequence[Any], addresses: Sequence[int], scalars: Sequence[Any], threads: int | None
     ) -> None:
-        kind, template = bound
-        block = kind.from_buffer_copy(template)
-        for word, address in zip(self._tensor_words, addresses, strict=True):
-            block[word] = address
-        for (word, is_float), value in zip(self._scalars, scalars, strict=True):
-            block[word] = struct.unpack("<i", struct.pack("<f", value))[0] if is_float else value
-        pool.run(self._kernel, self._programs, ctypes.addressof(block), self.scratch_bytes, threads)
+        pack, values = bound
+        values = values.copy()
+        values[::2] = addresses
+        pool.run(self._kernel, self._programs, pack(*values, *scalars), self.scratch_bytes, threads)
 
 
 class CpuBackend(Backend):

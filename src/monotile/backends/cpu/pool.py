@@ -33,7 +33,7 @@ _HUGE_PAGE = 1 << 21
 _DONE, _UNFINISHED, _BUSY = 0, 1, 2
 
 
-def run(kernel: int, programs: int, args: int, scratch_bytes: int, threads: int | None = None) -> None:
+def run(kernel: int, programs: int, args: int | bytes, scratch_bytes: int, threads: int | None = None) -> None:
     """Run every program of one launch and return when all are done.
 
     `kernel` and `programs` are addresses of `void (ptr args, i64 program, ptr scratch)` and `i64 (ptr args)`.
@@ -113,7 +113,7 @@ class Team:
         self._arenas: list[Arena] = []
         self._workers = 0
 
-    def launch(self, kernel: int, programs: int, args: int, scratch_bytes: int, threads: int) -> bool:
+    def launch(self, kernel: int, programs: int, args: int | bytes, scratch_bytes: int, threads: int) -> bool:
         """Run a launch to its end; False, with nothing done, when another caller has the team."""
         # Ownership lives in native memory under a token, because an interrupt can arrive between any two steps here:
         # whatever happened before it, cancelling stops this launch if it is running and does nothing otherwise.

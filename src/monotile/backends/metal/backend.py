@@ -33,6 +33,8 @@ class Bound:
 class MetalProgram(Program):
     """A kernel as Metal text, with the launchers it has needed so far."""
 
+    needs_arrays = True
+
     def __init__(self, kernel: ir.Kernel, order: str) -> None:
         self.kernel, self.order = kernel, order
         self.rendered: Rendered = render(kernel)
@@ -40,7 +42,7 @@ class MetalProgram(Program):
         self.grid = Grid(kernel)
         self.launchers: dict[str, Launcher] = {}
 
-    def bind(self, words: Sequence[int]) -> Bound:
+    def bind(self, words: Sequence[int], device: str = "cpu") -> Bound:
         shapes, strides, at = [], [], 1
         for tensor in self.kernel.tensors:
             shapes.append(words[at : at + tensor.rank])

@@ -33,6 +33,7 @@ class Bound:
     programs: int | None  # None when it depends on scalars
     compiled: dict[Any, Any] = field(default_factory=dict)  # by alignment of the addresses, scalar types and device
     otherwise: Bound | None = None  # without descriptors
+    device: int = 0
 
 
 class Variant:
@@ -63,7 +64,7 @@ class NvidiaProgram(Program):
             self.variants[wide, descriptors] = Variant(self.kernel, schedule, wide=wide)
         return self.variants[wide, descriptors]
 
-    def bind(self, words: Sequence[int]) -> Bound:
+    def bind(self, words: Sequence[int], device: str = "cpu") -> Bound:
         """Chooses by lengths and strides; a bound with descriptors has another for addresses they cannot use."""
         rendered = self.usual.rendered
         wide = any(sum(abs(words[at]) * count for at, count in reach) >= NARROW for reach in rendered.reach)

@@ -148,7 +148,7 @@ class Prepared:
         for view in draft.temporaries:
             self.carved.append(size)
             size += -(-tensors.span(view)[1] // ALIGNMENT) * ALIGNMENT
-        self.block = (size,), lib.kind(uint8, draft.device)
+        self.block = ((size,), lib.kind(uint8, draft.device)) if size else None
         first = {"input": 0, "result": len(draft.inputs)}
         first["captured"] = first["result"] + len(draft.results)
         first["temporary"] = first["captured"] + len(draft.captured)
@@ -180,10 +180,12 @@ class Prepared:
         if self.needs_arrays:
             self._launch_arrays([*given, *results, *captured], addresses, scale)
             return self.finish(results)
-        if self.carved:  # `block` lives until everything is launched, on a GPU until its stream is done with it
+        if self.block is not None:  # it lives until everything is launched, on a GPU until its stream is done with it
             block = lib.empty(*self.block)
             (base,) = lib.addresses((block,))
             addresses += [base + at for at in self.carved]
+        else:
+            addresses += self.carved  # empty ones, if any
         for launch, bound, pick, scaled, scalars, threads in self.steps:
             launch(bound, (), pick(addresses), (scale, *scalars) if scaled else scalars, threads)
         return self.finish(results)

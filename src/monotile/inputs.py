@@ -241,7 +241,9 @@ def check_parts(o: Operand, others: Mapping[str, Operand]) -> None:
         if array.shape != o.shape[:-1]:
             raise ArgumentShape(f"{name!r} has shape {array.shape}; parts {o.shape} need {o.shape[:-1]}")
         if array.dtype is not float32:
-            raise MixedDTypes(f"{name!r} must be float32, found {array.dtype}: narrower maxima and sums lose the result")
+            raise MixedDTypes(
+                f"{name!r} must be float32, found {array.dtype}: narrower maxima and sums lose the result"
+            )
     one_device({"parts": o, **others})
 
 

@@ -92,9 +92,7 @@ def _run(backend: str | None, threads: int | None, flops: int, bytes_: int) -> d
     return {"backend": backend, "threads": threads}
 
 
-def _forward(
-    draft: Draft, call: Call, options: Any, out: Operand, lse: Operand | None, run: dict[str, Any]
-) -> None:
+def _forward(draft: Draft, call: Call, options: Any, out: Operand, lse: Operand | None, run: dict[str, Any]) -> None:
     machine = _machine(call.q, run["backend"])
     size = max(call.q.shape[3], call.v.shape[3])
     BQ, BK = schedule.attention_blocks(call.out_shape[2], size, call.dtype.bytes, machine)

@@ -104,7 +104,9 @@ def _at(address: int, dtype: DType, shape: Sequence[int], strides: Sequence[int]
         return np.empty(shape, target)
     steps = tuple(stride * target.itemsize for stride in strides)
     kind = f"V{target.itemsize}"  # NumPy has no name for bfloat16: the elements pass as bytes
-    return np.asarray(_Memory(data=(address, False), shape=tuple(shape), strides=steps, typestr=f"|{kind}")).view(target)
+    return np.asarray(_Memory(data=(address, False), shape=tuple(shape), strides=steps, typestr=f"|{kind}")).view(
+        target
+    )
 
 
 # ---- conversions -----------------------------------------------------------------------------------------------------

@@ -7,9 +7,11 @@ import importlib.util
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 from ... import ir, verify
+from ...dtypes import DType, int64
 from ...errors import ArgumentShape
 from ...passes import pipeline
 from ...passes.peel import peel_with_bounds
@@ -33,7 +35,7 @@ class Bound:
     programs: int | None  # None when it depends on scalars
     compiled: dict[Any, Any] = field(default_factory=dict)  # by alignment of the addresses, scalar types and device
     otherwise: Bound | None = None  # without descriptors
-    device: int = 0
+    device: int | None = None  # None for the current one
 
 
 class Variant:
@@ -47,6 +49,8 @@ class Variant:
         self.pointers = [a.index for a in arguments if a.kind == "pointer"]
         self.words = [a.index for a in arguments if a.kind in ("dim", "stride")]
         self.scalars = [a.index for a in arguments if a.kind == "scalar"]
+        # An int64 is passed by Triton in 32 bits where that is enough, and makes another kernel then.
+        self.long = [n for n in self.scalars if kernel.scalars[n][1] is int64]
         self.described = [d.index for d in self.rendered.described]
 
 
@@ -69,15 +73,18 @@ class NvidiaProgram(Program):
         rendered = self.usual.rendered
         wide = any(sum(abs(words[at]) * count for at, count in reach) >= NARROW for reach in rendered.reach)
         described = bool(rendered.described) and descriptors.apply(rendered.described, words)
-        bound = self._bind(self.variant(wide=wide, descriptors=described), words)
+        bound = self._bind(self.variant(wide=wide, descriptors=described), words, device)
         if described:
-            bound.otherwise = self._bind(self.variant(wide=wide, descriptors=False), words)
+            bound.otherwise = self._bind(self.variant(wide=wide, descriptors=False), words, device)
         return bound
 
-    def _bind(self, variant: Variant, words: Sequence[int]) -> Bound:
+    def _bind(self, variant: Variant, words: Sequence[int], device: str) -> Bound:
         grid = variant.rendered.grid
         programs = None if grid.needs_scalars else _count(grid.programs(words, ()))
-        return Bound(variant, words, [words[at] for at in variant.words], programs)
+        _, _, number = device.partition(":")
+        return Bound(
+            variant, words, [words[at] for at in variant.words], programs, device=int(number) if number else None
+        )
 
     def launch(
         self, bound: Bound, arrays: Sequence[Any], addresses: Sequence[int], scalars: Sequence[Any], threads: int | None
@@ -89,11 +96,13 @@ class NvidiaProgram(Program):
             programs = _count(variant.rendered.grid.programs(bound.words, scalars))
         if programs == 0:
             return
+        pointers = [addresses[n] for n in variant.pointers]
         tail = [*bound.tail, *[scalars[n] for n in variant.scalars]]
         if build.interpreting():
-            _interpret(self.kernel, variant, programs, addresses, tail)
+            _interpret(self.kernel, variant, programs, pointers, tail)
         else:
-            _launch(bound, programs, arrays, addresses, tail)
+            widths = tuple([_width(scalars[n]) for n in variant.long])
+            _launch(self.kernel, bound, programs, pointers, tail, widths)
 
 
 def _count(programs: int) -> int:
@@ -105,28 +114,48 @@ def _count(programs: int) -> int:
 # ---- on a GPU --------------------------------------------------------------------------------------------------------
 
 
-def _launch(bound: Bound, programs: int, arrays: Sequence[Any], addresses: Sequence[int], tail: list[Any]) -> None:
+class Runtime(NamedTuple):
+    """What a launch asks torch and Triton, looked up once."""
+
+    current_device: Callable[[], int]
+    current_stream: Callable[[int], int]
+    device: Callable[[int], Any]  # a context in which that device is the current one
+    set_allocator: Callable[[Any], None]
+
+
+@cache
+def runtime() -> Runtime:
     import torch
     import triton
     from triton.runtime import driver
 
-    device = arrays[0].get_device() if arrays else torch.cuda.current_device()
-    if device != torch.cuda.current_device():
-        with torch.cuda.device(device):
-            return _launch(bound, programs, arrays, addresses, tail)
+    stream = driver.active.get_current_stream
+    return Runtime(torch.cuda.current_device, stream, torch.cuda.device, triton.set_allocator)
+
+
+def _launch(
+    kernel: ir.Kernel, bound: Bound, programs: int, pointers: list[int], tail: list[Any], widths: tuple[int, ...]
+) -> None:
+    gpu = runtime()
+    device = gpu.current_device()
+    if bound.device is not None and bound.device != device:
+        with gpu.device(bound.device):
+            return _launch(kernel, bound, programs, pointers, tail, widths)
     variant = bound.variant
     if variant.described:
-        triton.set_allocator(_allocate)
-    pointers = [addresses[n] for n in variant.pointers]
-    widths = tuple([_width(number) for number in tail[len(variant.words) :]])
-    key = device, tuple([a & 15 == 0 for a in pointers]), widths
-    compiled = bound.compiled.get(key)
+        gpu.set_allocator(_allocate)
+    bits = 0
+    for pointer in pointers:
+        bits |= pointer
+    aligned = bits & 15 == 0 or tuple([pointer & 15 == 0 for pointer in pointers])
+    compiled = bound.compiled.get((device, aligned, widths))
     if compiled is None:
-        bound.compiled[key] = _first(variant, programs, [arrays[n] for n in variant.pointers], tail)
+        dtypes = [kernel.tensors[n].dtype for n in variant.pointers]
+        given = [Pointer(pointer, dtype) for pointer, dtype in zip(pointers, dtypes, strict=True)]
+        bound.compiled[device, aligned, widths] = first(variant, programs, given, tail)
         return None
-    stream = driver.active.get_current_stream(device)
     _, run, function, packed = compiled
-    run(programs, 1, 1, stream, function, packed, None, None, None, *pointers, *tail)
+    run(programs, 1, 1, gpu.current_stream(device), function, packed, None, None, None, *pointers, *tail)
     return None
 
 
@@ -138,15 +167,27 @@ def _allocate(size: int, alignment: int, stream: int | None) -> Any:
 
 
 def _width(number: Any) -> int:
-    """How Triton types a scalar: a float, or an integer of 32 or 64 bits."""
-    return 0 if isinstance(number, float) else 32 if -(2**31) <= number < 2**31 else 64
+    """In how many bits Triton passes a whole number."""
+    return 32 if -(2**31) <= number < 2**31 else 64
 
 
-def _first(variant: Variant, programs: int, tensors: list[Any], tail: list[Any]) -> Any:
+class Pointer:
+    """As much of a tensor as Triton looks at: its address, and what lies there."""
+
+    def __init__(self, address: int, dtype: DType) -> None:
+        import torch
+
+        self.address, self.dtype = address, getattr(torch, dtype.name)
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+def first(variant: Variant, programs: int, given: list[Pointer], tail: list[Any]) -> Any:
     """Compiles for these arguments, launches, and keeps what a later launch needs."""
     schedule = variant.schedule
     try:
-        kernel = variant.function[(programs,)](*tensors, *tail, **schedule.options)
+        kernel = variant.function[(programs,)](*given, *tail, **schedule.options)
     except Exception as error:
         raise build.translated(error, variant.rendered.name) or error from None
     return kernel, kernel.run, kernel.function, kernel.packed_metadata
@@ -155,19 +196,19 @@ def _first(variant: Variant, programs: int, tensors: list[Any], tail: list[Any])
 # ---- in Triton's interpreter -----------------------------------------------------------------------------------------
 
 
-def _interpret(kernel: ir.Kernel, variant: Variant, programs: int, addresses: Sequence[int], tail: list[Any]) -> None:
+def _interpret(kernel: ir.Kernel, variant: Variant, programs: int, pointers: list[int], tail: list[Any]) -> None:
     """Arrays in this machine's memory. Only their addresses matter: the strides are arguments."""
     import torch
 
     nothing = (ctypes.c_char * 16)()
-    pointers = []
-    for n in variant.pointers:
+    given = []
+    for n, pointer in zip(variant.pointers, pointers, strict=True):
         dtype = kernel.tensors[n].dtype
-        memory = (ctypes.c_char * dtype.bytes).from_address(addresses[n]) if addresses[n] else nothing
-        pointers.append(torch.frombuffer(memory, dtype=getattr(torch, dtype.name), count=1))
+        memory = (ctypes.c_char * dtype.bytes).from_address(pointer) if pointer else nothing
+        given.append(torch.frombuffer(memory, dtype=getattr(torch, dtype.name), count=1))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's, of NaN and overflow
-        variant.function[(programs,)](*pointers, *tail)
+        variant.function[(programs,)](*given, *tail)
 
 
 class NvidiaBackend(Backend):

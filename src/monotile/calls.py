@@ -18,7 +18,7 @@ import numpy as np
 from . import arrays, tensors
 from .arrays import Library
 from .dtypes import DType, uint8
-from .errors import ArgumentAlignment, ArgumentKind
+from .errors import ArgumentAlignment, ArgumentKind, InternalError, MonotileError
 from .launch import Kernel, Plan, Reads
 from .signature import captured_arrays, const_key, read_scalar
 from .tensors import View
@@ -124,9 +124,6 @@ class Draft:
         places += [("captured", at[id(array)]) for array in captured]
         scalars = [a if a is SCALE else read_scalar(n, a, d) for p, n, d in plan.scalars for a in (args[p],)]
         self.launches.append((plan, [places[n] for n in plan.array_at], scalars, threads))
-
-    def prepared(self, finish: Callable[[list[Array]], Any]) -> Prepared:
-        return Prepared(self, finish)
 
 
 class Prepared:
@@ -256,8 +253,13 @@ class Op:
                 return lib.give_back(result)
             found = [lib.give_back(array) for array in result]
             return kind(*found) if hasattr(kind, "_fields") else tuple(found)
-        draft = Draft(lib, self.names, given, captured)
-        prepared = draft.prepared(self.plan(draft, *options))
+        try:
+            draft = Draft(lib, self.names, given, captured)
+            prepared = Prepared(draft, self.plan(draft, *options))
+        except InternalError:
+            raise
+        except MonotileError as error:  # without the frames of the compiler
+            raise error.with_traceback(None) from None
         if key is not None:
             if len(self.table) >= MAX_PREPARED:
                 self.table.clear()

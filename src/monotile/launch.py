@@ -114,7 +114,12 @@ class Kernel:
         if threads is not None:
             check_threads(threads)
         if plan is None:
-            plan = self.plan(args, own, consts, backend, schedule)
+            try:
+                plan = self.plan(args, own, consts, backend, schedule)
+            except InternalError:
+                raise
+            except MonotileError as error:  # without the frames of the compiler
+                raise error.with_traceback(None) from None
             if len(self._plans) >= MAX_PLANS:
                 self._plans.clear()
             self._plans[key] = plan
@@ -155,16 +160,6 @@ class Kernel:
     ) -> Plan:
         """Checks a call and finds or makes its program. The first `own` of the arguments are the caller's, others are
         arrays that functions among the constants refer to; a `View` may stand for an array."""
-        try:
-            return self._plan(args, own, consts, backend, schedule)
-        except InternalError:
-            raise
-        except MonotileError as error:  # without the frames of the compiler
-            raise error.with_traceback(None) from None
-
-    def _plan(
-        self, args: Sequence[Any], own: int, consts: Mapping[str, Any], backend: str | None, schedule: Any
-    ) -> Plan:
         views = self._views(args, own)
         bound_consts = self._bind(args, views, consts)
         chosen = self._backend(views, backend)

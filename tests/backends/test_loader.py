@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import struct
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
+import numpy as np
 import pytest
 
 from monotile import cache
 from monotile.backends.cpu import host, image, jit, loader, pool
 from monotile.errors import InternalError
+from monotile.kernels import examples
+from monotile.launch import Kernel
 
 pytestmark = pytest.mark.skipif(not loader.takes_images(), reason="LLVM links object files here")
 
@@ -293,6 +298,26 @@ def test_cached_kernel_needs_no_llvm(tmp_path: Path) -> None:
         call(folder)
         assert path.read_bytes() == whole, f"{path.suffix} is made again"
     assert call(folder) == "False"
+
+
+def test_many_processes_start_at_once(tmp_path: Path) -> None:
+    """All of them compile, or find what another has kept; and all are right."""
+    with ThreadPoolExecutor() as starter:
+        assert set(starter.map(call, [tmp_path / "kernels"] * 6)) <= {"True", "False"}
+    assert call(tmp_path / "kernels") == "False"
+    assert len(list((tmp_path / "kernels").iterdir())) == 5
+
+
+def test_freed_kernel_gives_its_memory_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = np.ones((3, 5), np.float32), np.zeros((3, 5), np.float32)
+    examples.copy(x, y)  # the pool stays
+    before = executable_bytes()
+    kernel = Kernel(examples.copy.function)
+    kernel(x, y)
+    assert executable_bytes() > before
+    del kernel
+    gc.collect()
+    assert executable_bytes() == before
 
 
 def test_pool_is_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

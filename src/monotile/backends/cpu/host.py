@@ -46,7 +46,8 @@ def host() -> Host:
     found = _parse(disk.load(key, "host"))
     if found is None:
         found = _ask_llvm()
-        disk.store_compiled(key, "host", "\n".join(found).encode())
+        if found.llvmlite in library:  # else it was loaded before its files were replaced
+            disk.store_compiled(key, "host", "\n".join(found).encode())
     return found
 
 
@@ -63,7 +64,7 @@ def processor() -> bytes | None:
 
 def llvmlite_files() -> str | None:
     """Names the llvmlite that an import would load, without loading it: its version, and its library's file."""
-    specs = (finder.find_spec("llvmlite", None) for finder in sys.meta_path)
+    specs = (finder.find_spec("llvmlite", None) for finder in sys.meta_path if hasattr(finder, "find_spec"))
     spec = next((s for s in specs if s is not None), None)
     if spec is None or spec.origin is None:
         return None

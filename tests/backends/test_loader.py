@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from monotile import cache
-from monotile.backends.cpu import host, image, jit, loader, pool
+from monotile.backends.cpu import host, image, jit, loader, memory, pool
 from monotile.errors import InternalError
 from monotile.kernels import examples
 from monotile.launch import Kernel
@@ -88,14 +88,14 @@ def test_image_runs() -> None:
 
 def test_never_writable_and_executable(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    protect = loader.memory.make_executable
+    protect = memory.make_executable
 
     def watched(address: int, size: int) -> None:
         seen.append(mapping_of(address))
         protect(address, size)
         seen.append(mapping_of(address))
 
-    monkeypatch.setattr(loader.memory, "make_executable", watched)
+    monkeypatch.setattr(memory, "make_executable", watched)
     code = loader.load(jit.compile_code(TEXT))
     assert seen == ["rw-p", "r-xp"]
     assert mapping_of(code.address("outside")) == "r-xp"
@@ -108,6 +108,7 @@ def executable_bytes() -> int:
 
 def test_memory_is_given_back() -> None:
     data = jit.compile_code(TEXT)
+    gc.collect()  # kernels of other tests
     before = executable_bytes()
     codes = [loader.load(data) for _ in range(100)]
     assert executable_bytes() == before + 100 * os.sysconf("SC_PAGE_SIZE")
@@ -135,7 +136,7 @@ def test_what_images_do_not_have_is_linked_by_llvm(text: str) -> None:
         image.link(jit.compile_object(text))
     data = jit.compile_code(text)
     assert not data.startswith(loader.MAGIC)
-    expected = 7 if text == VARIABLE else ctypes.c_void_p.in_dll(loader.memory.libc(), "environ").value
+    expected = 7 if text == VARIABLE else ctypes.c_void_p.in_dll(memory.libc(), "environ").value
     assert function(loader.load(data), "f", ctypes.c_int64)() == expected
 
 
@@ -308,16 +309,21 @@ def test_many_processes_start_at_once(tmp_path: Path) -> None:
     assert len(list((tmp_path / "kernels").iterdir())) == 5
 
 
-def test_freed_kernel_gives_its_memory_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y = np.ones((3, 5), np.float32), np.zeros((3, 5), np.float32)
-    examples.copy(x, y)  # the pool stays
-    before = executable_bytes()
+def test_freed_kernel_gives_its_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    mapped: list[loader.Code] = []
+    freed: set[int] = set()
+    load, unmap = loader.load, memory.unmap_pages
+    monkeypatch.setattr(loader, "load", lambda data: mapped.append(load(data)) or mapped[-1])
+    monkeypatch.setattr(memory, "unmap_pages", lambda address, size: (freed.add(address), unmap(address, size)))
     kernel = Kernel(examples.copy.function)
-    kernel(x, y)
-    assert executable_bytes() > before
+    kernel(np.ones((3, 5), np.float32), np.zeros((3, 5), np.float32))
+    base = mapped[0]._base  # the pool may have come after it
+    assert mapping_of(base) == "r-xp"
+    mapped.clear()
+    assert base not in freed
     del kernel
     gc.collect()
-    assert executable_bytes() == before
+    assert base in freed
 
 
 def test_pool_is_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

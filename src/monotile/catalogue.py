@@ -41,7 +41,7 @@ LIBRARY: dict[Kernel, Habits] = {
     attention.attention: Habits(
         {"mask": bool_, "kinds": uint8, "sinks": float32, "lse": float32}, ("mask", "kinds", "sinks")
     ),
-    decode.decode: Habits({"mask": bool_, **STATE}, ("mask",)),
+    decode.decode: Habits({"mask": bool_, "sinks": float32, "lse": float32, **STATE}, ("mask", "sinks", "out", "lse")),
     merge.merge: Habits({"sinks": float32, "lse": float32, **STATE}, ("sinks",)),
     merge.merge_lse: Habits({"lse": float32, "total": float32}),
     mask_blocks.mask_blocks: Habits({"mask": bool_, "kinds": uint8}),

@@ -18,7 +18,6 @@ import math
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,15 +45,16 @@ class Origin(NamedTuple):
     reads: Reads  # globals that were looked at, with their values
 
 
-@dataclass
 class Outline(ir.Kernel):
     """A kernel whose program is known: what launching it needs, without a body."""
 
-    outputs: frozenset[int] = frozenset()
+    def __init__(self, name: str, facts: Facts, outputs: frozenset[int]) -> None:
+        super().__init__(name, *facts)
+        self._outputs = outputs
 
     @property
     def written(self) -> frozenset[int]:
-        return self.outputs
+        return self._outputs
 
 
 def recall(
@@ -72,7 +72,7 @@ def recall(
     kept = cache.load(origin.name, KIND)
     if kept is not None:
         key, outputs = kept.decode().split("\n")
-        kernel = Outline(function.__name__, *facts, outputs=frozenset(int(n) for n in outputs.split()))
+        kernel = Outline(function.__name__, facts, frozenset(int(n) for n in outputs.split()))
         program = backend.cached(key, kernel)
         if program is not None:
             return kernel, program, origin.reads

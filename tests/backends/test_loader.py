@@ -318,9 +318,9 @@ def test_freed_kernel_gives_its_memory_back(monkeypatch: pytest.MonkeyPatch) -> 
     kernel = Kernel(examples.copy.function)
     kernel(np.ones((3, 5), np.float32), np.zeros((3, 5), np.float32))
     base = mapped[0]._base  # the pool may have come after it
-    assert mapping_of(base) == "r-xp"
     mapped.clear()
-    assert base not in freed
+    freed.clear()  # other pages may have lain there before
+    assert mapping_of(base) == "r-xp"
     del kernel
     gc.collect()
     assert base in freed

@@ -42,6 +42,7 @@ def test_devices_names_every_backend(cache_folder: Path) -> None:
     text = monotile("devices")
     for name in ("cpu", "interpreter", "nvidia", "metal", "LLVM", "threads", machine.processor()):
         assert name in text
+    assert "MLX arrays: " in text and "torch tensors on 'mps': " in text
     assert str(cache_folder) in text
 
 

@@ -1,5 +1,5 @@
-"""Array libraries: reading the caller's arrays, and making results of the caller's own kind, for NumPy, torch and
-DLPack."""
+"""Array libraries: reading the caller's arrays, and making results of the caller's own kind, for NumPy, torch, MLX
+and DLPack."""
 
 from __future__ import annotations
 
@@ -81,15 +81,54 @@ class Torch:
         return array
 
 
-Library = Numpy | Torch
+class Mps(Torch):
+    """torch tensors on an Apple GPU, which have no address."""
+
+    def addresses(self, arrays: Sequence[Any]) -> list[int]:
+        return [tensors.address(a) for a in arrays]
+
+
+class Mlx:
+    """MLX arrays. A kernel that writes to one makes it another array."""
+
+    def __init__(self) -> None:
+        self.core = sys.modules["mlx.core"]
+
+    def adopt(self, name: str, array: Any) -> Any:
+        if not tensors.is_mlx(array):
+            raise ArgumentKind(f"{name!r} is {type(array).__name__} where the others are MLX arrays; pass one kind")
+        return array
+
+    def kind(self, dtype: DType, device: str) -> Any:
+        return self.core.bool_ if dtype is dtypes.bool_ else getattr(self.core, dtype.name)
+
+    def empty(self, shape: tuple[int, ...], kind: Any) -> Any:
+        return self.core.zeros(shape, dtype=kind)
+
+    def addresses(self, arrays: Sequence[Any]) -> list[int]:
+        return [tensors.address(a) for a in arrays]
+
+    def contiguous(self, array: Any) -> Any:
+        return array  # MLX packs what a kernel reads
+
+    def stack(self, arrays: list[Any], axis: int) -> Any:
+        return self.core.stack(arrays, axis)
+
+    def give_back(self, array: Any) -> Any:
+        return array
+
+
+Library = Numpy | Torch | Mlx
 
 
 def library(name: str, array: Any) -> Library:
     """The library an array belongs to; results are given back in it."""
     if isinstance(array, np.ndarray):
         return Numpy()
+    if tensors.is_mlx(array):
+        return Mlx()
     if tensors.is_array(array):
-        return Torch()
+        return Mps() if array.device.type == "mps" else Torch()
     if hasattr(array, "__dlpack__"):
         home = array.__array_namespace__() if hasattr(array, "__array_namespace__") else None
         return Numpy(home)

@@ -293,10 +293,10 @@ class Kernel:
             listing = ", ".join(f"{self._parameter(n).name} on {v.device}" for n, v in views.items())
             raise ArgumentDevice(f"the arrays lie on different devices: {listing}; move them to one")
         device = next(iter(devices), "cpu")
-        on_gpu = device.startswith("cuda")
-        chosen = backends.usable(name if name is not None else "nvidia" if on_gpu else "cpu")
+        chosen = backends.usable(name if name is not None else backends.home(device))
         if not chosen.accepts(device):
-            cure = "move them with .cpu()" if on_gpu or chosen.name != "nvidia" else "move them with .cuda()"
+            cures = {"mlx": "pass numpy.array(x)", "cpu": "move them with .cuda()"}
+            cure = cures.get(device, "move them with .cpu()")
             raise ArgumentDevice(f"backend {chosen.name!r} cannot use arrays on {device!r}; {cure}")
         return chosen
 

@@ -1,4 +1,4 @@
-"""Array kinds: what monotile needs to know of a NumPy array or a torch tensor, read without copying."""
+"""Array kinds: what monotile needs to know of a NumPy array, a torch tensor or an MLX array, read without copying."""
 
 from __future__ import annotations
 
@@ -63,7 +63,12 @@ def is_array(item: Any) -> bool:
     if isinstance(item, np.ndarray):
         return True
     torch = sys.modules.get("torch")
-    return torch is not None and isinstance(item, torch.Tensor)
+    return (torch is not None and isinstance(item, torch.Tensor)) or is_mlx(item)
+
+
+def is_mlx(item: Any) -> bool:
+    mx = sys.modules.get("mlx.core")
+    return mx is not None and isinstance(item, mx.array)
 
 
 def _address(array: np.ndarray[Any, Any]) -> int:
@@ -90,19 +95,29 @@ def numpy_addresses(arrays: Sequence[np.ndarray[Any, Any]]) -> list[int]:
 
 
 def address(array: Any) -> int:
-    """Where the first element lies."""
-    return numpy_address(array) if isinstance(array, np.ndarray) else int(array.data_ptr())
+    """Where the first element lies. What has no address, on Apple GPUs, gets one in a space of its own buffer."""
+    if isinstance(array, np.ndarray):
+        return numpy_address(array)
+    if is_mlx(array):
+        return id(array) << 64
+    if array.device.type == "mps":  # a pointer would be that of an object, and buffers would seem to overlap
+        return (int(array.untyped_storage().data_ptr()) << 64) + int(array.storage_offset()) * int(array.element_size())
+    return int(array.data_ptr())
 
 
 def device(array: Any) -> str:
-    """Where an array lives: "cpu", or as torch names the device."""
-    return "cpu" if isinstance(array, np.ndarray) else str(array.device)
+    """Where an array lives: "cpu", "mlx", or as torch names the device."""
+    if isinstance(array, np.ndarray):
+        return "cpu"
+    return "mlx" if is_mlx(array) else str(array.device)
 
 
 def signature(array: Any) -> Any:
     """Everything about an array but its address, contents and writability; of anything else its type."""
     if isinstance(array, np.ndarray):
         return array.shape, array.strides, array.dtype, type(array)
+    if is_mlx(array):
+        return tuple(array.shape), array.dtype
     if is_array(array):
         if array.layout is not sys.modules["torch"].strided:
             return type(array), array.layout
@@ -127,9 +142,11 @@ def read(name: str, array: Any) -> View:
     """The array's facts, of whatever rank."""
     if isinstance(array, np.ndarray):
         return _read_numpy(name, array)
+    if is_mlx(array):
+        return _read_mlx(name, array)
     if is_array(array):
         return _read_torch(name, array)
-    cure = "pass a NumPy array or a torch tensor"
+    cure = "pass a NumPy array, a torch tensor or an MLX array"
     raise ArgumentKind(f"{name!r} must be an array, found {type(array).__name__}; {cure}")
 
 
@@ -167,8 +184,17 @@ def _read_torch(name: str, tensor: Any) -> View:
     return View(dtype, shape, dense(shape) if 0 in shape else tuple(tensor.stride()), str(tensor.device))
 
 
+def _read_mlx(name: str, array: Any) -> View:
+    """MLX packs what a kernel reads."""
+    dtype = dtypes.BY_NAME.get(str(array.dtype).removeprefix("mlx.core."))
+    if dtype is None:
+        raise ArgumentDType(f"{name!r} has dtype {array.dtype}; {_dtype_cure()}")
+    shape = tuple(array.shape)
+    return View(dtype, shape, dense(shape), "mlx")
+
+
 def _dtype_cure() -> str:
-    return "monotile has " + ", ".join(d.name for d in dtypes.ALL)
+    return f"monotile has {', '.join(d.name for d in dtypes.ALL)}: cast it"
 
 
 def span(view: View) -> tuple[int, int]:

@@ -10,6 +10,13 @@ from .base import Backend
 
 MODULES = {"cpu": ".cpu.backend", "nvidia": ".nvidia.backend", "metal": ".metal.backend", "interpreter": ".interpreter"}
 
+HOMES = {"cuda": "nvidia", "mps": "metal", "mlx": "metal"}
+
+
+def home(device: str) -> str:
+    """The backend that is used for arrays on this device, if the caller names none."""
+    return HOMES.get(device.partition(":")[0], "cpu")
+
 
 @cache
 def get(name: str) -> Backend:

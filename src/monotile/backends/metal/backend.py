@@ -13,14 +13,23 @@ from ...errors import ArgumentShape
 from ...passes import pipeline
 from ...passes.grid import Grid
 from ..base import Backend, Emitted, Program
+from . import on_mlx, on_mps
 from .bindings import Launch, Launcher, emitted, words
 from .on_cpu import OnCpu
+from .on_mlx import OnMlx
+from .on_mps import OnMps
 from .render import Rendered, render
 from .runner import build
 from .runner.report import Report
 
 OPTIONS = pipeline.Options(peel_bounds=True)
 MOST_PROGRAMS = 2**31 - 1
+# Ways to run Metal text, the one that costs least to ask for first.
+WAYS: dict[str, Callable[[], str | None]] = {
+    "the runner, for arrays in this machine's memory": lambda: build.why_not(),
+    "torch tensors on 'mps'": lambda: on_mps.why_not(),
+    "MLX arrays": lambda: on_mlx.why_not(),
+}
 
 
 @dataclass(frozen=True)
@@ -84,6 +93,10 @@ class MetalProgram(Program):
         return runner.report if isinstance(runner, OnCpu) else None
 
     def _launcher(self, kind: str) -> Launcher:
+        if kind == "mps":
+            return OnMps(self.kernel, self.rendered)
+        if kind == "mlx":
+            return OnMlx(self.kernel, self.rendered)
         return OnCpu(self.kernel, self.rendered, self.order)
 
 
@@ -102,10 +115,17 @@ class MetalBackend(Backend):
     name = "metal"
 
     def why_not(self) -> str | None:
-        return build.why_not()
+        """One way is enough. A launch that needs another one says why it is not there."""
+        reasons = []
+        for why_not in WAYS.values():
+            reason = why_not()
+            if reason is None:
+                return None
+            reasons.append(reason)
+        return "; ".join(reasons)
 
     def accepts(self, device: str) -> bool:
-        return device == "cpu"
+        return device.partition(":")[0] in ("cpu", "mps", "mlx")
 
     def compile(self, kernel: ir.Kernel) -> Program:
         return MetalProgram(self.lower(kernel), self.order)

@@ -37,6 +37,16 @@ POSITIONAL = ir.SHAPE_ONLY | {
     "max",
 }
 
+# What a thread can ask of its position. MLX makes parameters of those that occur in a text.
+POSITIONS = (
+    "dispatch_quadgroups_per_threadgroup", "dispatch_simdgroups_per_threadgroup", "dispatch_threads_per_threadgroup",
+    "grid_origin", "grid_size", "quadgroup_index_in_threadgroup", "quadgroups_per_threadgroup",
+    "simdgroup_index_in_threadgroup", "simdgroups_per_threadgroup", "thread_execution_width",
+    "thread_index_in_quadgroup", "thread_index_in_simdgroup", "thread_index_in_threadgroup", "thread_position_in_grid",
+    "thread_position_in_threadgroup", "threadgroup_position_in_grid", "threadgroups_per_grid", "threads_per_grid",
+    "threads_per_simdgroup", "threads_per_threadgroup",
+)  # fmt: skip
+
 # Names that mean something in the text around an author's: they get an underscore more.
 TAKEN = frozenset({
     "kernel", "device", "constant", "thread", "threadgroup", "half", "bfloat", "float", "int", "uint", "short",
@@ -48,7 +58,7 @@ TAKEN = frozenset({
     "fragment", "main", "metal", "min", "max", "abs", "exp", "log", "select", "clamp", "dot", "sum", "step",
     "mix", "length", "sign", "fm", "fn", "sg", "lane", "gid", "meta", "room", "stage", "parts", "sums", "left",
     "right", "integers", "floats", "i", "j", "e", "s", "kk", "k0", "kx", "nx", "sg_u", "lane_u", "floordiv",
-    "floormod", "held", "shuffled", "and", "or", "not", "xor", "INFINITY", "UNROLL", "NAN",
+    "floormod", "held", "shuffled", *POSITIONS, "and", "or", "not", "xor", "INFINITY", "UNROLL", "NAN",
 })  # fmt: skip
 
 HELPERS = {

@@ -1,0 +1,45 @@
+"""Metal text on torch tensors of an Apple GPU, through `torch.mps.compile_shader`. Not yet run on Apple hardware.
+
+A compiled function takes what is bound to buffers 0, 1, ... in order: tensors, and lists of whole numbers (bound as
+int64) or of floats (as float32). Sizes count threads, not threadgroups.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+from ...errors import DeviceLimit, UnknownBackend
+from ...ir import Kernel
+from .bindings import Launch, Launcher
+from .render import Rendered
+
+
+def why_not() -> str | None:
+    if "torch" not in sys.modules and importlib.util.find_spec("torch") is None:
+        return "torch is not installed: pip install torch"
+    import torch
+
+    if not torch.backends.mps.is_available():
+        return "torch sees no Apple GPU, which takes macOS on Apple silicon; move tensors with .cpu()"
+    if not hasattr(torch.mps, "compile_shader"):
+        return f"torch {torch.__version__} has no torch.mps.compile_shader: pip install 'torch>=2.7'"
+    return None
+
+
+class OnMps(Launcher):
+    def __init__(self, kernel: Kernel, rendered: Rendered) -> None:
+        super().__init__(kernel, rendered)
+        reason = why_not()
+        if reason is not None:
+            raise UnknownBackend(f"backend 'metal' cannot use tensors on 'mps': {reason}")
+        torch = sys.modules["torch"]
+        try:
+            self.function = getattr(torch.mps.compile_shader(rendered.source), rendered.name)
+        except (RuntimeError, SyntaxError) as error:
+            raise DeviceLimit(f"Metal's compiler refuses {rendered.name}: {error}") from None
+
+    def run(self, launch: Launch) -> None:
+        group = self.rendered.threads
+        numbers = [list(values) for _, values in launch.words]
+        self.function(*launch.arrays, *numbers, threads=(launch.programs * group, 1, 1), group_size=(group, 1, 1))

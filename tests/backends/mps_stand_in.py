@@ -168,7 +168,8 @@ def torch() -> types.ModuleType:
         return tensor(metal.poisoned(shape, kind))
 
     parts = {
-        "Tensor": Tensor, "device": lambda name: DEVICE if name == "mps:0" else None, "strided": STRIDED, "empty": empty, "__version__": "2.13.0", **DTYPES,
+        "device": lambda name: DEVICE if name == "mps:0" else None,
+        "Tensor": Tensor, "strided": STRIDED, "empty": empty, "__version__": "2.13.0", **DTYPES,
         "broadcast_to": lambda t, shape: Tensor(np.broadcast_to(t.view, shape), t.storage),
         "stack": lambda ts, axis: tensor(np.stack([t.view for t in ts], axis)),
         "backends": types.SimpleNamespace(mps=available),

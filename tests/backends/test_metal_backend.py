@@ -15,6 +15,8 @@ from monotile import metal
 from monotile.backends.metal.backend import MetalBackend, MetalProgram
 from monotile.errors import DeviceLimit
 from monotile.kernels import examples, reference
+from monotile.kernels.attention import attention as attention_kernel
+from monotile.kernels.scores import Options
 from monotile.language import Const, Tensor, dot, kernel
 
 pytestmark = pytest.mark.skipif(metal.why_not() is not None, reason=str(metal.why_not()))
@@ -118,3 +120,22 @@ def test_decode_and_merge() -> None:
     parts = monotile.decode_partials(q, k, v, splits=3, backend="metal")
     o, _ = monotile.merge(parts.o, parts.m, parts.l, backend="metal")
     assert np.abs(o - reference.attention(q, k, v)[0]).max() <= 1e-6
+
+
+def test_offsets_do_not_wrap() -> None:
+    """A second head that begins 2^32 elements further on is looked for there, not where the first one lies."""
+    q, k, v = randoms(1, 2, 16, 16), randoms(1, 2, 8, 16, seed=1), randoms(1, 2, 8, 16, seed=2)
+    arrays = [q, k, v, metal.poisoned(q.shape, np.float32)]
+    given = *arrays[:3], None, None, None, arrays[3], None, 0.25
+    program = MetalBackend().compile(attention_kernel.ir(*given, options=Options(), BQ=16, BK=16))
+    assert isinstance(program, MetalProgram)
+    words: list[int] = []
+    for a in arrays:
+        words += [0, *a.shape, *(stride // a.itemsize for stride in a.strides)]
+    meta = program.bind([*words, 0]).meta
+    buffers: dict[int | str, Any] = dict(enumerate([*arrays, meta, np.array([0.25], np.float32)]))
+    rendered = program.rendered
+    assert metal.run(rendered.source, rendered.name, buffers, 2, rendered.threads).clean
+    meta[rendered.longs.index((1, "stride", 1))] = 2**32
+    report = metal.run(rendered.source, rendered.name, buffers, 2, rendered.threads)
+    assert [finding.kind for finding in report.findings] == ["fault"], report

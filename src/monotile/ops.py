@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from . import arrays, backends, schedule
+from . import arrays, schedule
 from .calls import SCALE, Draft, Op, Operand
 from .dtypes import DType, float32, uint8
 from .errors import MixedDTypes
@@ -108,8 +108,10 @@ def _forward(draft: Draft, call: Call, options: Any, out: Operand, lse: Operand 
 
 def _machine(array: Operand, backend: str | None) -> str:
     """For what kind of machine block sizes are chosen: "cpu", "metal" or "gpu"."""
-    named = backend if backend is not None else backends.home(array.view.device)
-    return {"nvidia": "gpu", "metal": "metal"}.get(named, "cpu")
+    if backend == "metal":
+        return "metal"
+    at_home = array.view.device.startswith("cpu")
+    return "cpu" if at_home and backend in (None, "cpu", "interpreter") else "gpu"
 
 
 # ---- split decode ----------------------------------------------------------------------------------------------------

@@ -182,7 +182,9 @@ def _check_sinks(sinks: Operand, heads: int) -> None:
 # ---- options ---------------------------------------------------------------------------------------------------------
 
 
-def options_of(causal: Any, window: Any, softcap: Any, score_mod: Any, mask_mod: Any) -> Options:
+def options_of(
+    causal: Any, window: Any, softcap: Any, score_mod: Any, mask_mod: Any, negative: bool = False
+) -> Options:
     kinds = {True: "lower_right", False: None, "lower_right": "lower_right", "upper_left": "upper_left"}
     if not isinstance(causal, bool | str) or causal not in kinds:
         raise BadOption(f"causal is True, False, 'lower_right' or 'upper_left'; found {causal!r}")
@@ -195,7 +197,7 @@ def options_of(causal: Any, window: Any, softcap: Any, score_mod: Any, mask_mod:
         if softcap and not SOFTCAPS[0] <= softcap <= SOFTCAPS[1]:
             limits = f"from {SOFTCAPS[0]} to {SOFTCAPS[1]}"
             raise BadOption(f"softcap is a positive number {limits}, found {softcap}; None or 0 leaves it out")
-    return Options(kinds[causal], left, right, softcap or None, score_mod, mask_mod)
+    return Options(kinds[causal], left, right, softcap or None, score_mod, mask_mod, negative)
 
 
 def _read_window(window: Any) -> tuple[int | None, int | None]:

@@ -58,15 +58,21 @@ def attention(
 ) -> Any:  # fmt: skip
     """softmax(q k^T * scale) v, for q (B, Hq, Nq, D), k (B, Hkv, Nk, D), v (B, Hkv, Nk, Dv). docs/attention.md says
     all."""
-    options = causal, window, softcap, score_mod, mask_mod, return_lse, backend, threads
-    return _ATTENTION((q, k, v, mask, sinks), options, scale if scale is None else read_scale(scale))
+    scale = scale if scale is None else read_scale(scale)
+    options = causal, window, softcap, score_mod, mask_mod, _negative(scale), return_lse, backend, threads
+    return _ATTENTION((q, k, v, mask, sinks), options, scale)
+
+
+def _negative(scale: float | None) -> bool:
+    """Whether products change their sign: kernels take a scale's size as positive."""
+    return scale is not None and scale < 0.0
 
 
 def _plan_attention(
-    draft: Draft, causal: Any, window: Any, softcap: Any, score_mod: Any, mask_mod: Any, return_lse: Any,
-    backend: str | None, threads: int | None,
+    draft: Draft, causal: Any, window: Any, softcap: Any, score_mod: Any, mask_mod: Any, negative: bool,
+    return_lse: Any, backend: str | None, threads: int | None,
 ) -> Finish:  # fmt: skip
-    options = options_of(causal, window, softcap, score_mod, mask_mod)
+    options = options_of(causal, window, softcap, score_mod, mask_mod, negative)
     call = read_call(draft)
     run = _run(backend, threads, call.flops, call.bytes)
     out = call.result(draft, call.out_shape, call.dtype)
@@ -124,16 +130,17 @@ def decode_partials(
     backend: str | None = None, threads: int | None = None,
 ) -> Partials:  # fmt: skip
     """The softmax state of each of `splits` runs of keys; `merge` makes attention of them. docs/decode_partials.md."""
-    options = splits, causal, window, softcap, score_mod, mask_mod, backend, threads
-    found: Partials = _PARTIALS((q, k, v, mask), options, scale if scale is None else read_scale(scale))
+    scale = scale if scale is None else read_scale(scale)
+    options = splits, causal, window, softcap, score_mod, mask_mod, _negative(scale), backend, threads
+    found: Partials = _PARTIALS((q, k, v, mask), options, scale)
     return found
 
 
 def _plan_partials(
     draft: Draft, splits: Any, causal: Any, window: Any, softcap: Any, score_mod: Any, mask_mod: Any,
-    backend: str | None, threads: int | None,
+    negative: bool, backend: str | None, threads: int | None,
 ) -> Finish:  # fmt: skip
-    options = options_of(causal, window, softcap, score_mod, mask_mod)
+    options = options_of(causal, window, softcap, score_mod, mask_mod, negative)
     call = read_call(draft)
     per = schedule.KEYS_PER_SPLIT
     if splits is None:

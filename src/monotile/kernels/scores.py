@@ -2,9 +2,11 @@
 
 from typing import Any, NamedTuple
 
-from monotile.language import bool_, float32, inf, tanh
+from monotile.language import bool_, float32, inf, maximum, tanh
 
 from .softmax import LOG2E
+
+LEAST_SCALE = 1e-30  # what 0 becomes: known to be positive, a scale can follow the maximum instead of every score
 
 
 class Options(NamedTuple):
@@ -16,6 +18,7 @@ class Options(NamedTuple):
     softcap: float | None = None
     score_mod: Any = None
     mask_mod: Any = None
+    negative: bool = False  # the scale is below zero: products change their sign, and its size is what counts
 
 
 class Place(NamedTuple):
@@ -59,6 +62,9 @@ def live(options, j, Nq, Nk):
 def scaled(options, products, scale, at, mask):
     """Scores in units of log2, from the products of queries and keys: scale, score_mod, softcap, additive mask."""
     additive = mask is not None and mask.dtype != bool_
+    if options.negative:
+        products = -products
+    scale = maximum(abs(scale), LEAST_SCALE)
     if options.score_mod is None and options.softcap is None:
         S = products * (scale * LOG2E)
     else:

@@ -8,6 +8,7 @@ after each. Backends choose with `Options`; what they learn afterwards (axes, ne
 | cse          | equal pure ops become one                                                                         |
 | motion       | what a loop does not change moves before it                                                       |
 | dce          | ops nothing reads are removed                                                                     |
+| sink         | the maximum of scaled numbers is the maximum, scaled                                              |
 | skip         | loops under `blocks(..., visible)` run only over blocks that may be visible                       |
 | peel         | a loop is cut where its position tests become known: masked blocks, clean blocks, masked blocks   |
 | unmark       | what `visible` said of blocks is dropped                                                          |
@@ -26,6 +27,7 @@ from .detach import detach
 from .fold import fold
 from .motion import motion
 from .peel import peel, peel_with_bounds, skip, unmark
+from .sink import sink
 
 Pass = Callable[[Kernel], None]
 CLEAN: tuple[Pass, ...] = (fold, cse, motion, dce)
@@ -44,7 +46,7 @@ def passes(options: Options) -> tuple[Pass, ...]:
     chosen = peel_with_bounds if options.peel_bounds else peel
     marks = () if options.keep_marks else (unmark,)
     last = (detach,) if options.detach else ()
-    return (*CLEAN, skip, *marks, *CLEAN, chosen, *CLEAN, *last)
+    return (*CLEAN, skip, *marks, *CLEAN, chosen, *CLEAN, sink, *CLEAN, *last)
 
 
 def run(kernel: Kernel, options: Options, watch: Callable[[str, Kernel], None] | None = None) -> None:

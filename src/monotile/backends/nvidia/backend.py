@@ -16,9 +16,10 @@ from ...errors import ArgumentShape
 from ...passes import pipeline
 from ...passes.peel import peel_with_bounds
 from ..base import Backend, Emitted, Program
-from . import build, descriptors
+from . import build, descriptors, gluon
 from .render import Rendered, render
 from .schedule import Schedule, choose
+from .streams import Streams
 
 OPTIONS = pipeline.Options(peel_bounds=True)
 MOST_PROGRAMS = 2**31 - 1
@@ -41,9 +42,13 @@ class Bound:
 class Variant:
     """One rendering of a kernel, loaded."""
 
-    def __init__(self, kernel: ir.Kernel, schedule: Schedule, *, wide: bool) -> None:
+    def __init__(self, kernel: ir.Kernel, schedule: Schedule, streams: Streams | None, *, wide: bool) -> None:
         self.schedule = schedule
-        self.rendered: Rendered = render(kernel, schedule, wide=wide, emulate=build.interpreting())
+        self.rendered: Rendered = (
+            gluon.render(kernel, schedule, streams, wide=wide)
+            if streams is not None
+            else render(kernel, schedule, wide=wide, emulate=build.interpreting())
+        )
         self.function: Any = build.load(self.rendered)
         arguments = self.rendered.arguments
         self.pointers = [a.index for a in arguments if a.kind == "pointer"]
@@ -52,6 +57,7 @@ class Variant:
         # An int64 is passed by Triton in 32 bits where that is enough, and makes another kernel then.
         self.long = [n for n in self.scalars if kernel.scalars[n][1] is int64]
         self.described = [d.index for d in self.rendered.described]
+        self.tiles = [d for d in self.rendered.described if d.sides]  # whose descriptors the host makes
 
 
 class NvidiaProgram(Program):
@@ -59,13 +65,21 @@ class NvidiaProgram(Program):
 
     def __init__(self, kernel: ir.Kernel, schedule: Schedule) -> None:
         self.kernel, self.schedule = kernel, schedule
+        streams = gluon.streams_of(kernel) if schedule.programs and not build.interpreting() else ""
+        self.streams = None if isinstance(streams, str) else streams
         self.variants: dict[tuple[bool, bool], Variant] = {}
-        self.usual = self.variant(wide=False, descriptors=schedule.tensor_descriptors)
+        special = schedule.tensor_descriptors if self.streams is None else True
+        self.usual = self.variant(wide=False, descriptors=special)
 
     def variant(self, *, wide: bool, descriptors: bool) -> Variant:
+        """With descriptors as the schedule says; without them the rule's schedule, if the given one needs them."""
         if (wide, descriptors) not in self.variants:
-            schedule = replace(self.schedule, tensor_descriptors=descriptors)
-            self.variants[wide, descriptors] = Variant(self.kernel, schedule, wide=wide)
+            schedule, streams = self.schedule, self.streams if descriptors else None
+            if schedule.programs and streams is None:
+                schedule = choose(self.kernel)
+            elif not schedule.programs:
+                schedule = replace(schedule, tensor_descriptors=descriptors)
+            self.variants[wide, descriptors] = Variant(self.kernel, schedule, streams, wide=wide)
         return self.variants[wide, descriptors]
 
     def bind(self, words: Sequence[int], device: str = "cpu") -> Bound:
@@ -97,12 +111,13 @@ class NvidiaProgram(Program):
         if programs == 0:
             return
         pointers = [addresses[n] for n in variant.pointers]
+        tiles = [addresses[tile.index] for tile in variant.tiles]
         tail = [*bound.tail, *[scalars[n] for n in variant.scalars]]
         if build.interpreting():
             _interpret(self.kernel, variant, programs, pointers, tail)
         else:
             widths = tuple([_width(scalars[n]) for n in variant.long])
-            _launch(self.kernel, bound, programs, pointers, tail, widths)
+            _launch(self.kernel, bound, programs, tiles, pointers, tail, widths)
 
 
 def _count(programs: int) -> int:
@@ -134,15 +149,16 @@ def runtime() -> Runtime:
 
 
 def _launch(
-    kernel: ir.Kernel, bound: Bound, programs: int, pointers: list[int], tail: list[Any], widths: tuple[int, ...]
-) -> None:
+    kernel: ir.Kernel, bound: Bound, programs: int, tiles: list[int], pointers: list[int], tail: list[Any],
+    widths: tuple[int, ...],
+) -> None:  # fmt: skip
     gpu = runtime()
     device = gpu.current_device()
     if bound.device is not None and bound.device != device:
         with gpu.device(bound.device):
-            return _launch(kernel, bound, programs, pointers, tail, widths)
+            return _launch(kernel, bound, programs, tiles, pointers, tail, widths)
     variant = bound.variant
-    if variant.described:
+    if variant.described and not variant.tiles:
         gpu.set_allocator(_allocate)
     bits = 0
     for pointer in pointers:
@@ -151,11 +167,15 @@ def _launch(
     compiled = bound.compiled.get((device, aligned, widths))
     if compiled is None:
         dtypes = [kernel.tensors[n].dtype for n in variant.pointers]
-        given = [Pointer(pointer, dtype) for pointer, dtype in zip(pointers, dtypes, strict=True)]
+        given: list[Any] = [Pointer(pointer, dtype) for pointer, dtype in zip(pointers, dtypes, strict=True)]
+        for tile, address in zip(variant.tiles, tiles, strict=True):
+            base = Pointer(address, kernel.tensors[tile.index].dtype)
+            given.insert(len(given) - len(pointers), descriptors.whole(tile, bound.words, base))
         bound.compiled[device, aligned, widths] = first(variant, programs, given, tail)
         return None
     _, run, function, packed = compiled
-    run(programs, 1, 1, gpu.current_stream(device), function, packed, None, None, None, *pointers, *tail)
+    brief = [descriptors.Brief(a, tile, bound.words) for a, tile in zip(tiles, variant.tiles, strict=True)]
+    run(programs, 1, 1, gpu.current_stream(device), function, packed, None, None, None, *brief, *pointers, *tail)
     return None
 
 
@@ -183,7 +203,7 @@ class Pointer:
         return self.address
 
 
-def first(variant: Variant, programs: int, given: list[Pointer], tail: list[Any]) -> Any:
+def first(variant: Variant, programs: int, given: list[Any], tail: list[Any]) -> Any:
     """Compiles for these arguments, launches, and keeps what a later launch needs."""
     schedule = variant.schedule
     try:

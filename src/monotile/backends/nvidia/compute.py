@@ -33,7 +33,7 @@ class Compute(Renderer):
 
     def layout(self, shape: tuple[int, ...]) -> str:
         """Where values of this shape lie when something has to be said."""
-        scores = f"products_{padded(self.streams.widths[0])}"
+        scores = f"products_{self.streams.widths[0]}"
         if len(shape) == 1:
             return f"gl.SliceLayout(1, {scores})"
         return f"products_{shape[1]}" if shape[1] > 1 else scores
@@ -248,9 +248,8 @@ class Compute(Renderer):
 
     def _walk(self, first: str, last: str) -> None:
         """Past blocks that only other programs of the group need."""
-        for ring in self.streams.rings.values():
-            barriers = f"{ring.name}_full, {ring.name}_empty"
-            self.lines.add(f"walk_past({barriers}, {first}, {last}, {self.schedule.num_stages})")
+        rings = ", ".join(f"{ring.name}_full, {ring.name}_empty" for ring in self.streams.rings.values())
+        self.lines.add(f"walk_past({first}, {last}, {rings})")
 
     def _begin(self, op: Op, n: int, turn: str) -> None:
         """The counter and the place in the rings of one turn."""

@@ -121,3 +121,30 @@ def shared_layout(tile: Described) -> Any:
 
     row = tile.sides[-1] * tile.bytes
     return NVMMASharedLayout(min(128, row), 8 * tile.bytes, len(tile.sides))
+
+
+class Brief:
+    """As much of a descriptor as Triton's launcher looks at."""
+
+    __slots__ = ("address", "shape", "strides")
+    padding = "zero"
+
+    def __init__(self, address: int, tile: Described, words: Sequence[int]) -> None:
+        self.address = address
+        self.shape = [words[at] for at in tile.dims]
+        self.strides = [*[words[at] for at in tile.strides], 1]
+
+    @property
+    def base(self) -> Brief:
+        return self
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+def whole(tile: Described, words: Sequence[int], base: Any) -> Any:
+    """A descriptor as Triton's compiler wants it. `base` has an address and a torch dtype."""
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    brief = Brief(0, tile, words)
+    return TensorDescriptor(base, brief.shape, brief.strides, list(tile.sides), shared_layout(tile))

@@ -34,14 +34,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 """
-WALK_PAST = '''\
-@gluon.jit
-def walk_past(full, empty, first, last, stages: gl.constexpr):
-    """Blocks that others of the group need: waited for, so that nobody is a round ahead, and given back."""
-    for turn in range(first, last):
-        mbarrier.wait(full.index(turn % stages), (turn // stages) & 1)
-        mbarrier.arrive(empty.index(turn % stages), count=1)
-'''
 FAR, NEAR = 2**31 - 1, -(2**31)
 
 
@@ -115,7 +107,14 @@ class Module:
         arguments = [a for a in arguments if a.kind != "pointer" or a.index not in own]
         self.arguments = [a.name for a in arguments]
         fixed = [a.name for a in arguments if a.kind in ("scalar", "dim")]
-        parts = [WALK_PAST, self._bounds(), self._united(), self._compute(), self._fetch(), self._kernel(name, fixed)]
+        parts = [
+            self._walk_past(),
+            self._bounds(),
+            self._united(),
+            self._compute(),
+            self._fetch(),
+            self._kernel(name, fixed),
+        ]
         text = "\n\n".join(parts)
         helpers = [source for n, source in FUNCTIONS.items() if f"{n}(" in text]
         title = f'"""{self.kernel.name}, made by monotile for Triton\'s Gluon; {self.schedule}."""'
@@ -138,6 +137,18 @@ class Module:
     def _function(self, name: str, first: Sequence[str], lines: Sequence[str]) -> str:
         arguments = ", ".join([*first, *self.arguments])
         return f"@gluon.jit\ndef {name}({arguments}):\n" + "\n".join(lines) + "\n"
+
+    def _walk_past(self) -> str:
+        """Blocks that others of the group need: waited for, so that nobody is a round ahead, and given back."""
+        stages, names, lines = self.schedule.num_stages, self._ring_barriers(), []
+        for full, empty in zip(names[::2], names[1::2], strict=True):
+            lines += [f"        mbarrier.wait({full}.index(turn % {stages}), (turn // {stages}) & 1)"]
+            lines += [f"        mbarrier.arrive({empty}.index(turn % {stages}), count=1)"]
+        head = f"@gluon.jit\ndef walk_past(first, last, {', '.join(names)}):\n    for turn in range(first, last):\n"
+        return head + "\n".join(lines) + "\n"
+
+    def _ring_barriers(self) -> list[str]:
+        return [f"{ring.name}_{part}" for ring in self.streams.rings.values() for part in ("full", "empty")]
 
     def _bounds(self) -> str:
         """An absent program, or a loop without turns, has bounds that a union does not notice."""
@@ -174,7 +185,7 @@ class Module:
 
     def _compute(self) -> str:
         out, given = Lines(), ", ".join(self.arguments)
-        for width in sorted({padded(w) for w in self.streams.widths}):
+        for width in sorted(self.streams.widths):
             out.add(f"products_{width}: gl.constexpr = {self._layout(width)}")
         out.add(f"{self._united_names()} = united({given})")
         out.add(f"{self._bound_names()} = bounds(WHICH, {given})")

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from ...dtypes import bfloat16, float16, int32
 from ...ir import Block, Kernel, Op, Value, constant, walk
 from .descriptors import Descriptors
+from .padding import padded
 
 SIDES = (16, 32, 64, 128, 256, 512)
 SCALAR_ONLY = ("load", "gather", "for", "if", "reduce", "dot", "store")
@@ -43,7 +44,7 @@ class Streams:
     resident: list[Op] = field(default_factory=list)  # loads outside the loops that products read
     shared: set[Value] = field(default_factory=set)  # tiles that stay in shared memory, transposed ones included
     rows: int = 0
-    widths: list[int] = field(default_factory=list)  # of the products, in order
+    widths: list[int] = field(default_factory=list)  # of the products with their padding, in order
 
     def ring(self, op: Op) -> Ring:
         return self.rings[key(op)]
@@ -64,6 +65,8 @@ def analyse(kernel: Kernel, descriptors: Descriptors) -> Streams | str:
     for op in walk(kernel.body):
         if op.kind == "gather":
             return "it reads single elements of tensors by index"
+        if op.kind == "reduce" and padded(side := op.operands[0].shape[op.attrs["axis"]]) != side:
+            return "it folds along a side with padding"
         if op.kind == "dot" and not any(op is o for loop in loops for o in walk(loop.blocks[0])):
             return "it has products outside its loops"
     for loop in loops:
@@ -85,7 +88,7 @@ def _loop(streams: Streams, loop: Op, descriptors: Descriptors) -> str | None:
         left, right = op.operands
         if left.dtype not in (float16, bfloat16) or right.dtype is not left.dtype:
             return f"it multiplies {left.dtype}"
-        (rows, depth), width = left.shape, right.shape[1]
+        rows, depth, width = left.shape[0], padded(left.shape[1]), padded(right.shape[1])
         if rows not in (64, 128) or width not in SIDES or depth not in SIDES or streams.rows not in (0, rows):
             return f"a product of {rows} x {depth} x {width} has no matrix instruction here"
         streams.rows = rows

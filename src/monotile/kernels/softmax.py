@@ -35,7 +35,9 @@ def step(state, S, V):
     shift = level(m)
     alpha = exp2(state.m - shift)
     P = exp2(S - shift[:, None])
-    return State(m, state.l * alpha + P.sum(axis=1), state.acc * alpha[:, None] + dot(P.astype(V.dtype), V))
+    l = state.l * alpha + P.sum(axis=1)
+    acc = state.acc * alpha[:, None] + dot(P.astype(V.dtype), V)
+    return State(m, l, acc)
 
 
 def combine(state, m, l, O):

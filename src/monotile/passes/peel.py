@@ -36,11 +36,16 @@ class Guard:
 # ---- guards ----------------------------------------------------------------------------------------------------------
 
 
-def _guard(form: Linear, shape: tuple[int, ...], body: Block, inside: set[Value]) -> Guard | None:
-    """`form < 0` as a guard of the loop with this body; None when the counter does not decide it."""
+def _guard(
+    form: Linear, shape: tuple[int, ...], body: Block, inside: set[Value], unchanging: bool = False
+) -> Guard | None:
+    """`form < 0` as a guard of the loop with this body; None when the counter does not decide it. With `unchanging` it
+    may also be decided before the loop."""
     terms = dict(form.terms)
     factor = terms.pop(body.params[0], 0)
-    if factor == 0 or any(v in inside or v.dtype.bits == 64 for v in terms):  # an int64 may be too great to add to
+    if (factor == 0 and not unchanging) or any(
+        v in inside or v.dtype.bits == 64 for v in terms
+    ):  # an int64 may be too great to add to
         return None
     low, high = form.offset_range(shape or (1, 1))
     return Guard(factor, Linear(0, terms), low, high)
@@ -88,7 +93,11 @@ def _limits(b: Builder, guards: list[Guard], best: bool) -> tuple[Value | None, 
     high: Value | None = None
     for g in guards:
         offset = g.low if best else g.high
-        if g.factor > 0:
+        if g.factor == 0:  # everything or nothing
+            most = b.const(int32.limits[1], int64)
+            bound = b.where(b.binary("lt", _wide(b, g.rest, offset), 0), most, b.const(int32.limits[0], int64))
+            high = bound if high is None else b.binary("min", high, bound)
+        elif g.factor > 0:
             bound = _wide(b, g.rest.times(-1), g.factor - 1 - offset)
             bound = b.binary("floordiv", bound, g.factor) if g.factor > 1 else bound
             high = bound if high is None else b.binary("min", high, bound)
@@ -158,6 +167,7 @@ def _skip(block: Block, loop: Op) -> None:
         start = _on_grid(b, start, low, loop.attrs["step"])
     if high is not None:
         end = _until(b, end, high)
+        end.hint = "seen_end"
     loop.operands = (start, end, *inits)
     block.ops.append(loop)
 
@@ -173,25 +183,39 @@ def peel_with_bounds(kernel: Kernel) -> None:
     _peel(kernel, bounds=True)
 
 
-def _peel(kernel: Kernel, bounds: bool) -> None:
+def peel_all_bounds(kernel: Kernel) -> None:
+    """Also bounds that the loop does not change: they hold for all of its blocks or for none."""
+    _peel(kernel, bounds=True, unchanging=True)
+
+
+def _peel(kernel: Kernel, bounds: bool, unchanging: bool = False) -> None:
     starts = loop_starts(kernel)
     renamed: dict[Value, Value] = {}
-    _each_loop(kernel.body, lambda block, loop: renamed.update(_peel_loop(block, loop, starts, bounds)))
+    _each_loop(kernel.body, lambda block, loop: renamed.update(_peel_loop(block, loop, starts, bounds, unchanging)))
     replace(kernel.body, renamed)
 
 
-def _peel_loop(block: Block, loop: Op, starts: dict[Block, Value], bounds: bool) -> dict[Value, Value]:
+def _peel_loop(
+    block: Block, loop: Op, starts: dict[Block, Value], bounds: bool, unchanging: bool
+) -> dict[Value, Value]:
     (body,) = loop.blocks
     nested = any(op.kind == "for" for op in walk(body))
     b = Builder(block)
     b.loc = loop.loc
 
-    def dim(tensor: Tensor, axis: int) -> Value:
-        return b.emit("dim", (), Type(int32), tensor=tensor, axis=axis).result
+    lengths: dict[str | int, Value] = {}
 
-    tests, accesses = ({}, {}) if nested else _find_guards(body, starts, bounds, dim)
-    guards = [*tests.values(), *(g for found in accesses.values() for _, pair in found for g in pair)]
-    if not guards:
+    def dim(tensor: Tensor, axis: int) -> Value:
+        """Lengths of one name are one value."""
+        name = tensor.dims[axis]
+        if name not in lengths:
+            lengths[name] = b.emit("dim", (), Type(int32), tensor=tensor, axis=axis).result
+        return lengths[name]
+
+    tests, accesses = ({}, {}) if nested else _find_guards(body, starts, bounds, unchanging, dim)
+    every = [*tests.values(), *(g for found in accesses.values() for _, pair in found for g in pair)]
+    guards = [g for n, g in enumerate(every) if g not in every[:n]]
+    if not any(g.factor for g in guards):
         block.ops.append(loop)
         return {}
     start, end, *inits = loop.operands
@@ -199,12 +223,16 @@ def _peel_loop(block: Block, loop: Op, starts: dict[Block, Value], bounds: bool)
     low, high = _limits(b, guards, best=False)
     first = start if low is None else _on_grid(b, start, low, step)
     last = end if high is None else _until(b, end, high)
+    if high is not None:
+        last.hint = "whole_end"  # of the blocks without tests
     carried = tuple(inits)
     if low is not None:
         carried = _copy(block, loop, start, b.binary("min", first, end), carried)
     carried = _copy(block, loop, first, last, carried, tests, accesses)
     if high is not None:
-        carried = _copy(block, loop, _on_grid(b, first, last, step), end, carried)
+        rest = _on_grid(b, first, last, step)
+        rest.hint = "rest_start"
+        carried = _copy(block, loop, rest, end, carried)
     return dict(zip(loop.results, carried, strict=True))
 
 
@@ -212,7 +240,11 @@ Accesses = dict[Op, list[tuple[int, list[Guard]]]]
 
 
 def _find_guards(
-    body: Block, starts: dict[Block, Value], bounds: bool, dim: Callable[[Tensor, int], Value]
+    body: Block,
+    starts: dict[Block, Value],
+    bounds: bool,
+    unchanging: bool,
+    dim: Callable[[Tensor, int], Value],
 ) -> tuple[dict[Op, Guard], Accesses]:
     """Comparisons in the loop's own block that something uses, and the bounds of its loads and stores."""
     inside = _made_inside(body)
@@ -230,7 +262,7 @@ def _find_guards(
             found = [
                 (axis, pair)
                 for axis in range(len(op.attrs["checked"]))
-                if (pair := _bounds(op, axis, body, inside, starts, dim))
+                if (pair := _bounds(op, axis, body, inside, starts, unchanging, dim))
             ]
             if found:
                 accesses[op] = found
@@ -238,7 +270,13 @@ def _find_guards(
 
 
 def _bounds(
-    op: Op, axis: int, body: Block, inside: set[Value], starts: dict[Block, Value], dim: Callable[[Tensor, int], Value]
+    op: Op,
+    axis: int,
+    body: Block,
+    inside: set[Value],
+    starts: dict[Block, Value],
+    unchanging: bool,
+    dim: Callable[[Tensor, int], Value],
 ) -> list[Guard]:
     """Guards under which an access stays inside its tensor along one dimension; empty when they are not known."""
     if not op.attrs["checked"][axis]:
@@ -248,12 +286,12 @@ def _bounds(
         return []
     length = op.attrs["tensor"].dims[axis]
     size = Linear(length) if isinstance(length, int) else Linear(terms={dim(op.attrs["tensor"], axis): 1})
-    above = _guard(start + Linear(op.attrs["extents"][axis] or 1) - size - Linear(1), (), body, inside)
+    above = _guard(start + Linear(op.attrs["extents"][axis] or 1) - size - Linear(1), (), body, inside, unchanging)
     if above is None:
         return []
     if nonnegative(start, starts):
         return [above]
-    below = _guard(start.times(-1) - Linear(1), (), body, inside)
+    below = _guard(start.times(-1) - Linear(1), (), body, inside, unchanging)
     return [] if below is None else [above, below]
 
 

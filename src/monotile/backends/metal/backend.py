@@ -22,7 +22,7 @@ from .render import Rendered, render
 from .runner import build
 from .runner.report import Report
 
-OPTIONS = pipeline.Options(peel_bounds=True)
+OPTIONS = pipeline.Options(peel_bounds=True, peel_all_bounds=True, quantify=True, narrow=True)
 MOST_PROGRAMS = 2**31 - 1
 # Ways to run Metal text, the one that costs least to ask for first.
 WAYS: dict[str, Callable[[], str | None]] = {

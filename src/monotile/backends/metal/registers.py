@@ -2,201 +2,241 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ... import ir
-from ...errors import DeviceLimit
+from ...errors import InternalError
 from ...ir import Kernel, Value
-from .layout import Family, Fragments, Lanes, Shape
-from .orient import Orientations, inlined
-from .points import Elements, Point
+from .assign import Families, Orientations, Plan, homes, inlined, read_by
+from .layout import COLUMN, ROW, Family, Shape
+from .points import ZERO, Coordinate, Elements, Point, bare
+from .rooms import Nest, Rooms
 from .words import type_of
 
-THREADGROUP_LIMIT = 32 << 10
-MOST_SIMDGROUPS = 4
+HINTS = {"dot": "product", "max": "top", "min": "least", "sum": "total"}
 
 
-class Writer:
-    """Lines of text, with the places to come back to."""
+@dataclass(frozen=True)
+class State:
+    """What has been written so far, to come back to."""
 
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.depth = 1
-
-    def line(self, text: str) -> None:
-        self.lines.append("  " * self.depth + text)
-
-    def open(self, text: str) -> None:
-        self.line(text + " {")
-        self.depth += 1
-
-    def unrolled(self, index: str, count: int) -> None:
-        """A loop over registers, which have no addresses: its index must be known to the compiler."""
-        self.open(f"UNROLL for (int {index} = 0; {index} < {count}; ++{index})")
-
-    def close(self) -> None:
-        self.depth -= 1
-        self.line("}")
+    top: int
+    lines: list[str]
+    depth: int
+    scopes: list[set[str]]
+    last: Nest | None
+    reads: list[tuple[int, int]]
+    writes: list[tuple[int, int]]
+    slices: dict[ir.Op, tuple[str, str]]
 
 
-class Registers(Writer):
-    def __init__(self, kernel: Kernel) -> None:
-        super().__init__()
-        self.kernel = kernel
-        dots = [op for op in ir.walk(kernel.body) if op.kind == "dot"]
-        tallest = max((op.result.shape[0] for op in dots), default=1)
-        simdgroups = max(1, min(MOST_SIMDGROUPS, tallest // 8))
-        self.family: Family = Fragments(simdgroups) if dots else Lanes(1)
-        self.elements = Elements(self.family, Orientations(kernel), inlined(kernel))
-        self.room_used = self.room_base = self.room_bytes = (
-            0  # threadgroup memory: next free byte, of this statement, most
-        )
-        self.unsettled: list[tuple[int, int]] = []  # parts of it read since the last barrier
-        self.count = 0
-        self.longs: list[tuple[int, str, int]] = []
-        self.mixed = self._mixed()
-
-    def _mixed(self) -> set[int]:
-        """Tensors that are both written and read, so that threads must be ordered between the two."""
-        read = {op.attrs["tensor"].index for op in ir.walk(self.kernel.body) if op.kind in ("load", "gather")}
-        return read & self.kernel.written
+class Registers(Rooms):
+    def __init__(self, kernel: Kernel, plan: Plan) -> None:
+        self.kernel, self.plan = kernel, plan
+        families = Families(kernel, plan)
+        super().__init__(kernel.name, families.main)
+        self.elements = Elements(families, Orientations(kernel), inlined(kernel, plan.engine == "lanes"))
+        self.comment = ""
+        self.noted: ir.Loc | None = None
+        self.homes = homes(kernel.body)
+        self.users = ir.uses(kernel.body)
+        self.readers: dict[Value, list[ir.Op]] = {}  # the statements that read a value with registers
+        for op in ir.walk(kernel.body):
+            if not any(r in self.elements.inlined for r in op.results):
+                for value in read_by(op, self.elements.inlined) if not op.blocks else set(op.operands):
+                    self.readers.setdefault(value, []).append(op)
+        read = {op.attrs["tensor"].index for op in ir.walk(kernel.body) if op.kind in ("load", "gather")}
+        self.mixed = read & kernel.written  # threads must be ordered between their writes and reads
 
     # ---- names and registers -----------------------------------------------------------------------------------------
 
-    def fresh(self, value: Value) -> str:
-        self.count += 1
-        hint = "".join(c for c in value.hint if c.isalnum() or c == "_") if value.hint else "v"
-        return f"{hint}_{self.count}"
+    def hint(self, value: Value) -> str:
+        """What a value is called: its name in the source, or that of what is made of it at once."""
+        if value.hint:
+            return value.hint
+        op, users = value.op, self.users.get(value, [])
+        if op is not None and op.kind == "dot" and len(users) == 1 and self.homes[op] is self.homes[users[0]]:
+            value = users[0].results[0] if users[0].results else value
+            if value.hint:
+                return value.hint
+        kind = op.attrs["fold"] if op is not None and op.kind == "reduce" else value.kind
+        starts = {n for user in users if user.kind in ir.MEMORY for n in self._starts(user, value)}
+        return HINTS.get(str(kind), "first_row" if starts == {0} else "t")
 
-    def declare(self, value: Value) -> str:
-        name, shape = self.fresh(value), self.elements.shape(value)
-        rows = f"[{self.family.rows_held(shape.rows)}]" if shape.rows > 1 else ""
-        columns = f"[{self.family.columns_held(shape.columns)}]" if shape.columns > 1 else ""
-        self.line(f"{type_of(value)} {name}{rows}{columns};")
+    def _starts(self, op: ir.Op, value: Value) -> set[int]:
+        """Of which sides of its tile a scalar is the start in an access."""
+        starts = op.operands[op.kind == "store" :]
+        sides = [v for v, extent in zip(starts, op.attrs.get("extents", ()), strict=False) if extent is not None]
+        return {n for n, v in enumerate(sides) if v is value}
+
+    def note(self, op: ir.Op) -> None:
+        """The author's line stands, as a comment, before what is written for it first."""
+        tile = any(r.shape for r in op.results) or op.kind == "store"
+        skip = op.blocks or any(r in self.elements.inlined for r in op.results) or op.kind in ("load", "yield")
+        if tile and not skip and op.loc is not None and op.loc.text and op.loc != self.noted:
+            same = self.noted is not None and (self.noted.file, self.noted.line) == (op.loc.file, op.loc.line)
+            self.comment = "" if same else f"// {op.loc.text.strip()}"
+            self.noted = op.loc
+
+    def noted_line(self) -> None:
+        if self.comment:
+            self.line(self.comment)
+            self.comment = ""
+
+    def declare(self, value: Value, hint: str = "") -> str:
+        name = self.name(hint or self.hint(value))
+        shape, family = self.elements.shape(value), self.elements.families.of(value)
+        sizes = [family.rows_held(shape.rows)] if shape.rows > 1 else []
+        sizes += family.columns_held(shape.columns) if shape.columns > 1 else ()
+        kind = type_of(value)
+        if self.elements.in_matrices(value):
+            sizes.pop()
+            kind = f"simdgroup_{kind}8x8"
+        self.before(f"{kind} {name}{''.join(f'[{n}]' for n in sizes if n > 1)};")
         return name
-
-    def loops(self, shape: Shape) -> tuple[Point, int]:
-        """Opens loops over the registers of a shape; gives the point inside and how many braces to close."""
-        opened, i, j = 0, "0", "0"
-        if shape.rows > 1:
-            i, held = "i", self.family.rows_held(shape.rows)
-            self.unrolled("i", held)
-            opened += 1
-        if shape.columns > 1:
-            j, held = "j", self.family.columns_held(shape.columns)
-            self.unrolled("j", held)
-            opened += 1
-        row = f"({self.family.row(i)})" if shape.rows > 1 else "0"
-        column = f"({self.family.column(j)})" if shape.columns > 1 else "0"
-        return Point(row, column, i, j), opened
-
-    def inside(self, shape: Shape, point: Point) -> list[str]:
-        """Tests that a register holds an element of the tile and not padding."""
-        tests = []
-        if shape.rows > 1 and self.family.row_padded(shape.rows):
-            tests.append(f"{point.row} < {shape.rows}")
-        if shape.columns > 1 and self.family.column_padded(shape.columns):
-            tests.append(f"{point.column} < {shape.columns}")
-        return tests
-
-    def owner(self, shape: Shape) -> list[str]:
-        """Tests that pick one of the lanes that hold the same element."""
-        tests = []
-        if shape.columns == 1:
-            tests.append(self.family.first_of_row)
-        if shape.rows == 1:
-            if self.family.first_of_column:
-                tests.append(self.family.first_of_column)
-            if self.family.simdgroups > 1:
-                tests.append("sg == 0")
-        return tests
-
-    def assign(self, name: str, shape: Shape, text: Callable[[Point], str]) -> None:
-        point, opened = self.loops(shape)
-        target = name + ("[i]" if shape.rows > 1 else "") + ("[j]" if shape.columns > 1 else "")
-        self.line(f"{target} = {text(point)};")
-        for _ in range(opened):
-            self.close()
 
     def axis(self, value: Value) -> str:
         return self.elements.orientations.of(value)
 
-    # ---- threadgroup memory ------------------------------------------------------------------------------------------
+    def point(self, family: Family, shape: Shape) -> Point:
+        """The point of registers i, j and e."""
+        row = column = ZERO
+        if shape.rows > 1:
+            i = "i" if family.rows_held(shape.rows) > 1 else "0"
+            row = Coordinate(family.row(i), family, ROW, (i,), uniform=family.row_place(i) == (i, "0"))
+        if shape.columns > 1:
+            index = tuple(v if n > 1 else "0" for v, n in family.column_loops(shape.columns))
+            column = Coordinate(family.column(index, shape.columns), family, COLUMN, index)
+        return Point(row, column)
 
-    def barrier(self, flags: str = "mem_threadgroup") -> None:
-        scope = "simdgroup" if self.family.simdgroups == 1 else "threadgroup"
-        self.line(f"{scope}_barrier(mem_flags::{flags});")
-        if flags == "mem_threadgroup":
-            self.unsettled.clear()
+    def inside(self, family: Family, shape: Shape, point: Point) -> list[str]:
+        """Tests that a register holds an element of the tile and not padding."""
+        tests = []
+        if shape.rows > 1 and family.row_padded(shape.rows):
+            tests.append(f"{point.row.text} < {shape.rows}")
+        if shape.columns > 1 and family.column_padded(shape.columns):
+            tests.append(f"{point.column.text} < {shape.columns}")
+        return tests
 
-    def settle(self, start: int, end: int) -> None:
-        """A barrier, if threads may still be reading this part of the room."""
-        if any(low < end and start < high for low, high in self.unsettled):
-            self.barrier()
+    def owner(self, family: Family, shape: Shape) -> list[str]:
+        """Tests that pick one of the lanes that hold the same element."""
+        tests = [family.first_of_row] * (shape.columns == 1) + [family.first_of_column] * (shape.rows == 1)
+        return list(dict.fromkeys(t for t in tests if t))
 
-    def take(self, size: int, what: str) -> tuple[int, int]:
-        """Room for one more thing in the statement's threadgroup memory."""
-        start, end = self.room_used, self.room_used + -(-size // 16) * 16
-        if end > THREADGROUP_LIMIT:
-            found = f"{self.kernel.name} needs {end} bytes of threadgroup memory for {what}, of {THREADGROUP_LIMIT}"
-            raise DeviceLimit(f"{found}; use smaller blocks")
-        self.room_bytes = max(self.room_bytes, end)
-        self.room_used = end
-        return start, end
+    # ---- loops over registers ----------------------------------------------------------------------------------------
+
+    def nest(
+        self, family: Family, shape: Shape, body: Callable[[Point], list[str]], *, run: int = 1, sealed: bool = False
+    ) -> None:
+        """Loops over the registers of a shape, with what `body` says of a point inside. They go on where the loops
+        before ended, if those were the same. With a `run` the last loop is left to the body, for all of a run."""
+        elements = self.elements
+        point = self.point(family, shape)
+        loops = [("i", family.rows_held(shape.rows))] if shape.rows > 1 else []
+        columns = family.column_loops(shape.columns) if shape.columns > 1 else []
+        if run > 1:
+            columns = columns[:-1]
+            index = (*(point.column.index or ())[:-1], "0")
+            column = Coordinate(family.column(index, shape.columns), family, COLUMN, index)
+            point = Point(point.row, column)
+        elements.hoisted.clear()
+        elements.touched.clear()
+        texts = body(point)
+        hoisted = list(elements.hoisted)
+        elements.hoisted.clear()
+        free = not elements.touched and not hoisted
+        self.settle()
+        headers = [(v, n) for v, n in loops + columns if n > 1]
+        key = (family, tuple(headers))
+        if headers and free and self.last is not None and self.last.key == key and self.last.end == len(self.lines):
+            del self.lines[-self.last.braces :]
+            self.depth += self.last.braces
+            start = self.last.start
+            self.noted_line()
+        else:
+            start = len(self.lines)
+            self.noted_line()
+            for n, (variable, count) in enumerate(headers):
+                if n == len([v for v, c in loops if c > 1]):
+                    self._lines([h.line for h in hoisted if not h.by_column])
+                    hoisted = [h for h in hoisted if h.by_column]
+                self.unrolled(variable, count)
+            self._lines([h.line for h in hoisted])
+        self._lines(texts)
+        self.close(len(headers))
+        self.last = Nest(key, start, len(self.lines), len(headers)) if headers and not sealed else None
+
+    def _lines(self, texts: list[str]) -> None:
+        for text in texts:
+            self.line(text)
+
+    def settle(self) -> None:
+        """A barrier, if what is about to be read was written since the last one."""
+        for room in self.elements.touched:
+            self.will_read(room)
+        self.elements.touched.clear()
+
+    def assign(self, value: Value, name: str, text: Callable[[Point], str]) -> None:
+        family, shape = self.elements.families.of(value), self.elements.shape(value)
+
+        def body(point: Point) -> list[str]:
+            target = self.elements.reference(value, name, point.row.index or (), point.column.index or ())
+            return [f"{target} = {bare(text(point))};"]
+
+        self.nest(family, shape, body)
+
+    # ---- exchanges ---------------------------------------------------------------------------------------------------
 
     def statement(self, write: Callable[[], None]) -> None:
-        """Writes a statement. Its part of the room follows that of the one before, so that one may be filled while the
-        other is read; where the room ends it starts over."""
-        start, count, depth, unsettled = len(self.lines), self.count, self.depth, list(self.unsettled)
-        try:
-            self.room_base = self.room_used
-            self._statement(write)
-        except DeviceLimit:
-            if self.room_base == 0:
-                raise
-            del self.lines[start:]
-            self.count, self.depth, self.unsettled = count, depth, unsettled
-            self.elements.published.clear()
-            self.room_base = self.room_used = 0
-            self._statement(write)
-
-    def _statement(self, write: Callable[[], None]) -> None:
-        """Values that it reads in places of other lanes are put into threadgroup memory first."""
+        """Values that a statement reads in places of other lanes are put into threadgroup memory first."""
         elements = self.elements
         elements.wanted.clear()
-        start, count, unsettled = len(self.lines), self.count, list(self.unsettled)
+        state = self.state()
         write()
-        if not elements.wanted:
-            return
-        del self.lines[start:]
-        self.count, self.unsettled, self.room_used = count, unsettled, self.room_base
-        self.publish(list(elements.wanted))
-        elements.wanted.clear()
-        write()
-        self.close()
-        elements.published.clear()
+        if elements.wanted:
+            wanted = list(elements.wanted)
+            self.restore(state)
+            elements.wanted.clear()
+            for value in wanted:
+                self.publish(value)
+            write()
+            if elements.wanted:
+                raise InternalError("a value is neither in registers nor in threadgroup memory")
+            for value in wanted:
+                del elements.rooms[value]
+        if not self.plan.early:
+            self.top = state.top
 
-    def publish(self, values: list[Value]) -> None:
-        self.open("")
-        places = []
-        for value in values:
-            shape = self.elements.shape(value)
-            size = shape.rows * shape.columns * value.dtype.bytes
-            places.append((value, shape, *self.take(size, "an exchange between lanes")))
-        self.settle(places[0][2], places[-1][3])
-        for value, shape, start, _ in places:
-            name, kind = f"room_{self.count}", type_of(value)
-            self.count += 1
-            self.line(f"threadgroup {kind} *{name} = (threadgroup {kind} *)(room + {start // 16});")
-            point, opened = self.loops(shape)
-            tests = self.inside(shape, point) + self.owner(shape)
-            place = point.row if shape.rows > 1 else point.column
+    def state(self) -> State:
+        return State(
+            self.top, list(self.lines), self.depth, [set(s) for s in self.scopes], copy.copy(self.last),
+            list(self.reads), list(self.writes), dict(self.elements.slices),
+        )  # fmt: skip
+
+    def restore(self, state: State) -> None:
+        self.top, self.depth, self.last = state.top, state.depth, copy.copy(state.last)
+        self.lines, self.scopes = list(state.lines), [set(s) for s in state.scopes]
+        self.reads, self.writes = list(state.reads), list(state.writes)
+        self.elements.slices = dict(state.slices)
+
+    def publish(self, value: Value) -> None:
+        elements = self.elements
+        shape, family, name = elements.shape(value), elements.families.of(value), elements.names[value]
+        size, kind = value.dtype.bytes, type_of(value)
+        rows = shape.rows if shape.kind == "tile" else 1
+        width = shape.columns if shape.columns > 1 else shape.rows
+        room = self.take(kind, size, rows, width, f"all_{name}", "an exchange between lanes")
+        self.will_write(room)
+
+        def body(point: Point) -> list[str]:
+            place = point.row.text if shape.columns == 1 else point.column.text
             if shape.kind == "tile":
-                place = f"{point.row} * {shape.columns} + {point.column}"
-            held = self.elements.names[value] + ("[i]" if shape.rows > 1 else "") + ("[j]" if shape.columns > 1 else "")
-            self.line((f"if ({' && '.join(tests)}) " if tests else "") + f"{name}[{place}] = {held};")
-            for _ in range(opened):
-                self.close()
-            self.elements.published[value] = name
-        self.barrier()
-        self.unsettled.append((places[0][2], places[-1][3]))
+                place = f"({point.row.text}) * {width} + {point.column.text}"
+            held = elements.reference(value, name, point.row.index or (), point.column.index or ())
+            tests = self.inside(family, shape, point) + self.owner(family, shape)
+            return [(f"if ({' && '.join(tests)}) " if tests else "") + f"{room.name}[{place}] = {held};"]
+
+        self.nest(family, shape, body, sealed=True)
+        elements.rooms[value] = room

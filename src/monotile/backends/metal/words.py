@@ -9,6 +9,7 @@ from ... import ir
 from ...dtypes import DType
 from ...errors import InternalError
 from ...ir import Op, Value
+from .intervals import is_exact
 
 TYPES = {
     "float32": "float",
@@ -23,19 +24,8 @@ TYPES = {
 SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&&", "or": "||", "lt": "<", "le": "<=", "eq": "=="}
 SYMBOLS |= {"ne": "!="}
 UNSIGNED = {"int32": "uint", "int64": "ulong"}
-POSITIONAL = ir.SHAPE_ONLY | {
-    "const",
-    "dim",
-    "arange",
-    "program_id",
-    "add",
-    "sub",
-    "mul",
-    "floordiv",
-    "mod",
-    "min",
-    "max",
-}
+POSITIONAL = ir.SHAPE_ONLY | {"const", "dim", "arange", "program_id", "add", "sub", "mul", "floordiv", "mod"}
+POSITIONAL |= {"min", "max", "cast"}
 
 # What a thread can ask of its position. MLX makes parameters of those that occur in a text.
 POSITIONS = (
@@ -56,9 +46,10 @@ TAKEN = frozenset({
     "return", "goto", "sizeof", "alignas", "signed", "unsigned", "double", "volatile", "inline", "extern",
     "register", "friend", "public", "private", "protected", "virtual", "try", "catch", "throw", "vertex",
     "fragment", "main", "metal", "min", "max", "abs", "exp", "log", "select", "clamp", "dot", "sum", "step",
-    "mix", "length", "sign", "fm", "fn", "sg", "lane", "gid", "meta", "room", "stage", "parts", "sums", "left",
-    "right", "integers", "floats", "i", "j", "e", "s", "kk", "k0", "kx", "nx", "sg_u", "lane_u", "floordiv",
-    "floormod", "held", "shuffled", *POSITIONS, "and", "or", "not", "xor", "INFINITY", "UNROLL", "NAN",
+    "mix", "length", "sign", "fm", "fn", "sg", "lane", "tid", "gid", "meta", "room", "parts", "sums", "left",
+    "right", "integers", "floats", "c", "e", "i", "j", "r", "u", "x", "kb", "ke", "kk", "k0", "sg_u", "lane_u",
+    "floordiv", "floormod", "held", "shuffled", "from_lane", "sums_over_lanes", *POSITIONS, "and", "or", "not", "xor",
+    "INFINITY", "UNROLL", "NAN",
 })  # fmt: skip
 
 HELPERS = {
@@ -79,6 +70,23 @@ HELPERS = {
 METAL_FUNC int shuffled(int x, ushort mask) { return simd_shuffle_xor(x, mask); }
 METAL_FUNC bool shuffled(bool x, ushort mask) { return simd_shuffle_xor(ushort(x), mask) != 0; }
 METAL_FUNC long shuffled(long x, ushort mask) { return as_type<long>(simd_shuffle_xor(as_type<int2>(x), mask)); }""",
+    "from_lane": """METAL_FUNC float from_lane(float x, int lane) { return simd_shuffle(x, ushort(lane)); }
+METAL_FUNC half from_lane(half x, int lane) { return simd_shuffle(x, ushort(lane)); }
+METAL_FUNC bfloat from_lane(bfloat x, int lane) { return bfloat(simd_shuffle(float(x), ushort(lane))); }
+METAL_FUNC int from_lane(int x, int lane) { return simd_shuffle(x, ushort(lane)); }
+METAL_FUNC bool from_lane(bool x, int lane) { return simd_shuffle(ushort(x), ushort(lane)) != 0; }
+METAL_FUNC long from_lane(long x, int lane) { return as_type<long>(simd_shuffle(as_type<int2>(x), ushort(lane))); }""",
+    # Halves the number of sums and doubles the lanes that make one, until each lane has its own.
+    "sums_over_lanes": """METAL_FUNC float sums_over_lanes(thread float *parts, int lane) {
+  UNROLL for (int half_ = 16; half_ > 0; half_ /= 2) {
+    UNROLL for (int n = 0; n < half_; ++n) {
+      const bool upper = (lane & half_) != 0;
+      const float given = simd_shuffle_xor(upper ? parts[n] : parts[n + half_], ushort(half_));
+      parts[n] = (upper ? parts[n + half_] : parts[n]) + given;
+    }
+  }
+  return parts[0];
+}""",
 }
 
 
@@ -108,7 +116,7 @@ def is_position(value: Value, depth: int = 12) -> bool:
     op = value.op
     if op is None:
         return True
-    if op.kind not in POSITIONAL or depth == 0:
+    if op.kind not in POSITIONAL or depth == 0 or not value.dtype.is_int:
         return False
     return all(is_position(v, depth - 1) for v in op.operands)
 
@@ -124,10 +132,12 @@ def elementwise(op: Op, operands: list[str], used: set[str]) -> str:
     if kind == "not":
         return f"!{a}"
     if kind in ("floordiv", "mod"):
+        if is_exact(op):
+            return f"({a} {'/' if kind == 'floordiv' else '%'} {b})"
         name = "floordiv" if kind == "floordiv" else "floormod"
         used.add(name)
         return f"{name}({a}, {b})"
-    if dtype.is_int and kind in ("add", "sub", "mul", "neg", "abs") and not is_position(op.result):
+    if dtype.is_int and kind in ("add", "sub", "mul", "neg", "abs") and not (is_position(op.result) or is_exact(op)):
         return _wrapping(kind, a, b, dtype)
     if kind in SYMBOLS:
         return f"({a} {SYMBOLS[kind]} {b})"

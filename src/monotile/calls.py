@@ -114,11 +114,13 @@ class Draft:
         view = operand.view.reshaped(shape)
         return Operand(operand.place, view) if view is not None else self.contiguous(operand).reshaped(*shape)
 
-    def launch(self, kernel: Kernel, *args: Any, backend: str | None, threads: int | None, **consts: Any) -> None:
+    def launch(
+        self, kernel: Kernel, *args: Any, backend: str | None, threads: int | None, schedule: Any = None, **consts: Any
+    ) -> None:
         """One more launch: operands, None for a tensor that is left out, and scalars, of which SCALE may be one."""
         captured = captured_arrays(consts.values())
         seen = [a.view if isinstance(a, Operand) else 1.0 if a is SCALE else a for a in args]
-        plan = kernel.plan((*seen, *captured), len(args), consts, backend)
+        plan = kernel.plan((*seen, *captured), len(args), consts, backend, schedule)
         at = {id(array): n for n, array in enumerate(self.captured)}
         places = [a.place if isinstance(a, Operand) else ("", -1) for a in args]
         places += [("captured", at[id(array)]) for array in captured]

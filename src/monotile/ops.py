@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from . import arrays, schedule
+from . import arrays, choices, schedule
 from .calls import SCALE, Draft, Op, Operand
+from .choices import Choice
 from .dtypes import DType, float32, uint8
 from .errors import MixedDTypes
 from .inputs import (
@@ -81,11 +82,14 @@ def _plan_attention(
         if call.out_shape[2] > schedule.FEW_ROWS:
             _forward(draft, call, options, out, lse, run)
         else:
-            splits = recommended_splits(call.keys, call.out_shape[2], "cpu")
+            per = _keys_per_split(call, backend)
+            splits = max(1, _cdiv(call.keys, per))
             parts = _parts(draft.temporary, call, splits if splits > 1 else 0)
-            _decode(draft, call, options, schedule.KEYS_PER_SPLIT, parts, call.sinks, out, lse, run)
+            _decode(draft, call, options, per, parts, call.sinks, out, lse, run)
             if splits > 1:
-                _merge(draft, parts, call.sinks, out, lse, {"backend": backend, "threads": threads})
+                behind = choices.merge_after_decode(call.q.view.device) if _machine(call.q, backend) == "gpu" else None
+                run = {"backend": backend, "threads": threads, "schedule": behind}
+                _merge(draft, parts, call.sinks, out, lse, run)
     return tuple if return_lse else _only
 
 
@@ -99,9 +103,8 @@ def _run(backend: str | None, threads: int | None, flops: int, bytes_: int) -> d
 
 
 def _forward(draft: Draft, call: Call, options: Any, out: Operand, lse: Operand | None, run: dict[str, Any]) -> None:
-    machine = _machine(call.q, run["backend"])
-    size = max(call.q.shape[3], call.v.shape[3])
-    BQ, BK = schedule.attention_blocks(call.out_shape[2], size, call.dtype.bytes, machine)
+    choice = _forward_choice(call, run["backend"])
+    BQ, BK = choice.blocks["BQ"], choice.blocks["BK"]
     mask, kinds = call.broadcast_mask(), None
     if mask is not None and call.mask is not None and call.keys > 0:
         shape = _map_shape(call.mask.shape, BQ, BK)
@@ -109,7 +112,15 @@ def _forward(draft: Draft, call: Call, options: Any, out: Operand, lse: Operand 
         _map(draft, call.mask, kinds, BQ, BK, run)
         kinds = kinds.broadcast((*mask.shape[:2], *_map_shape(mask.shape, BQ, BK)[2:]))
     args = call.q, call.k, call.v, mask, kinds, call.sinks, out, lse, SCALE
-    draft.launch(attention_kernel, *args, options=options, BQ=BQ, BK=BK, **run)
+    draft.launch(attention_kernel, *args, options=options, BQ=BQ, BK=BK, schedule=choice.schedule, **run)
+
+
+def _forward_choice(call: Call, backend: str | None) -> Choice:
+    size, machine = max(call.q.shape[3], call.v.shape[3]), _machine(call.q, backend)
+    if machine == "gpu":
+        return choices.forward(size, call.dtype, call.q.view.device)
+    rows, keys = schedule.attention_blocks(call.out_shape[2], size, call.dtype.bytes, machine)
+    return Choice({"BQ": rows, "BK": keys})
 
 
 def _machine(array: Operand, backend: str | None) -> str:
@@ -147,8 +158,7 @@ def _plan_partials(
         splits = recommended_splits(call.keys, call.out_shape[2], "cpu")
     else:
         check_count("splits", splits)
-        size, machine = max(call.q.shape[3], call.v.shape[3]), _machine(call.q, backend)
-        block = schedule.decode_block(size, call.dtype.bytes, machine)
+        block = _decode_choice(call, backend).blocks["BK"]
         per = _cdiv(_cdiv(call.keys, splits), block) * block
     parts = _parts(lambda shape, dtype: call.result(draft, shape, dtype), call, splits)
     if 0 not in call.out_shape:
@@ -172,13 +182,28 @@ def _decode(
     G = Hq // Hkv
     mask = call.broadcast_mask()
     mask = mask.reshaped(B, Hkv, G, Nq, call.keys) if mask is not None else None
-    size, machine = max(D, Dv), _machine(call.q, run["backend"])
-    blocks = schedule.row_block(G * Nq, size, machine), schedule.decode_block(size, call.dtype.bytes, machine)
+    choice = _decode_choice(call, run["backend"])
+    rows = schedule.row_block(G * Nq, max(D, Dv), _machine(call.q, run["backend"]))
     outputs = [x.reshaped(B, Hkv, G * Nq, *x.shape[3:]) if x is not None else None for x in (*parts, out, lse)]
     draft.launch(
         decode_kernel, call.q.reshaped(B, Hkv, G, Nq, D), call.k, call.v, mask, *outputs[:3], sinks, *outputs[3:],
-        SCALE, per, options=options, BR=blocks[0], BK=blocks[1], **run,
+        SCALE, per, options=options, BR=rows, BK=choice.blocks["BK"], schedule=choice.schedule, **run,
     )  # fmt: skip
+
+
+def _decode_choice(call: Call, backend: str | None) -> Choice:
+    size, machine = max(call.q.shape[3], call.v.shape[3]), _machine(call.q, backend)
+    if machine == "gpu":
+        return choices.decode(size, call.dtype, call.q.view.device)
+    return Choice({"BK": schedule.decode_block(size, call.dtype.bytes, machine)})
+
+
+def _keys_per_split(call: Call, backend: str | None) -> int:
+    if _machine(call.q, backend) != "gpu":
+        return schedule.KEYS_PER_SPLIT
+    block, heads = _decode_choice(call, backend).blocks["BK"], call.k.shape[0] * call.k.shape[1]
+    size = max(call.q.shape[3], call.v.shape[3])
+    return choices.keys_per_split(call.keys, heads, size, block, call.q.view.device)
 
 
 # ---- merging ---------------------------------------------------------------------------------------------------------
@@ -211,7 +236,7 @@ def _merge(
     rows = math.prod(lead)
     if rows == 0:
         return
-    run = _run(run["backend"], run["threads"], 0, 4 * rows * S * Dv)
+    run = run | _run(run["backend"], run["threads"], 0, 4 * rows * S * Dv)
     flat = draft.reshaped(o, rows, S, Dv), draft.reshaped(m, rows, S), draft.reshaped(l, rows, S)
     total = None if lse is None else lse.reshaped(rows)
     queries = lead[-1] if lead else 1

@@ -45,6 +45,9 @@ def render(kernel: Kernel, schedule: Schedule, *, wide: bool = False, emulate: b
     aligned = writer.memory.aligned
     fixed = [a.name for a in arguments if a.kind == "scalar" or (a.kind == "dim" and a.name not in aligned)]
     top = Lines()
+    early = [f"gdc_{word}()" for word, asked in zip(EARLY, (schedule.follows, schedule.leads), strict=True) if asked]
+    for line in early if not emulate else ():
+        top.add(line)
     for argument in arguments:
         if argument.name in aligned:
             top.add(f"{argument.name} = tl.cast({argument.name}, tl.int32)  # also where Triton knows it to be 1")
@@ -60,12 +63,16 @@ def render(kernel: Kernel, schedule: Schedule, *, wide: bool = False, emulate: b
         head = f"@triton.jit(do_not_specialize={fixed!r})\ndef {name}(\n    {parameters},\n):"
     helpers = [source for n, source in FUNCTIONS.items() if f"{n}(" in text]
     title = f'"""{kernel.name}, made by monotile for Triton; {schedule}."""'
-    source = "\n\n".join([f"{title}\n\nimport triton\nimport triton.language as tl\n", *helpers, f"{head}\n{text}\n"])
+    imports = "import triton\nimport triton.language as tl\n"
+    if "gdc_" in text:
+        imports += f"from triton.language.extra.cuda import {', '.join(f'gdc_{word}' for word in EARLY)}\n"
+    source = "\n\n".join([f"{title}\n\n{imports}", *helpers, f"{head}\n{text}\n"])
     reach = tuple(tuple(r) for r in writer.memory.reach if r)
     return Rendered(name, source, arguments, reach, Grid(kernel), tuple(writer.descriptors.described.values()))
 
 
 ORDER = ("pointer", "dim", "stride", "scalar")
+EARLY = ("wait", "launch_dependents")  # for the launch in front, and before the launch behind
 
 
 class Renderer:

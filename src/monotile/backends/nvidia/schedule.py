@@ -22,11 +22,14 @@ class Schedule:
     tensor_descriptors: bool = False  # operands of products come through TMA where their layout allows it
     programs: int = 0  # how many programs share what one more warp fetches for them (gluon.py); 0: none does
     registers: int = 240  # of a thread that computes, where programs share
+    leads: bool = False  # the launch after this one may begin before this one ends
+    follows: bool = False  # begins before the launch in front of it ends, and waits for its end before anything else
 
     @property
     def options(self) -> dict[str, Any]:
         """What Triton is told."""
-        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
+        told = {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
+        return told | {"launch_pdl": True} if self.follows else told
 
 
 def choose(kernel: Kernel, shared_bytes: int = SHARED_BYTES) -> Schedule:

@@ -1,0 +1,114 @@
+"""How the library's kernels run on NVIDIA GPUs: block sizes and schedules in one table, measured on an H200 (sm_90).
+
+On other architectures, and for element types without a row, blocks follow from what fits shared memory and the schedule
+from the backend's own rule. What `monotile tune` measured on this machine's GPU comes before both. A choice changes how
+fast a call is, never what it computes, but for rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from . import schedule
+from .dtypes import DType
+
+MEASURED = "sm_90"
+LEAST_KEYS = 128  # of a split: fewer do not outweigh its output
+MANY_KEYS = 512  # of a split: with so many, two programs on a multiprocessor are faster than one twice as long
+TWO_FIT = 128  # up to this head size two decode programs fit a multiprocessor
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Block sizes by name, and the backend's schedule; None leaves it to the backend's rule."""
+
+    blocks: Mapping[str, int]
+    schedule: Any = None
+
+
+def forward(head_size: int, dtype: DType, device: str) -> Choice:
+    """The attention kernel."""
+    rows, keys = schedule.attention_blocks(2**20, head_size, dtype.bytes, "gpu")
+    usual = Choice({"BQ": rows, "BK": keys})
+    if architecture(device) != MEASURED or dtype.bytes != 2:
+        return usual
+    return next((choice for most, choice in _forward_table() if head_size <= most), usual)
+
+
+@cache
+def _forward_table() -> tuple[tuple[int, Choice], ...]:
+    """Up to a head size."""
+    from .backends.nvidia.schedule import Schedule
+
+    return (
+        (64, Choice({"BQ": 64, "BK": 128}, Schedule(4, 2, programs=3, registers=160))),
+        (128, Choice({"BQ": 64, "BK": 128}, Schedule(4, 2, programs=2))),
+        (256, Choice({"BQ": 64, "BK": 64}, Schedule(4, 2, programs=2))),
+        (512, Choice({"BQ": 64, "BK": 64}, Schedule(8, 1, programs=1))),
+    )
+
+
+def decode(head_size: int, dtype: DType, device: str) -> Choice:
+    """The decode kernel, but for its rows."""
+    usual = Choice({"BK": schedule.decode_block(head_size, dtype.bytes, "gpu")})
+    if architecture(device) != MEASURED or dtype.bytes != 2:
+        return usual
+    return next((choice for most, choice in _decode_table() if head_size <= most), usual)
+
+
+@cache
+def _decode_table() -> tuple[tuple[int, Choice], ...]:
+    from .backends.nvidia.schedule import Schedule
+
+    return (
+        (64, Choice({"BK": 128}, Schedule(4, 3, leads=True))),
+        (256, Choice({"BK": 64}, Schedule(4, 3, leads=True))),
+        (512, Choice({"BK": 32}, Schedule(4, 3, leads=True))),
+    )
+
+
+def merge_after_decode(device: str) -> Any:
+    """The schedule of a merge right behind the decode whose parts it reads; None leaves it to the rule."""
+    if architecture(device) != MEASURED:
+        return None
+    from .backends.nvidia.schedule import Schedule
+
+    return Schedule(4, follows=True)
+
+
+def keys_per_split(keys: int, heads: int, head_size: int, block: int, device: str) -> int:
+    """So many keys that every multiprocessor has a program, in whole blocks; two programs where two fit and have
+    enough to do. `heads`: KV heads of all batches."""
+    for together in (2, 1) if head_size <= TWO_FIT else (1,):
+        splits = max(1, round(together * cores(device) / max(1, heads)))
+        per = _up(_up(keys, splits) // splits, block)
+        if per >= MANY_KEYS:
+            break
+    return max(per, _up(LEAST_KEYS, block))
+
+
+def _up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+@cache
+def architecture(device: str) -> str:
+    """Like "sm_90"; nothing where there is no GPU (Triton's interpreter)."""
+    if not device.startswith("cuda"):
+        return ""
+    import torch
+
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
+@cache
+def cores(device: str) -> int:
+    """Multiprocessors of a GPU."""
+    if not device.startswith("cuda"):
+        return 1
+    import torch
+
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -12,7 +12,6 @@ from .dtypes import DType, bool_, float32, uint8
 from .kernels import attention, decode, examples, mask_blocks, merge
 from .kernels.scores import Options
 from .launch import Kernel
-from .ops import MERGE_BLOCK
 
 HEAD_SIZE, MASK_BLOCK = 128, 64
 CAUSAL = {True: "lower_right", False: None}
@@ -95,7 +94,7 @@ def _blocks(kernel: Kernel, request: Request, element: DType, backend: str) -> d
         found["BR"] = schedule.row_block(schedule.ROW_BLOCKS[-1], size, machine)
         found["BK"] = schedule.decode_block(size, element.bytes, machine)
     else:
-        found["BS"] = MERGE_BLOCK
+        found["BS"] = schedule.merge_block(64, machine)
     return found
 
 

@@ -38,7 +38,6 @@ Array = Any
 Window = tuple[int | None, int | None] | None
 Parts = tuple[Operand, Operand, Operand]  # o, m and l
 Finish = Callable[[list[Array]], Any]  # what the caller gets of the list of results
-MERGE_BLOCK = 64
 
 _only: Finish = itemgetter(0)
 
@@ -158,7 +157,7 @@ def _plan_partials(
         splits = recommended_splits(call.keys, call.out_shape[2], "cpu")
     else:
         check_count("splits", splits)
-        block = _decode_choice(call, backend).blocks["BK"]
+        block = _decode_choice(call, backend, 1).blocks["BK"]  # splits may be short
         per = _cdiv(_cdiv(call.keys, splits), block) * block
     parts = _parts(lambda shape, dtype: call.result(draft, shape, dtype), call, splits)
     if 0 not in call.out_shape:
@@ -182,7 +181,7 @@ def _decode(
     G = Hq // Hkv
     mask = call.broadcast_mask()
     mask = mask.reshaped(B, Hkv, G, Nq, call.keys) if mask is not None else None
-    choice = _decode_choice(call, run["backend"])
+    choice = _decode_choice(call, run["backend"], per)
     rows = schedule.row_block(G * Nq, max(D, Dv), _machine(call.q, run["backend"]))
     outputs = [x.reshaped(B, Hkv, G * Nq, *x.shape[3:]) if x is not None else None for x in (*parts, out, lse)]
     draft.launch(
@@ -191,17 +190,18 @@ def _decode(
     )  # fmt: skip
 
 
-def _decode_choice(call: Call, backend: str | None) -> Choice:
+def _decode_choice(call: Call, backend: str | None, per: int) -> Choice:
+    """For splits of so many keys."""
     size, machine = max(call.q.shape[3], call.v.shape[3]), _machine(call.q, backend)
     if machine == "gpu":
         return choices.decode(size, call.dtype, call.q.view.device)
-    return Choice({"BK": schedule.decode_block(size, call.dtype.bytes, machine)})
+    return Choice({"BK": schedule.decode_block(size, call.dtype.bytes, machine, per)})
 
 
 def _keys_per_split(call: Call, backend: str | None) -> int:
     if _machine(call.q, backend) != "gpu":
         return schedule.KEYS_PER_SPLIT
-    block, heads = _decode_choice(call, backend).blocks["BK"], call.k.shape[0] * call.k.shape[1]
+    block, heads = _decode_choice(call, backend, 1).blocks["BK"], call.k.shape[0] * call.k.shape[1]
     size = max(call.q.shape[3], call.v.shape[3])
     return choices.keys_per_split(call.keys, heads, size, block, call.q.view.device)
 
@@ -240,7 +240,8 @@ def _merge(
     flat = draft.reshaped(o, rows, S, Dv), draft.reshaped(m, rows, S), draft.reshaped(l, rows, S)
     total = None if lse is None else lse.reshaped(rows)
     queries = lead[-1] if lead else 1
-    draft.launch(merge_kernel, *flat, sinks, out.reshaped(rows, Dv), total, queries, BS=MERGE_BLOCK, **run)
+    block = schedule.merge_block(S, _machine(o, run["backend"]))
+    draft.launch(merge_kernel, *flat, sinks, out.reshaped(rows, Dv), total, queries, BS=block, **run)
 
 
 def merge_lse(
@@ -271,7 +272,8 @@ def _plan_merge_lse(draft: Draft, backend: str | None, threads: int | None) -> F
     if rows:
         run = _run(backend, threads, 0, outs.dtype.bytes * rows * S * Dv)
         flat = draft.reshaped(outs, rows, S, Dv), draft.reshaped(lses, rows, S)
-        draft.launch(merge_lse_kernel, *flat, out.reshaped(rows, Dv), total.reshaped(rows), BS=MERGE_BLOCK, **run)
+        block = schedule.merge_block(S, _machine(outs, backend))
+        draft.launch(merge_lse_kernel, *flat, out.reshaped(rows, Dv), total.reshaped(rows), BS=block, **run)
     return tuple
 
 

@@ -27,8 +27,8 @@ METAL_ROWS = 2304  # a lane holds a 32nd of the queries and of the sums
 
 
 def attention_blocks(queries: int, head_size: int, element_bytes: int, machine: str) -> tuple[int, int]:
-    """BQ, BK of the forward kernel. On a CPU: as many rows as leave half of the second-level cache to keys and
-    values."""
+    """BQ, BK of the forward kernel. On a CPU: as many rows as fill the second-level cache with queries and sums, at
+    most: fewer blocks of rows are fewer readings of keys and values."""
     if machine == "metal":
         return _metal_blocks(head_size, element_bytes)
     if machine != "cpu":
@@ -36,7 +36,7 @@ def attention_blocks(queries: int, head_size: int, element_bytes: int, machine: 
         return next((rows, keys) for most, rows, keys in table if head_size <= most)
     keys = 64 if head_size > 256 else 128
     for rows in (32, 64, 128):
-        if queries <= rows or 16 * rows * head_size > second_level_cache() // 2:
+        if queries <= rows or 16 * rows * head_size > second_level_cache():
             return rows, keys
     return 256, keys
 
@@ -59,17 +59,26 @@ def second_level_cache() -> int:
         return 512 * 1024
 
 
+def merge_block(parts: int, machine: str) -> int:
+    """BS of the merge: how many parts of a row are taken at once. Follows from their number and not from the rows', as
+    results depend on it."""
+    return 16 if machine == "cpu" and parts <= 32 else 64
+
+
 def mask_strip(block_rows: int, machine: str) -> int:
     """STRIP of the mask's map: on a CPU as many rows as memory streams a core follows at once; a GPU reads whole
     blocks."""
     return next((s for s in (8, 4) if block_rows % s == 0 and machine == "cpu"), block_rows)
 
 
-def decode_block(head_size: int, element_bytes: int, machine: str) -> int:
+def decode_block(head_size: int, element_bytes: int, machine: str, per: int = KEYS_PER_SPLIT) -> int:
     """BK of the decode kernel: a tile of 32 KiB at most, which fits shared memory beside its companion. On Apple GPUs
-    keys and values pass through registers only."""
+    keys and values pass through registers only; on a CPU they come in long runs, if the keys of a split are made of
+    them."""
     if machine == "metal":
         return 64
+    if machine == "cpu" and head_size <= 128 and per % 128 == 0:
+        return 128
     return next((b for b in (64, 32) if b * head_size * element_bytes <= 32768), 16)
 
 

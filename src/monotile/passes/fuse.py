@@ -8,7 +8,7 @@ on its result follows in it; in `x + dot(...)` the x is where the accumulator st
 another nest reads it.
 
 The backend says which axis the lanes of a value run along (`lane`), which loads need a copy (`eager`) and which ops
-are emitted in a way of their own and share no nest (`apart`).
+are emitted in a way of their own and share no nest (`apart`), and what is computed where it is read (`inlined`).
 """
 
 from __future__ import annotations
@@ -71,12 +71,15 @@ def _must_follow(op: Op, before: list[Op]) -> bool:
 class Fusion:
     """The schedule of a whole kernel: for each block its segments and the loops and branches between them."""
 
-    def __init__(self, kernel: Kernel, axes: Axes, lane: Lane, eager: set[Op], apart: set[Op]) -> None:
+    def __init__(
+        self, kernel: Kernel, axes: Axes, lane: Lane, eager: set[Op], apart: set[Op], inlined: set[Op] | None = None
+    ) -> None:
         self.axes, self.lane, self.eager, self.apart = axes, lane, eager, eager | apart
         self.users = uses(kernel.body)
         self.home: dict[Value, Nest] = {}
-        self.inlined: set[Op] = set()
-        self.operands = {strip(v) for op in walk(kernel.body) if op.kind == "dot" for v in op.operands}
+        self.inlined: set[Op] = set(inlined or ())
+        operands = (strip(v) for op in walk(kernel.body) if op.kind == "dot" for v in op.operands)
+        self.operands = {v for v in operands if v.op not in self.inlined}
         self.plan: dict[Block, list[Segment | Op]] = {}
         self._block(kernel.body)
         self.stored = self._stored()
@@ -279,6 +282,8 @@ class Fusion:
         roots += [op.operands[0] for op in nest.stores] + [source for source, _ in nest.moves]
         if nest.start is not None:
             roots.append(nest.start)
+        if nest.dot is not None:
+            roots += [v for v in nest.dot.operands if strip(v).op in self.inlined]
         return {v for root in roots for v in self.reads(root)}
 
     def _stored(self) -> set[Value]:

@@ -17,7 +17,8 @@ class Carrying(Scalars):
     def __init__(self, kernel: Kernel, target: Target) -> None:
         super().__init__(kernel, target)
         self.layout = Layout(kernel, self.axes, target)
-        self.fusion = Fusion(kernel, self.axes, self.layout.lane, self.layout.eager, self.layout.apart)
+        layout = self.layout
+        self.fusion = Fusion(kernel, self.axes, layout.lane, layout.eager, layout.apart, layout.on_the_way)
         self.local = self._find_local()
         self.targets: dict[Block, tuple[Value | None, ...]] = {}  # where a block's yields are kept
 
@@ -109,7 +110,8 @@ class Carrying(Scalars):
 
     def _dot_reads(self, nest: Nest, value: Value) -> bool:
         operands = nest.dot.operands if nest.dot is not None else ()
-        return any(self.ev.buffers.get(strip(v)) is self.ev.buffers[value] for v in operands)
+        read = {v for operand in operands for v in (strip(operand), *self.fusion.reads(operand))}
+        return any(self.ev.buffers.get(v) is self.ev.buffers[value] for v in read)
 
     # ---- storage -----------------------------------------------------------------------------------------------------
 

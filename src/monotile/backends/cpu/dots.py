@@ -8,6 +8,7 @@ scratch in float32, unless a tile is read only once: then it is streamed from it
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ...ir import Op, Value
 from ...passes.axes import Axis
@@ -61,6 +62,18 @@ class Operand:
         return self.nests.e.splat(self.nests.ev.scratch.read(self.buffer, where))
 
 
+@dataclass(frozen=True)
+class Multiply:
+    """How a contraction goes on: so many steps of it at once, vectors along the lanes, one element for each row, and
+    what adds their product to a sum. `before` is told of every step."""
+
+    steps: int
+    vectors: Callable[[list[Point], Index], list[Reg]]
+    element: Callable[[Index, Index], Reg]
+    add: Callable[[Reg, Reg, Reg], Reg]
+    before: Callable[[list[Point], Index], None] = lambda points, k: None
+
+
 class DotEmitter(NestEmitter):
     def _body(self, nest: Nest, panel: Panel, edge: bool) -> None:
         if nest.dot is None:
@@ -76,13 +89,18 @@ class DotEmitter(NestEmitter):
 
     def dot(self, nest: Nest, dot: Op, panel: Panel, edge: bool) -> None:
         lanes, others, rows = self.operands(nest, dot)
-        self.blocks(nest, lanes.vector, others, rows, dot.operands[0].shape[1], panel, edge)
+        how = self.singly(lanes.vector, others)
+        self.blocks(nest, how, others.deep, rows, dot.operands[0].shape[1], panel, edge)
+
+    def singly(self, vector: Callable[[Point, Index], Reg], others: Operand) -> Multiply:
+        """In float32, step by step."""
+        return Multiply(1, lambda points, k: [vector(pt, k) for pt in points], others.element, self.e.fma)
 
     def blocks(
         self,
         nest: Nest,
-        vector: Callable[[Point, Index], Reg],
-        others: Operand,
+        how: Multiply,
+        deep: Axis | None,
         rows: Axis | None,
         depth: int,
         panel: Panel,
@@ -97,13 +115,13 @@ class DotEmitter(NestEmitter):
 
             def block(row: Index, count: int) -> None:
                 grid = [[self.below(pt, rows, self.e.add(row, i)) for pt in points] for i in range(count)]
-                sums = self._accumulate(points, row, count, depth, vector, others)
+                sums = self._accumulate(points, row, count, depth, how, deep)
                 for line, values in zip(grid, sums, strict=True):
                     for i, (pt, value) in enumerate(zip(line, values, strict=True)):
                         self.total(nest, pt, value, points[i])
                         self.finish(nest, pt, [t[i] for t in totals])
 
-            step = self.target.rows
+            step = self.height
             whole = high // step * step if isinstance(high, int) else high  # a cut is made of whole blocks
             self.e.loop(low, whole, step, lambda row: block(row, step))
             if isinstance(high, int) and isinstance(whole, int) and high > whole:
@@ -132,8 +150,8 @@ class DotEmitter(NestEmitter):
         row: Index,
         count: int,
         depth: int,
-        vector: Callable[[Point, Index], Reg],
-        others: Operand,
+        how: Multiply,
+        deep: Axis | None,
     ) -> list[list[Reg]]:
         """For each step of the contraction one row of vectors, and one broadcast element per row. A long contraction is
         summed in chunks, which are then added: that rounds less than one chain."""
@@ -145,12 +163,13 @@ class DotEmitter(NestEmitter):
 
         def steps(first: Index, number: int) -> None:
             held = [[Reg(e.get(v), "float", zero.vector) for v in line] for line in sums]
-            for u in range(number):
+            for u in range(0, number, how.steps):
                 k = e.add(first, u)
-                vectors = [vector(pt, k) for pt in points]
+                how.before(points, k)
+                vectors = how.vectors(points, k)
                 for i in range(count):
-                    x = others.element(e.add(row, i), k)
-                    held[i] = [e.fma(x, v, h) for v, h in zip(vectors, held[i], strict=True)]
+                    x = how.element(e.add(row, i), k)
+                    held[i] = [how.add(x, v, h) for v, h in zip(vectors, held[i], strict=True)]
             for line, regs in zip(sums, held, strict=True):
                 for variable, reg in zip(line, regs, strict=True):
                     e.set(variable, reg.text)
@@ -171,7 +190,7 @@ class DotEmitter(NestEmitter):
             e.loop(first, e.add(first, CHUNK), UNROLL, lambda k: steps(k, UNROLL))
             flush()
 
-        low, high = self.rows_done(others.deep)
+        low, high = self.rows_done(deep)
         if not isinstance(high, int):
             e.loop(low, high, self.target.rows, lambda first: steps(first, self.target.rows))
         elif depth <= 2 * CHUNK:

@@ -69,8 +69,19 @@ class Evaluator:
             return self.tensors.read_scattered(op, [self.operand(op, v, pt) for v in op.operands], pt.valid)
         if op.kind == "reduce":  # over a side of 1
             return self.only_element(op, pt)
+        load = self._or_nothing(op) if op.kind == "where" else None
+        if load is not None:
+            there = pt.translated(self.axes.dims(value), self.axes.dims(load.result))
+            return self.tensors.read(load, there, self.operand(op, op.operands[0], pt))
         operands = [self.operand(op, v, pt) for v in op.operands]
         return self.elementwise(op, operands) if op.kind in ELEMENTWISE else operands[0]
+
+    def _or_nothing(self, op: Op) -> Op | None:
+        """`where(test, load, 0)`: a load that leaves out what fails the test."""
+        load, other = op.operands[1].op, op.operands[2].op
+        zero = other is not None and other.kind == "const" and str(other.attrs["value"]) == "0.0"  # and not -0.0
+        lazy = load is not None and load.kind == "load" and bool(load.result.shape) and load.result not in self.buffers
+        return load if zero and lazy else None
 
     def only_element(self, op: Op, pt: Point) -> Reg:
         source = op.operands[0]

@@ -59,6 +59,8 @@ _LEAST_NORMAL = 2.0**-126
 
 def exp2(e: Emitter, x: Reg) -> Reg:
     """2^x = 2^n * 2^r, n = floor(x). Infinity and 0 come out of the scale: 2^128 is infinity and 2^-127 is 0."""
+    if e.scales and x.vector and e.lanes == 16:
+        return _exp2_avx512(e, x)
     x = _at_most(e, _at_least(e, x, -127.0), 128.0)
     n = e.intrinsic("floor", x)
     power = _polynomial(e, e.binary("fsub", x, n), _EXP2)
@@ -156,6 +158,18 @@ def _exp(e: Emitter, x: Reg) -> Reg:
     n = e.intrinsic("floor", e.binary("fmul", x, _float(e, _LOG2_E)))
     r = e.fma(n, _float(e, -_LN2_REST), e.fma(n, _float(e, -_LN2), x))
     return e.binary("fmul", _polynomial(e, r, _EXP), _power_of_two(e, n))
+
+
+def _exp2_avx512(e: Emitter, x: Reg) -> Reg:
+    """The same bits in 10 instructions instead of 13: VSCALEFPS multiplies by 2^floor(x). Results below the normal
+    numbers are made 0, as elsewhere."""
+    kind, zero, as_set = e.vector_type("float"), "zeroinitializer", ("i32", "4")  # the rounding in force: to nearest
+    x = _at_most(e, x, 128.0)  # infinity minus infinity would be NaN
+    power = _polynomial(e, e.binary("fsub", x, e.intrinsic("floor", x)), _EXP2)
+    normal = _compare(e, "uge", x, _float(e, -126.0))
+    mask = e.op(f"bitcast {e.type_of(normal)} {normal.text} to i16")
+    name, operands = "llvm.x86.avx512.mask.scalef.ps.512", ((kind, power.text), (kind, x.text), (kind, zero))
+    return Reg(e.call(kind, name, *operands, ("i16", mask), as_set), "float", True)
 
 
 def _split(e: Emitter, x: Reg) -> tuple[Reg, Reg]:

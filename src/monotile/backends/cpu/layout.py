@@ -12,7 +12,7 @@ from collections import Counter
 from itertools import pairwise
 
 from ...affine import linear
-from ...ir import Kernel, Op, Value, uses, walk
+from ...ir import ELEMENTWISE, Kernel, Op, Value, uses, walk
 from ...passes.axes import Axes, Axis
 from ...passes.fuse import strip
 from .target import Target
@@ -24,17 +24,21 @@ class Layout:
         self._ops = list(walk(kernel.body))
         self._dots = [op for op in self._ops if op.kind == "dot"]
         self._users = uses(kernel.body)
-        self.panel_axis = self._choose_panel_axis()
+        self.panel_axis = self._choose_panel_axis(kernel)
         self._required: dict[Value, Axis] = {}
         self._preferred = self._vote()
         self.streamed: dict[Op, Op] = {}  # dots whose tile with the lanes is read from its tensor as it is used
+        self.on_the_way: set[Op] = set()  # what is done to such a tile between its tensor and the dot
         for dot in self._dots:
             lane = self.lane(dot.result)
-            load = self._stream(dot, lane, kernel)
+            load, way = self._stream(dot, lane, kernel)
             if load is not None:
                 self.streamed[dot] = load
+                self.on_the_way |= set(way)
             for operand in dot.operands:
                 base = strip(operand)
+                if base.op in self.on_the_way:
+                    continue
                 if load is not None and base is not load.result and self.unit(load) is not lane:
                     lane_ = self.unit(load)  # an inner product: both operands run along the contraction
                     if lane_ is not None:
@@ -56,7 +60,7 @@ class Layout:
 
     # ---- the panel axis ----------------------------------------------------------------------------------------------
 
-    def _choose_panel_axis(self) -> Axis | None:
+    def _choose_panel_axis(self, kernel: Kernel) -> Axis | None:
         if not self._dots or self.axes.split:
             return None
         carried = [v for op in self._ops if op.kind in ("for", "if") for v in op.results if len(self.axes.of(v)) > 0]
@@ -67,7 +71,16 @@ class Layout:
             if not a.folded and a.extent >= self.target.panel and all(a in self.axes.of(v) for v in through)
         ]
         units = Counter(self.unit(op) for op in self._ops if op.kind in ("load", "store"))
-        return max(candidates, key=lambda a: (units[a], a.extent), default=None)
+        chosen = max(candidates, key=lambda a: (units[a], a.extent), default=None)
+        return None if all(self._read_once(dot, chosen, kernel) for dot in self._dots) else chosen
+
+    def _read_once(self, dot: Op, lane: Axis | None, kernel: Kernel) -> bool:
+        """Whether a dot meets its tile with the lanes in few rows only: streaming it then beats a copy in panels."""
+        m, _, n = self.axes.dots[dot]
+        rows = m if lane is n else n
+        found = self._way(strip(dot.operands[1 if lane is n else 0]), _block_of(kernel, dot))
+        few = rows is None or rows.extent <= self.target.rows
+        return few and found is not None and self.unit(found[0]) is lane
 
     def unit(self, op: Op) -> Axis | None:
         """The axis of a load's or store's tile that is contiguous in its tensor."""
@@ -96,23 +109,44 @@ class Layout:
 
     # ---- streams -----------------------------------------------------------------------------------------------------
 
-    def _stream(self, dot: Op, lane: Axis | None, kernel: Kernel) -> Op | None:
-        """The load whose tile a dot can stream: used by this dot alone, once for each of few rows."""
+    def _stream(self, dot: Op, lane: Axis | None, kernel: Kernel) -> tuple[Op | None, list[Op]]:
+        """The load whose tile a dot can stream: used by this dot alone, once for each of few rows. And what is done to
+        it on the way."""
         m, k, n = self.axes.dots[dot]
         if self.panel_axis is not None or lane is None or self.axes.split or k is None:
-            return None
+            return None, []
         rows = m if lane is n else n
         height = rows.extent if rows is not None else 1
-        load = strip(dot.operands[1 if lane is n else 0]).op
-        if load is None or load.kind != "load" or len(self._users[load.result]) != 1 or height > self.target.rows:
-            return None
+        found = self._way(strip(dot.operands[1 if lane is n else 0]), _block_of(kernel, dot))
+        if found is None or height > self.target.rows:
+            return None, []
+        load, way = found
         if load.attrs["tensor"].index in kernel.written or load.attrs["tensor"].dtype.kind != "float":
-            return None
-        if not _same_block(kernel, load, dot):
-            return None
+            return None, []
         unit = self.unit(load)
         inner = unit is k and (1 << (height - 1).bit_length()) <= self.target.lanes
-        return load if unit is lane or inner else None
+        return (load, way) if unit is lane or (inner and not way) else (None, [])
+
+    def _way(self, value: Value, home: set[Op]) -> tuple[Op, list[Op]] | None:
+        """The one load a tile is made of element by element, and the ops on the way; everything else it is made of
+        runs along fewer axes. None if anything on the way has another use."""
+        loads: dict[Op, None] = {}
+        way: dict[Op, None] = {}
+        whole = set(self.axes.of(value))
+
+        def visit(value: Value) -> bool:
+            op = value.op
+            if not value.shape or set(self.axes.of(value)) < whole or self.axes.index_like(value):
+                return True
+            if op is None or op not in home or len(self._users[value]) != 1:
+                return False
+            if op.kind == "load":
+                loads[op] = None
+                return True
+            way[op] = None
+            return (op.kind in ELEMENTWISE or op.kind in ("expand", "trans")) and all(visit(v) for v in op.operands)
+
+        return (next(iter(loads)), list(way)) if visit(value) and len(loads) == 1 else None
 
     def _order_streams(self, kernel: Kernel) -> dict[Op, tuple[Op, tuple[int, ...]]]:
         """For each streamed load the one after it in its loop, and how far along each dimension of its tile that will
@@ -161,8 +195,8 @@ def _turn(load: Op, counter: Value, step: int) -> tuple[int, ...]:
     return tuple(moves)
 
 
-def _same_block(kernel: Kernel, a: Op, b: Op) -> bool:
-    return any(a in ops and b in ops for ops in _blocks(kernel))
+def _block_of(kernel: Kernel, op: Op) -> set[Op]:
+    return next(ops for ops in _blocks(kernel) if op in ops)
 
 
 def _blocks(kernel: Kernel) -> list[set[Op]]:

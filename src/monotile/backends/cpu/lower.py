@@ -188,6 +188,8 @@ class Lowering(Carrying):
                 self.e.when(self.e.compare("slt", low, high), work)
                 self.nests.cut = None
 
+            for nest in inside:
+                self.nests.pack(nest)
             began = self.scratch.clock
             self.e.loop(0, whole, 1, panel)
             if rest:

@@ -28,6 +28,8 @@ class NestEmitter:
     def __init__(self, emitter: Emitter, target: Target, fusion: Fusion, evaluator: Evaluator) -> None:
         self.e, self.target, self.fusion, self.ev = emitter, target, fusion, evaluator
         self.axes = fusion.axes
+        self.vectors = target.vectors  # of a group that is done at once
+        self.height = target.rows  # of a register block
         self.cut: tuple[Axis, Index, Index] | None = None  # rows of an axis that are done; the others are left out
 
     def emit(self, nest: Nest, panel: Panel) -> None:
@@ -73,6 +75,10 @@ class NestEmitter:
 
     def lazy_loads(self, nest: Nest) -> list[Op]:
         """Loads the nest reads from their tensors."""
+        return self.loads_of(self.roots(nest))
+
+    def loads_of(self, roots: list[Value]) -> list[Op]:
+        """Loads that are read where the given values are computed."""
         found: dict[Op, None] = {}
         seen: set[Value] = set()
 
@@ -92,7 +98,7 @@ class NestEmitter:
                 for operand in op.operands:
                     visit(operand)
 
-        for root in self.roots(nest):
+        for root in roots:
             visit(root)
         return list(found)
 
@@ -186,7 +192,7 @@ class NestEmitter:
         self, lane: Axis | None, panel: Panel, edge: bool, at: dict[Axis, Index], body: Callable[[list[Point]], None]
     ) -> None:
         """Calls body with the points of every register group along the lanes; the last group may be smaller."""
-        e, width, group = self.e, self.e.lanes, self.e.lanes * self.target.vectors
+        e, width, group = self.e, self.e.lanes, self.e.lanes * self.vectors
         if lane is None:
             body([Point(dict(at), None, None, edge)])
             return
@@ -199,7 +205,7 @@ class NestEmitter:
         whole = lane.extent // group * group
 
         def full(start: Index) -> None:
-            vectors = range(self.target.vectors)
+            vectors = range(self.vectors)
             body([Point(at | {lane: e.add(start, n * width)}, lane, None, edge, group=n) for n in vectors])
 
         e.loop(0, whole, group, full)

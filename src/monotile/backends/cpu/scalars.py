@@ -17,7 +17,7 @@ class Scalars:
 
     def __init__(self, kernel: Kernel, target: Target) -> None:
         self.kernel, self.target = kernel, target
-        self.e = Emitter(target.lanes)
+        self.e = Emitter(target.lanes, scales=target.scales)
         self.axes = Axes(kernel)
         self.scratch = Scratch(self.e)
         self.tensors = Tensors(self.e, self.axes, kernel.tensors)

@@ -5,26 +5,34 @@ the lanes, its rows are read as vectors and accumulate (*outer*). If it is conti
 of both operands are multiplied along it and their lanes summed at the end by a tree that handles as many sums as a
 vector has lanes (*inner*).
 
-Tiles of one loop are streamed one after another, and no hardware guesses that order: while one is read, the next is
-fetched.
+A tile is read in the order of memory as far as possible: hardware fetches ahead for those who do. Tiles of one loop
+are streamed one after another, and no hardware guesses that order: while one is read, the next is fetched.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 
 from ...ir import Op
 from ...passes.axes import Axis
-from ...passes.fuse import Nest
+from ...passes.fuse import Fusion, Nest, strip
 from .dots import DotEmitter, Operand
-from .emit import Index, Reg
+from .emit import Emitter, Index, Reg
+from .evaluate import Evaluator
 from .layout import Layout
 from .nests import Panel
+from .pairs import Packed, add_products, in_pairs, in_panels, outer
+from .pairs import panel as in_panel
 from .point import Point
+from .target import Target
 from .transpose import exchange
 from .vectors import BYTES, lane_mask
 
 LINE = 64  # bytes fetched at once
+AT_ONCE = 512  # bytes of a tile that are read in any order
+MOST_VECTORS = 8  # of a tile that are used at once
 
 
 @dataclass(frozen=True)
@@ -36,30 +44,82 @@ class Ahead:
     stride: Index
 
 
+@dataclass(frozen=True)
+class Inner:
+    """A dot whose streamed tile is contiguous along the contraction."""
+
+    load: Op
+    lanes: Operand
+    others: Operand
+    height: int
+    edge: bool
+    ahead: Ahead | None
+    packed: Packed | None  # the rows as pairs of bfloat16, if they are multiplied so
+
+
 class StreamEmitter(DotEmitter):
     layout: Layout
 
+    def __init__(self, emitter: Emitter, target: Target, fusion: Fusion, evaluator: Evaluator) -> None:
+        super().__init__(emitter, target, fusion, evaluator)
+        self.packed: dict[Op, Packed] = {}
+
     def lazy_loads(self, nest: Nest) -> list[Op]:
-        streamed = self.layout.streamed.get(nest.dot) if nest.dot is not None else None
-        return [*super().lazy_loads(nest), *([streamed] if streamed is not None else [])]
+        if nest.dot is None or nest.dot not in self.layout.streamed:
+            return super().lazy_loads(nest)
+        streamed = strip(nest.dot.operands[1] if self._lanes_second(nest, nest.dot) else nest.dot.operands[0])
+        return [*super().lazy_loads(nest), *self.loads_of([streamed])]
+
+    def _lanes_second(self, nest: Nest, dot: Op) -> bool:
+        return nest.lane is not None and nest.lane is self.axes.dots[dot][2]
 
     def dot(self, nest: Nest, dot: Op, panel: Panel, edge: bool) -> None:
         load = self.layout.streamed.get(dot)
+        if load is None and dot in self.packed and panel is not None:
+            self._paired(nest, dot, panel, edge)
+            return
         if load is None:
             super().dot(nest, dot, panel, edge)
             return
         lanes, others, rows = self.operands(nest, dot)
-        ahead = None if edge else self._find_ahead(load)
+        height = rows.extent if rows is not None else 1
+        ahead = None if edge else self._find_ahead(nest, load)
         if self.layout.unit(load) is lanes.free:
 
             def vector(pt: Point, k: Index) -> Reg:
                 assert pt.lane is not None
-                self._fetch(ahead, k, pt.at[pt.lane], self._known(pt))
-                return self.ev.tensors.read(load, Point(lanes.at(pt.at[pt.lane], k), lanes.free, pt.valid, edge))
+                return self.ev.value(lanes.base, Point(lanes.at(pt.at[pt.lane], k), lanes.free, pt.valid, edge))
 
-            self.blocks(nest, vector, others, rows, dot.operands[0].shape[1], panel, edge)
+            how = self.singly(vector, others)
+            if not edge and in_pairs(self.target, dot, load, lanes, others, inner=False):
+                how = outer(self, load, lanes, Packed(self, others, height))
+            self._shape(nest, height, converted=how.steps == 1 and load.attrs["tensor"].dtype.bits < 32)
+            how = replace(how, before=partial(self._fetch_rows, ahead, how.steps))
+            self.blocks(nest, how, others.deep, rows, dot.operands[0].shape[1], panel, edge)
+            self.vectors, self.height = self.target.vectors, self.target.rows
         else:
-            self._inner(nest, load, lanes, others, rows, edge, ahead)
+            paired = not edge and in_pairs(self.target, dot, load, lanes, others, inner=True)
+            packed = Packed(self, others, height) if paired else None
+            self._inner(nest, Inner(load, lanes, others, height, edge, ahead, packed), rows)
+
+    def _shape(self, nest: Nest, height: int, *, converted: bool) -> None:
+        """The register block of an outer product: whole rows of the tile if they fit, so that it is read in the order
+        of memory. Rows of the result may then need several passes, the later ones from cache; a tile that is converted
+        on the way is better read once."""
+        assert nest.lane is not None
+        most = self.target.accumulators
+        row = -(-nest.lane.extent // self.target.lanes)
+        wanted = most // height if converted else min(row, MOST_VECTORS)
+        self.vectors = min(most, max(self.target.vectors, wanted))
+        self.height = most // self.vectors
+
+    def _fetch_rows(self, ahead: Ahead | None, steps: int, points: list[Point], k: Index) -> None:
+        """Asks for the same place of the next tile, in every pass over this one: what is asked for while memory is busy
+        may be forgotten."""
+        for i in range(steps):
+            for pt in points:
+                assert pt.lane is not None
+                self._fetch(ahead, self.e.add(k, i), pt.at[pt.lane], self._known(pt))
 
     def _known(self, pt: Point) -> int:
         """Which vector of its group a point is, in lanes."""
@@ -67,16 +127,32 @@ class StreamEmitter(DotEmitter):
         at = pt.at[pt.lane]
         return at if isinstance(at, int) else pt.group * self.target.lanes
 
+    # ---- pairs in panels ---------------------------------------------------------------------------------------------
+
+    def pack(self, nest: Nest) -> None:
+        """Before the panels of a nest: what all of them read, packed for products in pairs."""
+        dot = nest.dot
+        if dot is None or dot in self.layout.streamed:
+            return
+        lanes, others, rows = self.operands(nest, dot)
+        if in_panels(self.target, dot, nest, lanes, others) and others.base in self.ev.buffers:
+            self.packed[dot] = Packed(self, others, rows.extent if rows is not None else 1)
+            self.ev.scratch.clock += 1
+
+    def _paired(self, nest: Nest, dot: Op, panel: Panel, edge: bool) -> None:
+        lanes, others, rows = self.operands(nest, dot)
+        found: list[Point] = []
+        self.each_group(nest.lane, panel, edge, {}, found.extend)
+        how = in_panel(self, lanes, self.packed[dot], found, self.rows_done(others.deep), self.target.panel)
+        self.blocks(nest, how, others.deep, rows, dot.operands[0].shape[1], panel, edge)
+
     # ---- inner products ----------------------------------------------------------------------------------------------
 
-    def _inner(
-        self, nest: Nest, load: Op, lanes: Operand, others: Operand, rows: Axis | None, edge: bool, ahead: Ahead | None
-    ) -> None:
+    def _inner(self, nest: Nest, dot: Inner, rows: Axis | None) -> None:
         """A vector of results at a time: for `lanes` positions of the streamed tile, every row."""
         e, width = self.e, self.target.lanes
         assert nest.lane is not None
-        height = rows.extent if rows is not None else 1
-        slots = 1 << (height - 1).bit_length()  # rows rounded up to a power of two
+        slots = 1 << (dot.height - 1).bit_length()  # rows rounded up to a power of two
         each = width // slots  # positions a single tree of sums covers
         results = e.fresh("p")
         e.entry.append(f"  {results} = alloca [{slots} x {e.vector_type('float')}]")
@@ -84,7 +160,7 @@ class StreamEmitter(DotEmitter):
         def block(first: Index, count: int) -> None:
             def part(number: Index) -> None:
                 start = e.add(first, e.mul(number, each))
-                sums = self._products(load, lanes, others, start, each, height, edge, ahead)
+                sums = self._products(dot, start, each)
                 sums += ["zeroinitializer"] * (width - len(sums))
                 e.store(
                     self._tree(sums), e.element(results, number, e.vector_type("float")), e.vector_type("float"), 64
@@ -94,56 +170,68 @@ class StreamEmitter(DotEmitter):
             found = [
                 e.load(e.element(results, i, e.vector_type("float")), e.vector_type("float"), 64) for i in range(slots)
             ]
-            self._finish_block(nest, rows, first, count, exchange(e, found, each), edge)
+            self._finish_block(nest, rows, first, count, exchange(e, found, each), dot.edge)
 
         whole = nest.lane.extent // width * width
         e.loop(0, whole, width, lambda first: block(first, width))
         if nest.lane.extent - whole:
             block(whole, nest.lane.extent - whole)
 
-    def _products(
-        self,
-        load: Op,
-        lanes: Operand,
-        others: Operand,
-        start: Index,
-        each: int,
-        height: int,
-        edge: bool,
-        ahead: Ahead | None,
-    ) -> list[str]:
-        """Sums, still spread over the lanes, of `height` rows with `each` positions from `start`: row by row."""
-        e, width = self.e, self.target.lanes
+    def _products(self, dot: Inner, start: Index, each: int) -> list[str]:
+        """Sums, still spread over the lanes, of every row with `each` positions from `start`: row by row."""
+        e, lanes = self.e, dot.lanes
         assert lanes.deep is not None and lanes.free is not None
         depth = lanes.deep.extent
+        width = self.target.lanes * (1 if dot.packed is None else 2)
         zero = e.splat(e.number(0.0, "float"))
-        sums = [e.var(e.vector_type("float"), zero.text) for _ in range(height * each)]
+        sums = [e.var(e.vector_type("float"), zero.text) for _ in range(dot.height * each)]
 
-        def steps(first: Index, starts: range, valid: int | None = None) -> None:
-            held = [e.get(v) for v in sums]
+        def steps(positions: range, first: Index, starts: range, valid: int | None = None) -> None:
+            mine = [[sums[r * each + i] for i in positions] for r in range(dot.height)]
+            held = [[Reg(e.get(v), "float", True) for v in line] for line in mine]
             for s in starts:
                 k = e.add(first, s)
-                for i in range(each):
-                    self._fetch(ahead, e.add(start, i), k, s)
-                tile = [
-                    self.ev.tensors.read(load, Point(lanes.at(e.add(start, i), k), lanes.deep, valid, edge))
-                    for i in range(each)
-                ]
-                for r in range(height):
-                    x = self.ev.scratch.read(others.buffer, Point(others.at(r, k), others.deep, valid))
-                    if valid is not None:  # beyond the tile scratch holds anything, and anything times 0 may be NaN
-                        x = e.select(Reg(lane_mask(e, valid), "i1", True), x, zero)
-                    for i in range(each):
-                        held[r * each + i] = e.fma(x, tile[i], Reg(held[r * each + i], "float", True)).text
-            for variable, text in zip(sums, held, strict=True):
-                e.set(variable, text)
+                for i in positions:
+                    self._fetch(dot.ahead, e.add(start, i), k, s)
+                places = [Point(lanes.at(e.add(start, i), k), lanes.deep, valid, dot.edge) for i in positions]
+                tile = [self._stretch(dot, pt) for pt in places]
+                for r in range(dot.height):
+                    add = self._row(dot, r, k, valid)
+                    held[r] = [add(t, h) for t, h in zip(tile, held[r], strict=True)]
+            for line, regs in zip(mine, held, strict=True):
+                for variable, reg in zip(line, regs, strict=True):
+                    e.set(variable, reg.text)
 
         whole = depth // width * width
-        step = next((w for w in (4 * width, 2 * width) if whole % w == 0), width)
-        e.loop(0, whole, step, lambda first: steps(first, range(0, step, width)))
-        if depth - whole:
-            steps(whole, range(0, 1), depth - whole)
+        step = next((w for w in (4 * width, 2 * width) if whole % w == 0 and whole > w), width)
+        # Few positions at once, and a real loop for them, in which LLVM cannot mix them with others: memory comes
+        # fastest in its own order.
+        row_bytes = depth * BYTES[self.ev.tensors.tiles[dot.load].element]
+        few = next((n for n in (8, 4, 2) if each % n == 0 and n * row_bytes <= AT_ONCE), 1)
+        for i in range(0, each, few):
+            positions = range(i, i + few)
+            e.loop(0, whole, step, partial(lambda p, first: steps(p, first, range(0, step, width)), positions))
+            if depth - whole:
+                steps(positions, whole, range(0, 1), depth - whole)
         return [e.get(v) for v in sums]
+
+    def _stretch(self, dot: Inner, pt: Point) -> Reg:
+        """A vector of the streamed tile along the contraction: numbers, or pairs of them."""
+        if dot.packed is None:
+            return self.ev.tensors.read(dot.load, pt)
+        at = self.ev.tensors.address(dot.load, pt)
+        return Reg(self.e.load(at, self.e.vector_type("i32"), 2), "i32", True)
+
+    def _row(self, dot: Inner, row: int, k: Index, valid: int | None) -> Callable[[Reg, Reg], Reg]:
+        """What adds the products of a vector of the tile with a row to a sum."""
+        e = self.e
+        if dot.packed is not None:
+            words = dot.packed.words(row, k)
+            return lambda t, total: add_products(e, t, words, total)
+        x = self.ev.scratch.read(dot.others.buffer, Point(dot.others.at(row, k), dot.others.deep, valid))
+        if valid is not None:  # beyond the tile scratch holds anything, and anything times 0 may be NaN
+            x = e.select(Reg(lane_mask(e, valid), "i1", True), x, e.splat(e.number(0.0, "float")))
+        return lambda t, total: e.fma(x, t, total)
 
     def _tree(self, vectors: list[str]) -> str:
         """The sums of as many vectors as a vector has lanes, one in each lane, in order."""
@@ -184,10 +272,14 @@ class StreamEmitter(DotEmitter):
 
     # ---- fetching ahead ----------------------------------------------------------------------------------------------
 
-    def _find_ahead(self, load: Op) -> Ahead | None:
-        """Where the tile that is streamed after this one lies, if it has the same shape."""
+    def _find_ahead(self, nest: Nest, load: Op) -> Ahead | None:
+        """Where the tile that is streamed after this one lies, if it has the same shape. A tile that is read in order
+        and followed by its own next turn needs no help."""
         following = self.layout.next_streamed.get(load)
         if following is None or following[0] not in self.ev.tensors.tiles:
+            return None
+        whole_rows = nest.lane is not None and nest.lane.extent <= MOST_VECTORS * self.target.lanes
+        if following[0] is load and whole_rows:
             return None
         op, turns = following
         e, tile = self.e, self.ev.tensors.tiles[op]

@@ -15,6 +15,16 @@ class Target:
     lanes: int
     rows: int
     vectors: int
+    bfloat16_pairs: bool = False  # an instruction that adds two products of bfloat16 to a float32
+
+    @property
+    def scales(self) -> bool:
+        """Whether one instruction takes a number apart and one scales by a power of two, for whole vectors."""
+        return self.name == "avx512"
+
+    @property
+    def accumulators(self) -> int:
+        return self.rows * self.vectors
 
     @property
     def panel(self) -> int:
@@ -27,7 +37,7 @@ def target(host: Host) -> Target:
     AVX2."""
     features = host.features.split(",")
     if "+avx512f" in features and "+avx512vl" in features and "+avx512bw" in features:
-        return Target("avx512", lanes=16, rows=8, vectors=2)
+        return Target("avx512", lanes=16, rows=8, vectors=2, bfloat16_pairs="+avx512bf16" in features)
     if "+avx2" in features and "+fma" in features:
         return Target("avx2", lanes=8, rows=4, vectors=2)
     if host.triple.startswith(("aarch64", "arm64")):

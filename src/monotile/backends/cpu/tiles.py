@@ -139,9 +139,16 @@ class Tensors:
     def _int32(self, index: Index) -> Reg:
         return Reg(str(index), "i32") if isinstance(index, int) else Reg(self.e.op(f"trunc i64 {index} to i32"), "i32")
 
-    def read(self, op: Op, pt: Point) -> Reg:
+    def address(self, op: Op, pt: Point) -> str:
+        """Of the first element at a point that lies inside the tensor."""
+        return self._place(self.tiles[op], pt)[0]
+
+    def read(self, op: Op, pt: Point, test: Reg | None = None) -> Reg:
+        """The elements at a point; zero outside the tensor, and where they fail the test."""
         e, tile = self.e, self.tiles[op]
         pointer, lane, mask = self._place(tile, pt)
+        if test is not None:
+            mask = test if mask is None else e.binary("and", mask, test)
         size = BYTES[tile.element]
         if lane is None:
             if mask is not None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monotile import backends, cache, check, origin
+from monotile import backends, cache, origin
 from monotile.launch import Kernel
 from monotile.signature import captured_arrays
 
@@ -262,35 +262,41 @@ def test_damaged_files_are_made_again(folder: Path) -> None:
         assert path.read_bytes() == whole
 
 
-def test_every_registered_kernel_has_an_origin(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what is noted under it is the key of what the front end makes."""
-    seen = set()
-    asked: list[str | None] = []
-    of, recall = origin.of, origin.recall
+EVERY = """
+from monotile import cache, check, origin
 
-    def watched_of(*args: Any) -> origin.Origin | None:
-        found = of(*args)
-        asked.append(found.name if found else None)
-        return found
+seen, asked = set(), []
+of, recall = origin.of, origin.recall
 
-    def watched(backend: Any, function: Any, facts: Any, consts: Any, captured: Any, make: Any) -> Any:
-        found = recall(backend, function, facts, consts, captured, make)
-        kept = cache.load(asked[-1] or "", "origin")
-        fresh = make()[0]
-        assert kept is not None, f"{function.__name__} has no origin"
-        assert kept.decode().split("\n")[0] == backend.key(fresh)
-        assert found[0].written == fresh.written
-        seen.add(function.__name__)
-        return found
+def watched_of(*args):
+    found = of(*args)
+    asked.append(found)
+    return found
 
-    monkeypatch.setattr(origin, "of", watched_of)
-    monkeypatch.setattr(origin, "recall", watched)
-    for op in ("attention", "decode_partials", "merge", "mask_blocks"):
-        for case in check.cases(f"{op} float32")[:6]:
-            (result,) = check.results([case], "cpu")
-            assert not result.problem
-    assert None not in asked
-    assert seen == {"attention", "decode", "merge", "mask_blocks"}
+def watched_recall(backend, function, facts, consts, captured, make):
+    found = recall(backend, function, facts, consts, captured, make)
+    assert asked[-1] is not None, f"{function.__name__} has no origin"
+    kept, fresh = cache.load(asked[-1].name, "origin"), make()[0]
+    assert kept.decode().split("\\n")[0] == backend.key(fresh)
+    assert found[0].written == fresh.written
+    seen.add(function.__name__)
+    return found
+
+origin.of, origin.recall = watched_of, watched_recall
+for op in ("attention", "decode_partials", "merge", "mask_blocks"):
+    for result in check.results(check.cases(f"{op} float32")[:6], "cpu"):
+        assert not result.problem, result.problem
+print(*sorted(seen))
+"""
+
+
+def test_every_registered_kernel_has_an_origin(folder: Path) -> None:
+    """And what is noted under it is the key of what the front end makes. Twice: compiled, and from disk."""
+    for _ in range(2):
+        environment = {**os.environ, "PYTHONPATH": SOURCES}
+        run = subprocess.run([sys.executable, "-c", EVERY], env=environment, capture_output=True, text=True)
+        assert not run.stderr
+        assert run.stdout.split() == ["attention", "decode", "mask_blocks", "merge"]
 
 
 def test_recalled_call_loads_no_front_end(folder: Path) -> None:

@@ -153,7 +153,9 @@ class _Walk:
 
     def type(self, value: type) -> None:
         """Types of Python and NumPy by their name; a named tuple by its fields."""
-        if value in PURE_TYPES or (issubclass(value, np.generic) and getattr(np, value.__name__, None) is value):
+        if any(value is known for known in PURE_TYPES) or (
+            issubclass(value, np.generic) and getattr(np, value.__name__, None) is value
+        ):
             self.parts.append(f"type {value.__module__} {value.__name__}")
             return
         fields = getattr(value, "_fields", None)

@@ -159,6 +159,20 @@ def test_captured_values_and_arrays(Nq: int, plans: list[str]) -> None:
     assert len(plans) == 3
 
 
+def test_one_array_captured_twice() -> None:
+    """Functions that are alike but for which array is which."""
+    q, k, v = qkv(20, 30)
+    plain = monotile.attention(q, k, v, return_lse=True)[1]
+
+    def biased(x: Array, y: Array, z: Array) -> Any:
+        return lambda score, b, h, q_idx, kv_idx: score + (x[h] + 10.0 * y[h] + 100.0 * z[h])
+
+    one, two = np.array([1, 2], np.float32), np.array([3, 4], np.float32)
+    for x, y, z in ((one, two, one), (one, two, two), (two, one, two), (one, one, one)):
+        lse = monotile.attention(q, k, v, score_mod=biased(x, y, z), return_lse=True)[1]
+        np.testing.assert_allclose((lse - plain)[0, :, 0], x + 10 * y + 100 * z, rtol=1e-5)
+
+
 @pytest.mark.parametrize("Nq", [1, 20])
 def test_masks_and_sinks_are_read_in_every_call(Nq: int, plans: list[str]) -> None:
     q, k, v = qkv(Nq, 300)

@@ -13,14 +13,12 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from . import arrays, tensors
 from .arrays import Library
 from .dtypes import DType, uint8
 from .errors import ArgumentAlignment, ArgumentKind, InternalError, MonotileError
 from .launch import Kernel, Plan, Reads
-from .signature import captured_arrays, const_key, read_scalar
+from .signature import captured_arrays, const_key, mentions, read_scalar
 from .tensors import View
 
 Array = Any
@@ -228,14 +226,14 @@ class Op:
     def __call__(self, given: Sequence[Array | None], options: tuple[Any, ...], scale: float | None = None) -> Any:
         """`given` are arrays in the order of `names`, None where one is left out; `scale` is a number for kernels."""
         kinds = tuple([type(option) for option in options])
-        shapes = [(a.shape, a.strides, a.dtype) if type(a) is np.ndarray else tensors.signature(a) for a in given]
+        shapes = tensors.signatures(given)
         captured: Sequence[Array] = ()
         if PLAIN.issuperset(kinds):
             key: Any = (kinds, options, *shapes)
         else:
             if types.FunctionType in kinds:
                 captured = captured_arrays(options)
-            key = (kinds, *map(_option_key, options), *shapes, *map(tensors.signature, captured))
+            key = (kinds, *map(_option_key, options), *shapes, *map(tensors.signature, captured), *mentions(options))
         try:
             prepared = self.table.get(key)
         except TypeError:  # something unhashable: the full check will say what

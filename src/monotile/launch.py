@@ -43,6 +43,7 @@ from .signature import (
     check_const,
     check_threads,
     const_key,
+    mentions,
     plain_const,
     read_scalar,
     read_signature,
@@ -101,6 +102,8 @@ class Kernel:
         key: Any = (backend, schedule, *shapes)
         if consts:
             key += tuple([(n, v if type(v) is int else const_key(v)) for n, v in consts.items()])
+            if len(args) > own:
+                key += mentions(consts.values())
         try:
             plan = self._plans.get(key)
         except TypeError:  # something unhashable: the full check will say what
@@ -167,7 +170,8 @@ class Kernel:
             takes = f"takes a {chosen.schedules.__name__}" if chosen.schedules else "takes no schedule"
             raise BadOption(f"backend {chosen.name!r} {takes}, found {type(schedule).__name__}; leave it out")
         facts = self._facts(args, views, bound_consts)
-        key = chosen.name, schedule, facts, tuple([(n, const_key(v)) for n, v in bound_consts.items()])
+        consts_key = tuple([(n, const_key(v)) for n, v in bound_consts.items()])
+        key = chosen.name, schedule, facts, consts_key, mentions(bound_consts.values())
         with self._lock:
             found = self._programs.get(key)
             if found is None or any(names.get(name) is not value for names, name, value in found[2]):

@@ -125,7 +125,17 @@ def check_const(name: str, value: Any) -> None:
 
 def captured_arrays(values: Iterable[Any]) -> list[Any]:
     """Arrays that functions among the constants refer to, as captured variables or globals: each once, in order."""
-    found: dict[int, Any] = {}
+    return list({id(array): array for array in _mentioned(values)}.values())
+
+
+def mentions(values: Iterable[Any]) -> tuple[int, ...]:
+    """Which of the captured arrays each mention of one is: functions alike compile alike only if these agree."""
+    numbers: dict[int, int] = {}
+    return tuple([numbers.setdefault(id(array), len(numbers)) for array in _mentioned(values)])
+
+
+def _mentioned(values: Iterable[Any]) -> list[Any]:
+    found: list[Any] = []
 
     def visit(value: Any, depth: int) -> None:
         if isinstance(value, tuple):
@@ -138,12 +148,12 @@ def captured_arrays(values: Iterable[Any]) -> list[Any]:
             for name in value.__code__.co_names:
                 visit(value.__globals__.get(name), depth + 1)
         elif depth and is_array(value):
-            found[id(value)] = value
+            found.append(value)
 
     for value in values:
         if type(value) is not int:
             visit(value, 0)
-    return list(found.values())
+    return found
 
 
 def const_key(value: Any, depth: int = 0) -> Any:

@@ -125,6 +125,23 @@ def signature(array: Any) -> Any:
     return type(array)
 
 
+def signatures(arrays: Sequence[Any]) -> list[Any]:
+    """The signature of each. They are mostly of one kind, and the common kinds are asked here: a call of a function for
+    each array would take as long as all the rest."""
+    kind, torch = type(arrays[0]), sys.modules.get("torch")
+    if kind is np.ndarray:
+        return [(a.shape, a.strides, a.dtype) if type(a) is kind else signature(a) for a in arrays]
+    if torch is not None and kind is torch.Tensor:
+        try:
+            return [
+                (a.shape, a.stride(), a.dtype, a.device, a.is_neg()) if type(a) is kind else signature(a)
+                for a in arrays
+            ]
+        except RuntimeError:  # a layout without strides
+            pass
+    return [signature(a) for a in arrays]
+
+
 def is_writable(array: Any) -> bool:
     return bool(array.flags.writeable) if isinstance(array, np.ndarray) else True
 

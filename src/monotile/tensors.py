@@ -114,6 +114,8 @@ def device(array: Any) -> str:
 
 def signature(array: Any) -> Any:
     """Everything about an array but its address, contents and writability; of anything else its type."""
+    if array is None:
+        return None
     if isinstance(array, np.ndarray):
         return array.shape, array.strides, array.dtype, type(array)
     if is_mlx(array):

@@ -1,0 +1,106 @@
+"""The host's side of a launch on an NVIDIA GPU, with a stand-in for the driver: what is compiled, what is launched."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+import monotile
+from monotile import ops
+from monotile.backends.nvidia import backend as nvidia
+from monotile.backends.nvidia import build
+
+torch = pytest.importorskip("torch", reason="the nvidia backend needs torch")
+pytest.importorskip("triton", reason="the nvidia backend needs triton")
+pytestmark = pytest.mark.skipif(build.interpreting(), reason="Triton's interpreter launches otherwise")
+
+
+@dataclass
+class Gpu:
+    """Notes compilations and launches, and computes nothing."""
+
+    current: int = 0
+    stream: int = 7
+    compiled: list[tuple[str, list[Any]]] = field(default_factory=list)
+    launched: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def first(self, variant: Any, programs: int, given: list[Any], tail: list[Any]) -> Any:
+        self.compiled.append((variant.rendered.name, given))
+        return None, lambda *args: self.launched.append((self.current, *args)), variant.rendered.name, None
+
+    @contextlib.contextmanager
+    def device(self, number: int) -> Iterator[None]:
+        before, self.current = self.current, number
+        yield
+        self.current = before
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    found = Gpu()
+    runtime = nvidia.Runtime(lambda: found.current, lambda device: found.stream, found.device, lambda allocator: None)
+    monkeypatch.setattr(nvidia, "runtime", lambda: runtime)
+    monkeypatch.setattr(nvidia, "first", found.first)
+    monkeypatch.setattr(nvidia.NvidiaBackend, "why_not", lambda self: None)
+    monkeypatch.setattr(nvidia.NvidiaBackend, "accepts", lambda self, device: True)
+    monkeypatch.setattr(ops._ATTENTION, "table", {})
+    return found
+
+
+def attend(Nq: int, Nk: int, shift: int = 0) -> Any:
+    """On memory that begins `shift` elements after an aligned place."""
+    q, k, v = (
+        torch.zeros(h * n * 64 + shift, dtype=torch.bfloat16)[shift:].view(1, h, n, 64)
+        for h, n in ((8, Nq), (2, Nk), (2, Nk))
+    )
+    out = monotile.attention(q, k, v, backend="nvidia")
+    return q, k, v, out
+
+
+@pytest.mark.parametrize("Nq, Nk, launches", [(1, 100, 1), (1, 100_000, 2), (200, 100, 1)])
+def test_a_warm_call_only_launches(Nq: int, Nk: int, launches: int, gpu: Gpu) -> None:
+    attend(Nq, Nk)
+    assert len(gpu.compiled) == launches and not gpu.launched
+    q, k, v, out = attend(Nq, Nk)
+    assert len(gpu.compiled) == launches and len(gpu.launched) == launches
+    pointers = [x.data_ptr() for x in (q, k, v)]
+    assert all(any(p == a for a in gpu.launched[0]) for p in pointers)
+    assert out.data_ptr() in gpu.launched[-1]
+    assert all(call[4] == gpu.stream for call in gpu.launched)
+
+
+def test_alignment_makes_another_kernel(gpu: Gpu) -> None:
+    """Triton compiles for addresses that are multiples of 16 bytes, and others get a kernel of their own."""
+    for shift in (0, 1, 0, 8, 1):
+        attend(1, 100, shift)
+    assert len(gpu.compiled) == 2 and len(gpu.launched) == 3
+    (_, even), (_, odd) = gpu.compiled
+    tensors = [[p.data_ptr() % 16 for p in given if isinstance(p, nvidia.Pointer)] for given in (even, odd)]
+    assert not any(tensors[0]) and any(tensors[1])
+
+
+def test_a_pointer_is_a_tensor_to_triton() -> None:
+    specialize = pytest.importorskip("triton._C.libtriton").native_specialize_impl
+    from triton.backends.compiler import BaseBackend
+
+    from monotile import dtypes
+
+    for dtype in dtypes.ALL:
+        tensor = torch.zeros(64, dtype=getattr(torch, dtype.name))
+        for given in (tensor, tensor[1:]):
+            pointer = nvidia.Pointer(given.data_ptr(), dtype)
+            assert specialize(BaseBackend, pointer, False, True, True) == specialize(
+                BaseBackend, given, False, True, True
+            )
+
+
+def test_the_device_of_the_arrays_is_made_current(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = nvidia.NvidiaProgram.bind
+    monkeypatch.setattr(nvidia.NvidiaProgram, "bind", lambda self, words, device="cpu": plain(self, words, "cuda:3"))
+    for _ in range(2):
+        attend(1, 100)
+    assert gpu.launched[0][0] == 3 and gpu.current == 0

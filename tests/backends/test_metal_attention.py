@@ -100,3 +100,23 @@ def test_split_decode_and_merge(size: int, dtype: str, heads: int) -> None:
     limit = 2 * np.abs(naive - exact).max() + 1e-6
     assert np.abs(out.astype(np.float64) - exact.reshape(heads, size)).max() <= limit
     assert np.abs(lse - exact_lse.reshape(heads)).max() <= 1e-6
+
+
+@pytest.mark.parametrize("size", [64, 77, 256])
+def test_bfloat_where_the_language_has_none(size: int) -> None:
+    """Metal before 3.1: the text does not speak of bfloat, and gives the same bits."""
+    q = randoms(1, 1, 70, size, dtype=BF16)
+    k, v = (randoms(1, 1, 97, size, dtype=BF16, seed=n) for n in (1, 2))
+    rows, keys = schedule.attention_blocks(70, size, 2, "metal")
+    consts = {"options": Options(causal="lower_right"), "BQ": rows, "BK": keys}
+    found = []
+    for bfloat in (True, False):
+        o, lse = metal.poisoned(q.shape, BF16), metal.poisoned(q.shape[:3], np.float32)
+        args = [q, k, v, None, None, None, o, lse]
+        program = MetalBackend(bfloat=bfloat).compile(attention.ir(*args, size**-0.5, **consts))
+        assert isinstance(program, MetalProgram) and ("bfloat" in program.rendered.source) == bfloat
+        arrays = [a for a in args if a is not None]
+        words = [w for a in arrays for w in (0, *a.shape, *(stride // a.itemsize for stride in a.strides))]
+        program.launch(program.bind([*words, 0]), arrays, [a.ctypes.data for a in arrays], [size**-0.5], None)
+        found.append((o.tobytes(), lse.tobytes()))
+    assert found[0] == found[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,9 +45,9 @@ class MetalProgram(Program):
 
     needs_arrays = True
 
-    def __init__(self, kernel: ir.Kernel, order: str) -> None:
+    def __init__(self, kernel: ir.Kernel, order: str, bfloat: bool) -> None:
         self.kernel, self.order = kernel, order
-        self.rendered: Rendered = render(kernel)
+        self.rendered: Rendered = render(kernel, bfloat)
         self.words = words(kernel, self.rendered)
         self.grid = Grid(kernel)
         self.launchers: dict[str, Launcher] = {}
@@ -109,9 +110,11 @@ def _span(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class MetalBackend(Backend):
-    """`order` is the one in which the runner runs threads; results do not depend on it."""
+    """`order` is the one in which the runner runs threads; results do not depend on it. Without `bfloat` the text is
+    for Metal before 3.1, which has no such type."""
 
     order: str = "ascending"
+    bfloat: bool = True
     name = "metal"
 
     def why_not(self) -> str | None:
@@ -128,7 +131,7 @@ class MetalBackend(Backend):
         return device.partition(":")[0] in ("cpu", "mps", "mlx")
 
     def compile(self, kernel: ir.Kernel) -> Program:
-        return MetalProgram(self.lower(kernel), self.order)
+        return MetalProgram(self.lower(kernel), self.order, self.bfloat)
 
     def lower(self, kernel: ir.Kernel, watch: Callable[[str, ir.Kernel], None] | None = None) -> ir.Kernel:
         kernel = ir.copy(kernel)
@@ -141,11 +144,21 @@ class MetalBackend(Backend):
             self.lower(kernel, lambda name, k: texts.append(f"# {name}\n{ir.show(k)}"))
             return "\n".join(texts)
 
-        return {"ir": lambda: ir.show(kernel), "passes": passes, "metal": lambda: render(self.lower(kernel)).source}
+        return {
+            "ir": lambda: ir.show(kernel),
+            "passes": passes,
+            "metal": lambda: render(self.lower(kernel), self.bfloat).source,
+        }
 
     def emit(self, kernel: ir.Kernel) -> Emitted:
         lowered = self.lower(kernel)
-        return emitted(lowered, render(lowered))
+        return emitted(lowered, render(lowered, self.bfloat))
 
 
-BACKEND = MetalBackend()
+def _has_bfloat() -> bool:
+    """Metal 3.1 came with macOS 14; elsewhere the text is for those who have it."""
+    version = platform.mac_ver()[0].partition(".")[0]
+    return not version.isdigit() or int(version) >= 14
+
+
+BACKEND = MetalBackend(bfloat=_has_bfloat())

@@ -228,8 +228,7 @@ class Dots(Staging):
             self.elements.touched.append(room)
         turned = operand.kind == "trans"
         first, second = (column, row) if turned else (row, column)
-        place = _offset(room.name, first, str(room.width), second)
-        return f"simdgroup_load({target}, {place}, {room.width}{', ulong2(0), true' if turned else ''});"
+        return self._square(target, _offset(room.name, first, str(room.width), second), str(room.width), operand)
 
     def _direct(self, operand: Value) -> bool:
         """Whether whole squares can be loaded from device memory: no bounds to test, columns side by side."""
@@ -251,7 +250,13 @@ class Dots(Staging):
         stride = tensor.strides[dims[0]].removesuffix("L")
         turned = operand.kind == "trans"
         first, second = (column, row) if turned else (row, column)
-        place = _offset(self.elements.slices[op][0], first, stride, second)
+        return self._square(target, _offset(self.elements.slices[op][0], first, stride, second), stride, operand)
+
+    def _square(self, target: str, place: str, stride: str, operand: Value) -> str:
+        turned = operand.kind == "trans"
+        if self.elements.memory_type(operand.dtype) != type_of(operand):
+            self.elements.helpers.add("load_square")
+            return f"load_square({target}, {place}, {stride}, lane, {str(turned).lower()});"
         return f"simdgroup_load({target}, {place}, {stride}{', ulong2(0), true' if turned else ''});"
 
     # ---- a right operand that does not fit ---------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from ...ir import Op, Value
 from .layout import COLUMN, ROW, Family, Shape, Spread
 from .points import Coordinate, Point, bare
 from .registers import Registers
-from .words import folded, identity, type_of
+from .words import folded, identity
 
 
 class Folds(Registers):
@@ -102,7 +102,8 @@ class Folds(Registers):
 
     def _across_simdgroups(self, op: Op, name: str, family: Family, kept: Shape, along: str, groups: int) -> None:
         """Each simdgroup has folded what it holds; the results meet in threadgroup memory."""
-        fold, dtype, kind = op.attrs["fold"], op.operands[0].dtype, type_of(op.operands[0])
+        fold, dtype = op.attrs["fold"], op.operands[0].dtype
+        kind, keep, fetch = self.elements.memory_type(dtype), self.elements.kept, self.elements.fetched
         side = kept.rows * kept.columns
         room = self.take(kind, dtype.bytes, groups, side, f"{name}_parts", "a fold over simdgroups")
         self.will_write(room)
@@ -113,7 +114,7 @@ class Folds(Registers):
             at = point.row.text if along == COLUMN else point.column.text
             tests = [*self.inside(family, kept, point), *mine]
             place = f"sg * {side} + {at}" if side > 1 else "sg"
-            return [f"if ({' && '.join(tests)}) {room.name}[{place}] = {self._target(op, name, point)};"]
+            return [f"if ({' && '.join(tests)}) {room.name}[{place}] = {keep(self._target(op, name, point), dtype)};"]
 
         self.nest(family, kept, put)
         self.last = None
@@ -123,7 +124,7 @@ class Folds(Registers):
             at = point.row.text if along == COLUMN else point.column.text
             tests = self.inside(family, kept, point)
             target = self._target(op, name, point)
-            parts = [f"{room.name}[{f'{s * side} + {at}' if s else at}]" for s in range(groups)]
+            parts = [fetch(f"{room.name}[{f'{s * side} + {at}' if s else at}]", dtype) for s in range(groups)]
             text = parts[0]
             for part in parts[1:]:
                 text = folded(fold, dtype, text, part)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from ... import ir
+from ...dtypes import DType
 from ...errors import InternalError
 from ...ir import Op, Value
 from .assign import Families, Orientations
@@ -113,6 +114,21 @@ class Elements:
     tensors: dict[int, TensorText] = field(default_factory=dict)
     slices: dict[Op, tuple[str, str]] = field(default_factory=dict)  # pointer to a load's tile, test that it is there
     count: int = 0
+    bfloat: bool = True  # whether the language has it; else memory holds its bits and registers hold floats
+
+    def memory_type(self, dtype: DType) -> str:
+        return "ushort" if self._as_bits(dtype) else TYPES[dtype.name]
+
+    def fetched(self, text: str, dtype: DType) -> str:
+        """What memory holds, as a register holds it."""
+        return f"widened({text})" if self._as_bits(dtype) else text
+
+    def kept(self, text: str, dtype: DType) -> str:
+        """What a register holds, as memory holds it."""
+        return f"narrowed({text})" if self._as_bits(dtype) else text
+
+    def _as_bits(self, dtype: DType) -> bool:
+        return dtype.name == "bfloat16" and not self.bfloat
 
     def shape(self, value: Value) -> Shape:
         return shape_of(value, self.orientations.of(value))
@@ -229,14 +245,15 @@ class Elements:
         place = f"({sides[0][0]}) * {room.width} + {sides[1][0]}" if len(sides) == 2 else sides[0][0]
         padded = [s for s in sides if family.row_padded(s[1]) or family.column_padded(s[1])]
         tests = " && ".join(f"{at} < {side}" for at, side in padded)
-        return f"({tests} ? {room.name}[{place}] : {type_of(value)}(0))" if tests else f"{room.name}[{place}]"
+        text = self.fetched(f"{room.name}[{place}]", value.dtype)
+        return f"({tests} ? {text} : {type_of(value)}(0))" if tests else text
 
     # ---- memory ------------------------------------------------------------------------------------------------------
 
     def load(self, op: Op, point: Point, axis: str) -> str:
         pointer, offset, inside = self.place(op, op.operands, point, axis)
         inside = [*self._padding(op.result, point, axis), *inside]
-        text = f"{pointer}[{offset}]"
+        text = self.fetched(f"{pointer}[{offset}]", op.result.dtype)
         return f"({' && '.join(inside)} ? {text} : {TYPES[op.result.dtype.name]}(0))" if inside else text
 
     def _padding(self, value: Value, point: Point, axis: str) -> list[str]:
@@ -298,7 +315,7 @@ class Elements:
             if checked[n]:
                 tests.append(_within(position, tensor.dims[n], index))
         tests = [*self._padding(op.result, point, axis), *tests]
-        text = f"{tensor.name}[{' + '.join(t for t in terms if t) or '0'}]"
+        text = self.fetched(f"{tensor.name}[{' + '.join(t for t in terms if t) or '0'}]", op.result.dtype)
         return f"({' && '.join(tests)} ? {text} : {type_of(op.result)}(0))" if tests else text
 
     # ---- neighbours --------------------------------------------------------------------------------------------------
@@ -306,6 +323,8 @@ class Elements:
     def vector(self, value: Value, point: Point, width: int) -> str | None:
         """`width` columns of a tile from a point on, as one vector; None where they do not lie side by side."""
         op, kind = value.op, f"{type_of(value)}{width}"
+        if self._as_bits(value.dtype):
+            return None
         if not value.shape or (op is not None and op.kind == "broadcast" and not op.operands[0].shape):
             return f"{kind}({self.scalar(value)})"
         if value in self.names or value in self.rooms or op is None or value.dtype.name == "bool":

@@ -224,7 +224,7 @@ class Registers(Rooms):
     def publish(self, value: Value) -> None:
         elements = self.elements
         shape, family, name = elements.shape(value), elements.families.of(value), elements.names[value]
-        size, kind = value.dtype.bytes, type_of(value)
+        size, kind = value.dtype.bytes, elements.memory_type(value.dtype)
         rows = shape.rows if shape.kind == "tile" else 1
         width = shape.columns if shape.columns > 1 else shape.rows
         room = self.take(kind, size, rows, width, f"all_{name}", "an exchange between lanes")
@@ -236,7 +236,10 @@ class Registers(Rooms):
                 place = f"({point.row.text}) * {width} + {point.column.text}"
             held = elements.reference(value, name, point.row.index or (), point.column.index or ())
             tests = self.inside(family, shape, point) + self.owner(family, shape)
-            return [(f"if ({' && '.join(tests)}) " if tests else "") + f"{room.name}[{place}] = {held};"]
+            return [
+                (f"if ({' && '.join(tests)}) " if tests else "")
+                + f"{room.name}[{place}] = {elements.kept(held, value.dtype)};"
+            ]
 
         self.nest(family, shape, body, sealed=True)
         elements.rooms[value] = room

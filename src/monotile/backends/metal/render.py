@@ -13,7 +13,7 @@ from .assign import Plan, plans, read_by
 from .lane_dots import LaneDots
 from .layout import COLUMN, Fragments
 from .points import Coordinate, Point, TensorText, bare
-from .words import HELPERS, TYPES, author_name, cast, type_of
+from .words import BITS, HELPERS, TYPES, author_name, cast, type_of, without_bfloat
 
 UNROLLING = '_Pragma("clang loop unroll(full)")'
 HEADER = f"""#include <metal_stdlib>
@@ -54,20 +54,21 @@ class Length:
     meaning: tuple[int, str, int]
 
 
-def render(kernel: Kernel) -> Rendered:
-    """By the best plan that fits threadgroup memory."""
+def render(kernel: Kernel, bfloat: bool = True) -> Rendered:
+    """By the best plan that fits threadgroup memory. Without `bfloat`, for Metal before 3.1."""
     ways = plans(kernel)
     for plan in ways[:-1]:
         try:
-            return Renderer(kernel, plan).render()
+            return Renderer(kernel, plan, bfloat).render()
         except DeviceLimit:
             continue
-    return Renderer(kernel, ways[-1]).render()
+    return Renderer(kernel, ways[-1], bfloat).render()
 
 
 class Renderer(LaneDots):
-    def __init__(self, kernel: Kernel, plan: Plan) -> None:
+    def __init__(self, kernel: Kernel, plan: Plan, bfloat: bool = True) -> None:
         super().__init__(kernel, plan)
+        self.elements.bfloat = bfloat
         self.longs: list[tuple[int, str, int]] = []
         self.fused = _fused_dots(kernel)
         self.carried: dict[Value, list[tuple[Value, str]]] = {}  # what a loop's next turn gets, with what it replaces
@@ -82,7 +83,9 @@ class Renderer(LaneDots):
         self.block(kernel.body)
         threads = 32 * self.family.simdgroups
         name = author_name(kernel.name)
-        head = [HEADER, *(HELPERS[helper] for helper in HELPERS if helper in self.elements.helpers)]
+        bits = not self.elements.bfloat and any(t.dtype.name == "bfloat16" for t in kernel.tensors)
+        head = [HEADER, *([BITS] if bits else [])]
+        head += [HELPERS[helper] for helper in HELPERS if helper in self.elements.helpers]
         arguments = ",\n".join(f"    {text}" for text in self._arguments(bool(integers), bool(floats)))
         signature = f"\n[[kernel, max_total_threads_per_threadgroup({threads})]] void {name}(\n{arguments})"
         body = [
@@ -94,6 +97,8 @@ class Renderer(LaneDots):
             *self.lines,
         ]
         texts = "\n".join(head), signature, "\n".join(body)
+        if not self.elements.bfloat:
+            texts = (without_bfloat(texts[0]), texts[1], without_bfloat(texts[2]))
         return Rendered(*texts, name, threads, tuple(self.longs), integers, floats, self.room_bytes)
 
     def _arguments(self, integers: bool, floats: bool) -> list[str]:
@@ -102,7 +107,7 @@ class Renderer(LaneDots):
         for tensor in kernel.tensors:
             constness = "" if tensor.index in kernel.written else "const "
             name = f"{author_name(tensor.name)}_p [[buffer({tensor.index})]]"
-            texts.append(f"device {constness}{TYPES[tensor.dtype.name]} *{name}")
+            texts.append(f"device {constness}{self.elements.memory_type(tensor.dtype)} *{name}")
         texts.append(f"constant long *meta [[buffer({count})]]")
         texts += [f"constant long *integers [[buffer({count + 1})]]"] if integers else []
         texts += [f"constant float *floats [[buffer({count + 1 + integers})]]"] if floats else []
@@ -119,7 +124,7 @@ class Renderer(LaneDots):
         lengths: dict[str, str] = {}
         self.scopes[0] |= {author_name(tensor.name) for tensor in self.kernel.tensors}
         for tensor in self.kernel.tensors:
-            kind, name = TYPES[tensor.dtype.name], author_name(tensor.name)
+            kind, name = self.elements.memory_type(tensor.dtype), author_name(tensor.name)
             constness = "" if tensor.index in self.kernel.written else "const "
             line = f"device {constness}{kind} *{name} = {name}_p + meta[#];"
             found.append(Length(name, line, (tensor.index, "offset", 0)))
@@ -317,7 +322,8 @@ class Renderer(LaneDots):
         run = family.neighbours(shape.columns) if shape.columns > 1 and len(value.shape) == 2 else 1
         if run > 1 and (tensor.unit != dims[-1] or op.attrs["checked"][dims[-1]] or shape.columns % run):
             run = 1
-        kind = TYPES[tensor.dtype.name]
+        kind = elements.memory_type(tensor.dtype)
+        run = run if kind == TYPES[tensor.dtype.name] else 1
 
         def body(point: Point) -> list[str]:
             pointer, offset, inside = elements.place(op, op.operands[1:], point, axis)
@@ -329,7 +335,7 @@ class Renderer(LaneDots):
                     index = (*(point.column.index or ())[:-1], str(e))
                     at = Point(point.row, Coordinate(family.column(index, shape.columns), family, COLUMN, index))
                 texts.append(bare(cast(elements.at(value, at, axis), value.dtype, tensor.dtype, elements.helpers)))
-            line = f"{pointer}[{offset}] = {texts[0]};"
+            line = f"{pointer}[{offset}] = {elements.kept(texts[0], tensor.dtype)};"
             if run > 1:
                 line = f"*(device packed_{kind}{run} *)({pointer} + {offset}) = {kind}{run}({', '.join(texts)});"
             return [f"if ({' && '.join(tests)}) {line}" if tests else line]

@@ -8,7 +8,7 @@ from .assign import Plan
 from .folds import Folds
 from .layout import COLUMN, Shape, plus
 from .points import Coordinate, Point, Room, bare
-from .words import TYPES, type_of
+from .words import type_of
 
 REGISTERS = 96  # of a lane, for tiles; beyond it an operand that a loop does not change waits in threadgroup memory
 
@@ -99,7 +99,14 @@ class Staging(Folds):
         size, op = value.dtype.bytes, value.op
         of_tensor = op.attrs["tensor"].name if op is not None and op.kind == "load" else ""
         hint = value.hint or of_tensor or self._made_of(value)
-        return self.take(type_of(value), size, rows, columns + 16 // size, f"{hint}_tile", "an operand of dot")
+        return self.take(
+            self.elements.memory_type(value.dtype),
+            size,
+            rows,
+            columns + 16 // size,
+            f"{hint}_tile",
+            "an operand of dot",
+        )
 
     def _slices(self, value: Value) -> None:
         """Pointers to what a value is loaded from, if they are not there yet."""
@@ -124,7 +131,7 @@ class Staging(Folds):
         if offset:
             pointer = self.name(f"{text.name}_at")
             constness = "" if tensor.index in self.kernel.written else "const "
-            self.line(f"device {constness}{TYPES[tensor.dtype.name]} *{pointer} = {text.name} + {offset};")
+            self.line(f"device {constness}{elements.memory_type(tensor.dtype)} *{pointer} = {text.name} + {offset};")
         elements.slices[op] = (pointer, there)
 
     def _made_of(self, value: Value) -> str:
@@ -157,6 +164,9 @@ class Staging(Folds):
             tests += [f"{point.column.text} < {columns}"] if family.column_padded(columns) else []
             place = f"{room.name} + ({point.row.text}) * {room.width} + {point.column.text}"
             line = f"*(threadgroup {kind}2 *)({place}) = {kind}2({', '.join(texts)});"
+            if self.elements.memory_type(value.dtype) != kind:
+                first, second = (self.elements.kept(text, value.dtype) for text in texts)
+                line = f"{{ *({place}) = {first}; *({place} + 1) = {second}; }}"
             return [f"if ({' && '.join(tests)}) {line}" if tests else line]
 
         self.will_write(room)
@@ -188,7 +198,7 @@ class Staging(Folds):
         self.line(f"const int r = e / {per}, c = e % {per}{f' * {run}' if run > 1 else ''};")
         place = f"{room.name} + r * {room.width} + c"
         target = f"*(threadgroup {kind}{run} *)({place})" if run > 1 else f"{room.name}[r * {room.width} + c]"
-        self.line(f"{target} = {text};")
+        self.line(f"{target} = {elements.kept(text, value.dtype)};")
         self.close()
 
 

@@ -48,9 +48,18 @@ TAKEN = frozenset({
     "fragment", "main", "metal", "min", "max", "abs", "exp", "log", "select", "clamp", "dot", "sum", "step",
     "mix", "length", "sign", "fm", "fn", "sg", "lane", "tid", "gid", "meta", "room", "parts", "sums", "left",
     "right", "integers", "floats", "c", "e", "i", "j", "r", "u", "x", "kb", "ke", "kk", "k0", "sg_u", "lane_u",
-    "floordiv", "floormod", "held", "shuffled", "from_lane", "sums_over_lanes", *POSITIONS, "and", "or", "not", "xor",
+    "floordiv", "floormod", "held", "shuffled", "from_lane", "sums_over_lanes", "widened", "narrowed",
+    "rounded", "load_square", *POSITIONS, "and", "or", "not", "xor",
     "INFINITY", "UNROLL", "NAN",
 })  # fmt: skip
+
+# A bfloat where the language has none: its bits in memory, its value in registers.
+BITS = """METAL_FUNC float widened(ushort bits) { return as_type<float>(uint(bits) << 16); }
+METAL_FUNC ushort narrowed(float x) {
+  const uint bits = as_type<uint>(x);
+  return isnan(x) ? ushort(bits >> 16 | 64) : ushort((bits + 32767 + (bits >> 16 & 1)) >> 16);
+}
+METAL_FUNC float rounded(float x) { return widened(narrowed(x)); }"""
 
 HELPERS = {
     "floordiv": """template <typename T> METAL_FUNC T floordiv(T a, T b) {
@@ -76,6 +85,14 @@ METAL_FUNC bfloat from_lane(bfloat x, int lane) { return bfloat(simd_shuffle(flo
 METAL_FUNC int from_lane(int x, int lane) { return simd_shuffle(x, ushort(lane)); }
 METAL_FUNC bool from_lane(bool x, int lane) { return simd_shuffle(ushort(x), ushort(lane)) != 0; }
 METAL_FUNC long from_lane(long x, int lane) { return as_type<long>(simd_shuffle(as_type<int2>(x), ushort(lane))); }""",
+    "load_square": """template <typename P>
+METAL_FUNC void load_square(thread simdgroup_float8x8 &square, P source, long stride, int lane, bool turned) {
+  const int row = (lane / 4 & 4) + lane / 2 % 4, column = (lane / 4 & 2) * 2 + lane % 2 * 2;
+  UNROLL for (int e = 0; e < 2; ++e) {
+    const long place = turned ? (column + e) * stride + row : row * stride + column + e;
+    square.thread_elements()[e] = widened(source[place]);
+  }
+}""",
     # Halves the number of sums and doubles the lanes that make one, until each lane has its own.
     "sums_over_lanes": """METAL_FUNC float sums_over_lanes(thread float *parts, int lane) {
   UNROLL for (int half_ = 16; half_ > 0; half_ /= 2) {
@@ -88,6 +105,13 @@ METAL_FUNC long from_lane(long x, int lane) { return as_type<long>(simd_shuffle(
   return parts[0];
 }""",
 }
+
+
+def without_bfloat(text: str) -> str:
+    """A text in which registers hold the values of bfloats as floats."""
+    lines = [line for line in text.splitlines() if not line.startswith("METAL_FUNC bfloat")]
+    text = "\n".join(lines).replace("simdgroup_bfloat8x8", "simdgroup_float8x8")
+    return re.sub(r"\bbfloat\b", "float", re.sub(r"\bbfloat\(", "rounded(", text))
 
 
 def type_of(value: Value) -> str:

@@ -165,8 +165,8 @@ class Staging(Folds):
             place = f"{room.name} + ({point.row.text}) * {room.width} + {point.column.text}"
             line = f"*(threadgroup {kind}2 *)({place}) = {kind}2({', '.join(texts)});"
             if self.elements.memory_type(value.dtype) != kind:
-                first, second = (self.elements.kept(text, value.dtype) for text in texts)
-                line = f"{{ *({place}) = {first}; *({place} + 1) = {second}; }}"
+                low, high = (self.elements.kept(text, value.dtype) for text in texts)
+                line = f"{{ *({place}) = {low}; *({place} + 1) = {high}; }}"
             return [f"if ({' && '.join(tests)}) {line}" if tests else line]
 
         self.will_write(room)

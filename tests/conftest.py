@@ -9,20 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from monotile import MonotileError, backends
+from usable import usable
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-
-
-def _usable(names: tuple[str, ...]) -> list[str]:
-    found = []
-    for name in names:
-        try:
-            backends.usable(name)
-        except (ImportError, MonotileError):
-            continue
-        found.append(name)
-    return found
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -42,7 +31,7 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 TRITON = ("nvidia",) if os.environ.get("TRITON_INTERPRET") == "1" else ()
 
 
-@pytest.fixture(params=_usable(("interpreter", "cpu", *TRITON)))
+@pytest.fixture(params=usable("interpreter", "cpu", *TRITON))
 def backend(request: pytest.FixtureRequest) -> str:
     """Each backend that computes on arrays in this machine's memory."""
     name: str = request.param

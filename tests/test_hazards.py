@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,20 @@ from arrays import numpy_type
 from kernels.cases import check, check_splits, equal, normal, poisoned, qkv
 from monotile.kernels.attention import attention as attention_kernel
 from monotile.kernels.decode import decode as decode_kernel
+from usable import usable
 
 __all__ = ["poisoned"]
 pytestmark = pytest.mark.usefixtures("poisoned")
 HEADS: dict[str, Any] = {"Hq": 4, "Hkv": 2}
+TRITON = ("nvidia",) if os.environ.get("TRITON_INTERPRET") == "1" else ()
+
+
+@pytest.fixture(params=usable("interpreter", "cpu", "metal", *TRITON))
+def backend(request: pytest.FixtureRequest) -> str:
+    """Here Metal text is run, too."""
+    name: str = request.param
+    return name
+
 
 # ---- shapes ----------------------------------------------------------------------------------------------------------
 
@@ -179,7 +190,7 @@ def test_more_than_65536_keys(backend: str) -> None:
 
 
 def test_more_than_65535_programs(backend: str) -> None:
-    if backend == "interpreter":
+    if backend in ("interpreter", "metal"):
         pytest.skip("70000 programs, one after the other: minutes")
     for Nq in (1, 9):
         check(*qkv(Nq, 3, 2, B=2, Hq=35000, Hkv=35000), backend)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from .backends.metal.runner import launch
+from .backends.metal.runner.build import why_not
+from .backends.metal.runner.launch import run
 from .backends.metal.runner.report import Counters, Finding, KernelFault, LaunchError, NoCompiler, Report, ShaderError
 
 __all__ = [
@@ -23,46 +26,7 @@ __all__ = [
     "why_not",
 ]
 
-ORDERS = ("ascending", "descending", "shuffled")
-
-
-def run(
-    source: str,
-    kernel: str,
-    buffers: Mapping[int | str, Any],
-    grid: int | Sequence[int],
-    threads: int | Sequence[int],
-    *,
-    order: str = "ascending",
-    check_races: bool = True,
-    constants: Mapping[int, bool | int | float] | None = None,
-    threadgroup_memory: Mapping[int | str, int] | None = None,
-    seed: int = 0,
-) -> Report:
-    """Runs `kernel` of the Metal text `source`: `grid` threadgroups of `threads` threads.
-
-    `buffers` maps a buffer's index or its parameter's name to a contiguous NumPy array, a NumPy scalar or bytes; arrays
-    that the kernel may write are written in place. `threadgroup_memory` gives the size in bytes of each `threadgroup`
-    parameter, `constants` the value of each function constant by its index (0 when not given). `order` is the order in
-    which threads run between barriers, one of `ORDERS`; `seed` picks the shuffled one.
-
-    Nothing is raised for what the kernel does: the report has it. A shader that does not compile raises `ShaderError`,
-    a launch that makes no sense `LaunchError`, and a machine without a compiler `NoCompiler`.
-    """
-    from .backends.metal.runner import launch
-
-    return launch.run(
-        source,
-        kernel,
-        buffers,
-        grid,
-        threads,
-        order=order,
-        check_races=check_races,
-        constants=constants,
-        threadgroup_memory=threadgroup_memory,
-        seed=seed,
-    )
+ORDERS = tuple(launch.ORDERS)
 
 
 def poisoned(shape: int | Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
@@ -70,10 +34,3 @@ def poisoned(shape: int | Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
     array: np.ndarray[Any, Any] = np.empty(shape, dtype)
     array.reshape(-1).view(np.uint8)[...] = 255
     return array
-
-
-def why_not() -> str | None:
-    """Why kernels cannot be run here, with the cure; None when they can."""
-    from .backends.metal.runner import build
-
-    return build.why_not()

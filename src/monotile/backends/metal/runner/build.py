@@ -114,6 +114,7 @@ def compiler() -> Compiler:
 
 
 def why_not() -> str | None:
+    """Why kernels cannot be run here, with the cure; None when they can."""
     try:
         compiler()
     except NoCompiler as error:

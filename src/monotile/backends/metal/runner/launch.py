@@ -63,7 +63,16 @@ def run(
     threadgroup_memory: Mapping[int | str, int] | None = None,
     seed: int = 0,
 ) -> Report:
-    """Runs a kernel and reports; see `monotile.metal.run`."""
+    """Runs `kernel` of the Metal text `source`: `grid` threadgroups of `threads` threads.
+
+    `buffers` maps a buffer's index or its parameter's name to a contiguous NumPy array, a NumPy scalar or bytes; arrays
+    that the kernel may write are written in place. `threadgroup_memory` gives the size in bytes of each `threadgroup`
+    parameter, `constants` the value of each function constant by its index (0 when not given). `order` is the order in
+    which threads run between barriers, one of `ORDERS`; `seed` picks the shuffled one.
+
+    Nothing is raised for what the kernel does: the report has it. A shader that does not compile raises `ShaderError`,
+    a launch that makes no sense `LaunchError`, and a machine without a compiler `NoCompiler`.
+    """
     if order not in ORDERS:
         raise LaunchError(f"order={order!r}: the orders are {', '.join(ORDERS)}")
     groups, size = _three("grid", grid), _three("threads", threads)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from . import arrays, choices, schedule
+from . import arrays, backends, choices, schedule
 from .calls import SCALE, Draft, Op, Operand
 from .choices import Choice
 from .dtypes import DType, float32, uint8
@@ -124,10 +124,8 @@ def _forward_choice(call: Call, backend: str | None) -> Choice:
 
 def _machine(array: Operand, backend: str | None) -> str:
     """For what kind of machine block sizes are chosen: "cpu", "metal" or "gpu"."""
-    if backend == "metal":
-        return "metal"
-    at_home = array.view.device.startswith("cpu")
-    return "cpu" if at_home and backend in (None, "cpu", "interpreter") else "gpu"
+    named = backend if backend is not None else backends.home(array.view.device)
+    return {"nvidia": "gpu", "metal": "metal"}.get(named, "cpu")
 
 
 # ---- split decode ----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The verbs of the command line: devices, inspect, emit, check, bench, snap, diff."""
+"""The verbs of the command line: devices, inspect, emit, check, tune, bench, snap, diff."""
 
 from functools import partial
 from pathlib import Path
@@ -143,6 +143,18 @@ def run_check(
 
     if not check.run(_console(), backend=backend, only=only):
         raise typer.Exit(1)
+
+
+@app.command("tune")
+def run_tune(
+    only: Annotated[str, typer.Option("--filter", help="Work with words that begin as these: 'attention D128'.")] = "",
+    dtype: Annotated[str, typer.Option(help="of queries, keys and values")] = "bfloat16",
+    seconds: Annotated[float, typer.Option(help="For each kernel and head size.")] = 60.0,
+) -> None:
+    """Measure which block sizes and schedules are fastest on this GPU, and keep them for later calls."""
+    from . import tune
+
+    tune.run(_console(), only=only, dtype=dtype, seconds=seconds)
 
 
 # ---- times -----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import warnings
 from collections.abc import Callable, Sequence
@@ -216,16 +215,28 @@ def first(variant: Variant, programs: int, given: list[Any], tail: list[Any]) ->
 # ---- in Triton's interpreter -----------------------------------------------------------------------------------------
 
 
+class HostPointer(Pointer):
+    """As much of a tensor as Triton's interpreter asks for: it copies tensors to this machine's memory and back, and
+    here they are already there."""
+
+    def __init__(self, address: int, dtype: DType) -> None:
+        self.address, self.dtype = address, dtype.name  # which needs no torch
+
+    def _itself(self, *args: Any, **words: Any) -> HostPointer:
+        return self
+
+    untyped_storage = cpu = new_empty = set_ = copy_ = _itself
+
+    def _nothing(self) -> int:
+        return 0
+
+    storage_offset = size = stride = _nothing
+
+
 def _interpret(kernel: ir.Kernel, variant: Variant, programs: int, pointers: list[int], tail: list[Any]) -> None:
     """Arrays in this machine's memory. Only their addresses matter: the strides are arguments."""
-    import torch
-
-    nothing = (ctypes.c_char * 16)()
-    given = []
-    for n, pointer in zip(variant.pointers, pointers, strict=True):
-        dtype = kernel.tensors[n].dtype
-        memory = (ctypes.c_char * dtype.bytes).from_address(pointer) if pointer else nothing
-        given.append(torch.frombuffer(memory, dtype=getattr(torch, dtype.name), count=1))
+    dtypes = [kernel.tensors[n].dtype for n in variant.pointers]
+    given = [HostPointer(pointer, dtype) for pointer, dtype in zip(pointers, dtypes, strict=True)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's, of NaN and overflow
         variant.function[(programs,)](*given, *tail)
@@ -236,11 +247,12 @@ class NvidiaBackend(Backend):
     schedules = Schedule
 
     def why_not(self) -> str | None:
-        for package, cure in (("torch", "pip install torch"), ("triton", "pip install triton (Linux)")):
-            if importlib.util.find_spec(package) is None:
-                return f"it needs {package}: {cure}"
+        if importlib.util.find_spec("triton") is None:
+            return "it needs triton: pip install triton (Linux)"
         if build.interpreting():
             return None
+        if importlib.util.find_spec("torch") is None:
+            return "it needs torch: pip install torch"
         import torch
 
         if not torch.cuda.is_available():

@@ -29,6 +29,10 @@ POINTERS = {
     "uint8": "*u8",
     "bool": "*i1",
 }
+# What one program may use, by compute capability.
+SHARED_KIB = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99}
+LEAST_SHARED_KIB = 64
+FITTING = "use smaller blocks, or a schedule with fewer stages"
 SCALARS = {"float32": "fp32", "int64": "i64", "int32": "i32", "bool": "i32"}
 
 
@@ -91,9 +95,14 @@ def ahead(kernel: Kernel, rendered: Rendered, schedule: Schedule, capability: in
         form = importlib.import_module("triton.experimental.gluon._runtime").GluonASTSource
     source = form(function, signature, {}, attributes)
     try:
-        return triton.compile(source, target=compiler.GPUTarget("cuda", capability, 32), options=schedule.options)
+        made = triton.compile(source, target=compiler.GPUTarget("cuda", capability, 32), options=schedule.options)
     except Exception as error:
         raise translated(error, rendered.name) or error from None
+    most = SHARED_KIB.get(capability, LEAST_SHARED_KIB) * 1024
+    if made.metadata.shared > most:  # a launch would refuse it; nothing before does
+        needs = f"{rendered.name} needs {made.metadata.shared} bytes of shared memory, sm_{capability} has {most}"
+        raise DeviceLimit(f"{needs}; {FITTING}")
+    return made
 
 
 def _descriptor_types(kernel: Kernel, rendered: Rendered) -> dict[str, str]:
@@ -119,11 +128,12 @@ def translated(error: Exception, name: str) -> Exception | None:
     """Triton's complaint as one of monotile's errors; None when it is something else."""
     kind, said = type(error).__name__, str(error)
     if kind == "OutOfResources":
-        cure = "use smaller blocks, or a schedule with fewer stages"
-        return DeviceLimit(f"{name} does not fit the GPU: {said.rstrip('.')}; {cure}")
+        return DeviceLimit(f"{name} does not fit the GPU: {said.rstrip('.')}; {FITTING}")
     if kind == "PTXASError" or "ptxas" in said.lower():
         if "is not defined for option 'gpu-name'" in said or "Unsupported gpu architecture" in said:
-            return UnknownArchitecture(f"this Triton's ptxas does not know the GPU; install a newer triton. {said}")
+            line = next((line for line in said.splitlines() if "gpu" in line), said).strip()
+            cure = "install a newer triton, or use backend='cpu'"
+            return UnknownArchitecture(f"this Triton's ptxas does not know the GPU; {cure}. It says: {line}")
         return DeviceLimit(f"ptxas refuses {name}: {said}")
     if "PassManager::run failed" in said:
         cure = "try a newer triton, or a schedule without warp_specialize"

@@ -2,8 +2,9 @@
 
 `exp`: Triton's own multiplies by log2(e) and rounds, which far from zero costs dozens of units in the last place.
 Here the whole powers of two are split off first (Cody and Waite). `tanh`: a polynomial near zero (Cephes),
-exponentials elsewhere; there is none in Triton but libdevice's, which its interpreter does not have. `to_bf16` and
-`from_bf16` are for that interpreter only: its own conversion cuts off, and it multiplies the bits of bfloat16.
+exponentials elsewhere; there is none in Triton but libdevice's, which its interpreter does not have. `to_bf16`,
+`from_bf16` and `whole` are for that interpreter only: its own conversion cuts off, it multiplies the bits of bfloat16,
+and before Triton 3.7 its numbers are no bounds of a loop with NumPy 2.4.
 """
 
 from __future__ import annotations
@@ -67,5 +68,9 @@ def to_bf16(x):
 @triton.jit
 def from_bf16(x):
     return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+""",
+    "whole": """\
+def whole(x):
+    return int(x.handle.data.item()) if isinstance(x, tl.tensor) else x
 """,
 }

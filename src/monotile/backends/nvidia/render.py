@@ -354,7 +354,8 @@ class Renderer:
             carried.append(name)
         counter = self.names.fresh(body.params[0].hint or "j")
         turn = self.names.fresh(f"turn_{counter}")
-        bounds = f"{self.value(low)}, {self.value(high)}, {op.attrs['step']}"
+        form = "whole({})" if self.emulate else "{}"
+        bounds = f"{form.format(self.value(low))}, {form.format(self.value(high))}, {op.attrs['step']}"
         turns = f"tl.range({bounds}, warp_specialize=True)" if op is self.special else f"range({bounds})"
         self.lines.add(f"for {turn} in {turns}:")
         self.lines.depth += 1

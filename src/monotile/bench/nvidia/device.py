@@ -32,6 +32,7 @@ class Gpu:
             "architecture": f"sm_{found.major}{found.minor}",
             "multiprocessors": found.multi_processor_count,
             "memory_bytes": found.total_memory,
+            "shared_bytes": found.shared_memory_per_block_optin,
             "cuda": self.torch.version.cuda,
             "cudnn": self.torch.backends.cudnn.version(),
         }

@@ -1,0 +1,93 @@
+"""The nvidia backend with torch: its tensors, and a GPU (`pytest -m gpu`)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from backends.nvidia_kernels import (
+    attention_oracle,
+    copy,
+    forward,
+    interpreted,
+    product,
+    scale_rows,
+)
+from monotile import errors
+from monotile.backends.nvidia import build
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+on_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(build.interpreting() or not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+
+
+@interpreted
+def test_torch_tensors_and_numpy_arrays() -> None:
+    for dtype in ("float32", "bfloat16", "bool", "int64", "uint8"):
+        x = torch.arange(100).to(getattr(torch, dtype))
+        y = torch.zeros_like(x)
+        copy(x, y, backend="nvidia")
+        assert torch.equal(x, y)
+
+
+# ---- on a GPU --------------------------------------------------------------------------------------------------------
+
+
+def gpu_attention(D: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    generator = torch.Generator("cuda").manual_seed(0)
+    q, k, v = (torch.randn((2, h, 333, D), generator=generator, device="cuda").to(dtype) for h in (4, 2, 2))
+    return [q, k, v, torch.empty_like(q), torch.empty(q.shape[:3], device="cuda")]
+
+
+class TestOnGpu:
+    pytestmark = on_gpu
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+    @pytest.mark.parametrize("D", [1, 17, 64, 80, 96, 128, 192, 256, 512])
+    @pytest.mark.parametrize("causal", [False, True])
+    def test_attention(self, D: int, dtype: torch.dtype, causal: bool) -> None:
+        args = gpu_attention(D, dtype)
+        for _ in range(2):  # the second launch takes the short way
+            args[3].fill_(float("nan"))
+            forward(*args, 0.1, BQ=64, BK=32, causal=causal)
+        expected, lse = attention_oracle(*(a.float().cpu().numpy() for a in args[:3]), 0.1, causal)
+        tolerance = 1e-4 if dtype is torch.float32 else 2e-2
+        np.testing.assert_allclose(args[3].float().cpu().numpy(), expected, rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(args[4].cpu().numpy(), lse, rtol=1e-3, atol=1e-3)
+
+    def test_graphs_and_streams(self) -> None:
+        args = gpu_attention(64, torch.bfloat16)
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            forward(*args, 0.1, BQ=64, BK=32, causal=True)
+        stream.synchronize()
+        expected = args[3].clone()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            forward(*args, 0.1, BQ=64, BK=32, causal=True)
+        args[3].zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(args[3], expected)
+
+    def test_views_with_other_alignment(self) -> None:
+        """A pointer that is not a multiple of 16 must not use what was compiled for one that is."""
+        x = torch.randn(1000, device="cuda")
+        for start in (0, 4, 1, 2, 0):
+            y = torch.zeros_like(x[start:])
+            copy(x[start:], y)
+            assert torch.equal(x[start:], y)
+
+    def test_a_grid_past_65535(self) -> None:
+        x = torch.randn(70000, 8, device="cuda")
+        y = torch.zeros_like(x)
+        scale_rows(x, y, B=1)
+        assert torch.equal(y, x * 2)
+
+    def test_a_schedule_that_does_not_fit(self) -> None:
+        x = torch.randn(512, 512, device="cuda").to(torch.bfloat16)
+        with pytest.raises(errors.DeviceLimit, match="does not fit the GPU"):
+            product(x, x.clone(), torch.empty(512, 512, device="cuda"))

@@ -50,12 +50,15 @@ def test_there_are_candidates_for_every_head_size(D: int, dtype: str) -> None:
 
 def test_what_cannot_fit_is_never_tried() -> None:
     """Sizes that Triton was seen to need: docs/nvidia.md."""
-    assert tune.shared_bytes(128, 128, 128, 2, 3) == 224 * 1024 <= SHARED_BYTES
-    assert tune.shared_bytes(128, 64, 256, 2, 2) == 192 * 1024
-    assert tune.shared_bytes(64, 64, 512, 2, 1) == 128 * 1024
+    assert tune.shared_bytes(128, 128, 128, 2, Schedule(8, 3)) == 224 * 1024 <= SHARED_BYTES
+    assert tune.shared_bytes(128, 64, 256, 2, Schedule(8, 2)) == 192 * 1024
+    assert tune.shared_bytes(64, 64, 512, 2, Schedule(8, 1)) == 128 * 1024
+    assert tune.shared_bytes(64, 128, 128, 2, Schedule(4, 2, programs=2)) == 160 * 1024
     assert not tune.fits(128, 128, 128, 2, Schedule(8, 4))
     assert not tune.fits(128, 64, 512, 2, Schedule(8, 1)), "the sums of 128 rows of 512 are 256 registers of a thread"
     small = list(tune.candidates(KEY, most=100 * 1024))
+    assert any(c.schedule.programs == 2 for c in tune.candidates(KEY))
+    assert not any(c.schedule.programs for c in tune.candidates(replace(KEY, dtype="float32")))
     assert 0 < len(small) < len(list(tune.candidates(KEY)))
 
 

@@ -9,7 +9,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 HEAD_SIZES = (64, 80, 96, 128, 192, 256, 512)
 DTYPES = ("bfloat16", "float16", "float32")
 ROWS, KEYS, WARPS, STAGES = (64, 128), (32, 64, 128), (4, 8), (1, 2, 3, 4)
+WAYS = ((True, False), (True, True), (False, False))  # descriptors, warps with jobs of their own
+PROGRAMS = (3, 2, 1)
+MOST_REGISTERS, ALL_REGISTERS = 240, 15 << 12  # of a thread that computes, and of all of them in a program
 DECODE_KEYS, DECODE_WARPS = (16, 32, 64, 128), (2, 4, 8)
 REGISTERS = 255  # of a thread
 FINALISTS, SCREENING, ROUNDS = 4, 3, 15
@@ -78,34 +81,46 @@ class Outcome:
 # ---- candidates ------------------------------------------------------------------------------------------------------
 
 
-def shared_bytes(BQ: int, BK: int, head_size: int, element_bytes: int, stages: int) -> int:
-    """What the operands of the products take at the least: queries stay, keys and values are there once a stage; one
-    stage alone can put both in one place."""
-    side = padded(head_size) * element_bytes
-    return BQ * side + BK * side * (2 * stages if stages > 1 else 1)
+def shared_bytes(BQ: int, BK: int, head_size: int, element_bytes: int, chosen: Schedule) -> int:
+    """What the operands of the products take at the least: queries stay, those of every program that shares; keys and
+    values are there once a stage. Where no program shares, one stage alone can put both in one place."""
+    side, stages = padded(head_size) * element_bytes, chosen.num_stages
+    tiles = 1 if stages == 1 and not chosen.programs else 2 * stages
+    return BQ * side * max(1, chosen.programs) + BK * side * tiles
 
 
 def fits(BQ: int, BK: int, head_size: int, element_bytes: int, chosen: Schedule, most: int = SHARED_BYTES) -> bool:
     """Whether shared memory holds the operands, and registers the sums."""
     sums = BQ * padded(head_size) // (32 * chosen.num_warps)
-    return sums < REGISTERS and shared_bytes(BQ, BK, head_size, element_bytes, chosen.num_stages) <= most
+    room = min(REGISTERS, chosen.registers if chosen.programs else REGISTERS)
+    return sums < room and shared_bytes(BQ, BK, head_size, element_bytes, chosen) <= most
 
 
-def candidates(key: Key, most: int = SHARED_BYTES) -> Iterator[Choice]:
-    """Those that may fit, the likely ones first: large blocks, descriptors, several stages."""
-    size = dtypes.BY_NAME[key.dtype].bytes
+def candidates(key: Key, base: Schedule | None = None, most: int = SHARED_BYTES) -> Iterator[Choice]:
+    """Those that may fit, the likely ones first. What `base` says besides is left as it is."""
+    size, base = dtypes.BY_NAME[key.dtype].bytes, base or Schedule()
     if key.kernel == "decode":
         for BK, warps, stages in itertools.product(DECODE_KEYS[::-1], DECODE_WARPS, STAGES[::-1]):
-            if shared_bytes(0, BK, key.head_size, size, stages) <= most:
-                yield Choice({"BK": BK}, Schedule(warps, stages))
+            chosen = replace(base, num_warps=warps, num_stages=stages)
+            if shared_bytes(0, BK, key.head_size, size, chosen) <= most:
+                yield Choice({"BK": BK}, chosen)
         return
-    ways = [(True, False), (True, True), (False, False)]  # descriptors, warps with jobs of their own
-    for (tma, special), BQ, BK, warps, stages in itertools.product(ways, ROWS[::-1], KEYS[::-1], WARPS, STAGES[::-1]):
-        if special and stages == 1:
-            continue
-        chosen = Schedule(warps, stages, warp_specialize=special, peel=not special, tensor_descriptors=tma)
+    for BQ, BK, chosen in _forward_space(base, shared=size == 2):
         if fits(BQ, BK, key.head_size, size, chosen, most):
             yield Choice({"BQ": BQ, "BK": BK}, chosen)
+
+
+def _forward_space(base: Schedule, *, shared: bool) -> Iterator[tuple[int, int, Schedule]]:
+    """Programs that share what one more warp fetches (16-bit elements only), then Triton's own ways: descriptors, warps
+    with jobs of their own, neither."""
+    plain = replace(base, programs=0, warp_specialize=False, peel=True, tensor_descriptors=False)
+    for programs, BK, warps, stages in itertools.product(PROGRAMS if shared else (), KEYS[::-1], WARPS, STAGES[1::-1]):
+        registers = min(MOST_REGISTERS, ALL_REGISTERS // (32 * warps * programs) // 8 * 8)
+        yield ROWS[0], BK, replace(plain, num_warps=warps, num_stages=stages, programs=programs, registers=registers)
+    for (tma, special), BQ, BK, warps, stages in itertools.product(WAYS, ROWS[::-1], KEYS[::-1], WARPS, STAGES[::-1]):
+        if stages > 1 or not special:
+            words = {"warp_specialize": special, "peel": not special, "tensor_descriptors": tma}
+            yield BQ, BK, replace(plain, num_warps=warps, num_stages=stages, **words)
 
 
 def search(
@@ -137,6 +152,8 @@ def search(
 def describe(choice: Choice) -> str:
     s = choice.schedule
     words = [f"{n} {size}" for n, size in choice.blocks.items()] + [f"{s.num_warps} warps", f"{s.num_stages} stages"]
+    if s.programs:
+        words.append(f"{s.programs} programs that share, {s.registers} registers")
     flags = ("warp_specialize", "tensor_descriptors")
     return ", ".join(words + [name.replace("_", " ") for name in flags if getattr(s, name)])
 
@@ -269,10 +286,10 @@ def run(
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         for work in wanted:
-            others = list(candidates(work.key, most))
-            task = progress.add_task(work.name, total=len(others))
             bench = BENCHES[work.key.kernel](work, gpu)
-            step, before = partial(progress.advance, task), bench.usual()
+            before = bench.usual()
+            others = list(candidates(work.key, before.schedule, most))
+            step = partial(progress.advance, progress.add_task(work.name, total=len(others)))
             outcomes.append(
                 search(work, before, others, measure=bench.measure, wrong=bench.wrong, seconds=seconds, step=step)
             )

@@ -28,8 +28,19 @@ class Choice:
     schedule: Any = None
 
 
+def _tuned(kernel: str, head_size: int, dtype: DType, device: str) -> Choice | None:
+    if not device.startswith("cuda"):
+        return None
+    from . import tuning  # which knows what a choice is
+
+    return tuning.lookup(kernel, head_size, dtype.name, device)
+
+
 def forward(head_size: int, dtype: DType, device: str) -> Choice:
     """The attention kernel."""
+    tuned = _tuned("attention", head_size, dtype, device)
+    if tuned is not None:
+        return tuned
     rows, keys = schedule.attention_blocks(2**20, head_size, dtype.bytes, "gpu")
     usual = Choice({"BQ": rows, "BK": keys})
     if architecture(device) != MEASURED or dtype.bytes != 2:
@@ -52,6 +63,9 @@ def _forward_table() -> tuple[tuple[int, Choice], ...]:
 
 def decode(head_size: int, dtype: DType, device: str) -> Choice:
     """The decode kernel, but for its rows."""
+    tuned = _tuned("decode", head_size, dtype, device)
+    if tuned is not None:
+        return tuned
     usual = Choice({"BK": schedule.decode_block(head_size, dtype.bytes, "gpu")})
     if architecture(device) != MEASURED or dtype.bytes != 2:
         return usual

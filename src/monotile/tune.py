@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import backends, dtypes, ops, registry, schedule, tuning
+from . import backends, choices, dtypes, ops, registry, schedule, tuning
 from .backends.nvidia.backend import BACKEND
 from .backends.nvidia.padding import padded
 from .backends.nvidia.schedule import SHARED_BYTES, Schedule, choose
@@ -21,12 +21,13 @@ from .bench import suite
 from .bench.nvidia import exact, rows
 from .bench.nvidia.device import Gpu
 from .bench.rows import Sample
+from .choices import Choice
 from .errors import MonotileError
 from .kernels.attention import attention as attention_kernel
 from .kernels.decode import decode as decode_kernel
 from .kernels.scores import Options
 from .launch import Kernel
-from .tuning import Choice, Key
+from .tuning import Key
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -172,7 +173,8 @@ class Bench:
         shape = rows.Shape(1, work.heads, work.Nq, work.Nk, key.head_size, work.Nq > 1, dtype=key.dtype)
         self.gpu, self.inputs = gpu, rows.make(shape, gpu.name)
         self.sample: Sample = exact.sample(self.inputs)
-        self.scale, self.element_bytes = key.head_size**-0.5, self.inputs.q.element_size()
+        self.scale, self.device = key.head_size**-0.5, str(self.inputs.q.device)
+        self.asked = key.head_size, dtypes.BY_NAME[key.dtype], self.device
 
     def arguments(self) -> tuple[Any, ...]:
         """Of one call, with outputs of its own."""
@@ -184,19 +186,20 @@ class Bench:
     def constants(self) -> dict[str, Any]:
         return {"options": CAUSAL}
 
-    def blocks(self) -> dict[str, int]:
-        """Of a call when nothing was tuned."""
-        q = self.inputs.q
-        found = schedule.attention_blocks(q.shape[2], q.shape[3], self.element_bytes, "gpu")
-        return dict(zip(("BQ", "BK"), found, strict=True))
+    def chosen(self) -> Choice:
+        """What a call takes now."""
+        return choices.forward(*self.asked)
 
     def result(self, arguments: tuple[Any, ...]) -> Any:
         return arguments[6]
 
     def usual(self) -> Choice:
-        blocks = self.blocks()
-        made = type(self).kernel.ir(*self.arguments(), **self.constants(), **blocks)
-        return Choice(blocks, choose(BACKEND.lower(made)))
+        """The same, with the backend's rule where nothing was measured."""
+        found = self.chosen()
+        if found.schedule is not None:
+            return found
+        made = type(self).kernel.ir(*self.arguments(), **self.constants(), **found.blocks)
+        return Choice(found.blocks, choose(BACKEND.lower(made)))
 
     def run(self, choice: Choice) -> tuple[Any, ...]:
         arguments = self.arguments()
@@ -235,7 +238,7 @@ class DecodeBench(Bench):
 
         q, k, v = self.inputs.q, self.inputs.k, self.inputs.v
         (B, Hq, _, D), (_, Hkv, Nk, _) = q.shape, k.shape
-        per = schedule.KEYS_PER_SPLIT
+        per = choices.keys_per_split(Nk, B * Hkv, D, max(DECODE_KEYS), self.device)
         parts = B, Hkv, Hq // Hkv, -(-Nk // per)
         o = torch.empty((*parts, D), dtype=torch.float32, device=q.device)
         m, l = (torch.empty(parts, dtype=torch.float32, device=q.device) for _ in range(2))
@@ -246,8 +249,8 @@ class DecodeBench(Bench):
         q, k = self.inputs.q, self.inputs.k
         return {"options": PLAIN, "BR": schedule.row_block(q.shape[1] // k.shape[1], q.shape[3], "gpu")}
 
-    def blocks(self) -> dict[str, int]:
-        return {"BK": schedule.decode_block(self.inputs.q.shape[3], self.element_bytes, "gpu")}
+    def chosen(self) -> Choice:
+        return choices.decode(*self.asked)
 
     def result(self, arguments: tuple[Any, ...]) -> Any:
         B, Hq, Nq, D = self.inputs.q.shape

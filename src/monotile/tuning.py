@@ -16,23 +16,13 @@ from dataclasses import asdict, dataclass, fields
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import cache as store
 from . import machine
-
-if TYPE_CHECKING:
-    from .backends.nvidia.schedule import Schedule
+from .choices import Choice
 
 FORMAT = 1
-
-
-@dataclass(frozen=True)
-class Choice:
-    """How to run a kernel: its block sizes by name, and the backend's schedule."""
-
-    blocks: Mapping[str, int]
-    schedule: Schedule
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from backends.nvidia_kernels import (
     resources,
     scale_rows,
 )
-from monotile import errors, ir, schedule
+from monotile import choices, errors, ir, schedule
 from monotile.backends.nvidia import backend as nvidia
 from monotile.backends.nvidia import build
 from monotile.backends.nvidia.render import render
@@ -116,6 +116,20 @@ def test_the_library_for_every_tuned_head_size(D: int, causal: bool) -> None:
     assert made.metadata.shared <= SHARED_BYTES
     if metadata.version("triton") == "3.6.0":
         assert resources(made)["STACK"] <= SPILLS[D][causal]
+
+
+@compiled
+@pytest.mark.parametrize(("D", "spills"), [(64, 0), (128, 0), (256, 16)])
+def test_measured_choices(D: int, spills: int) -> None:
+    """The rows of the table for sm_90, but for head size 512, whose module takes long to compile."""
+    choice = dict(choices._forward_table())[D]
+    q = random((1, 4, 256, D), "bfloat16")
+    arrays = q, q[:, :2], q[:, 2:], None, None, None, q.copy(), None
+    call = attention.ir(*arrays, 0.1, options=Options("lower_right", None, None, None, None, None), **choice.blocks)
+    program = nvidia.NvidiaProgram(lowered(call), choice.schedule)
+    made = build.ahead(program.kernel, program.usual.rendered, choice.schedule)
+    assert "wgmma" in made.asm["ptx"] and "cp.async.bulk.tensor" in made.asm["ptx"]
+    assert made.metadata.shared <= SHARED_BYTES and resources(made)["STACK"] <= spills
 
 
 @compiled

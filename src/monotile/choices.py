@@ -36,8 +36,8 @@ def _tuned(kernel: str, head_size: int, dtype: DType, device: str) -> Choice | N
     return tuning.lookup(kernel, head_size, dtype.name, device)
 
 
-def forward(head_size: int, dtype: DType, device: str) -> Choice:
-    """The attention kernel."""
+def forward(head_size: int, dtype: DType, device: str, *, cleans: bool = False) -> Choice:
+    """The attention kernel. `cleans`: it makes copies of blocks in which it hides rows, which takes room."""
     tuned = _tuned("attention", head_size, dtype, device)
     if tuned is not None:
         return tuned
@@ -45,14 +45,21 @@ def forward(head_size: int, dtype: DType, device: str) -> Choice:
     usual = Choice({"BQ": rows, "BK": keys})
     if architecture(device) != MEASURED or dtype.bytes != 2:
         return usual
-    return next((choice for most, choice in _forward_table() if head_size <= most), usual)
+    return next((choice for most, choice in _forward_table(cleans) if head_size <= most), usual)
 
 
 @cache
-def _forward_table() -> tuple[tuple[int, Choice], ...]:
+def _forward_table(cleans: bool) -> tuple[tuple[int, Choice], ...]:
     """Up to a head size."""
     from .backends.nvidia.schedule import Schedule
 
+    if cleans:
+        return (
+            (64, Choice({"BQ": 64, "BK": 128}, Schedule(4, 2, programs=3, registers=160))),
+            (128, Choice({"BQ": 64, "BK": 64}, Schedule(4, 2, programs=2))),
+            (256, Choice({"BQ": 64, "BK": 64}, Schedule(4, 1, programs=2))),
+            (512, Choice({"BQ": 64, "BK": 32}, Schedule(8, 1, programs=1))),
+        )
     return (
         (64, Choice({"BQ": 64, "BK": 128}, Schedule(4, 2, programs=3, registers=160))),
         (128, Choice({"BQ": 64, "BK": 128}, Schedule(4, 2, programs=2))),
@@ -83,13 +90,13 @@ def _decode_table() -> tuple[tuple[int, Choice], ...]:
     )
 
 
-def merge_after_decode(device: str) -> Any:
+def merge_after_decode(head_size: int, device: str) -> Any:
     """The schedule of a merge right behind the decode whose parts it reads; None leaves it to the rule."""
     if architecture(device) != MEASURED:
         return None
     from .backends.nvidia.schedule import Schedule
 
-    return Schedule(4, follows=True)
+    return Schedule(4 if head_size <= 128 else 8, follows=True)
 
 
 def keys_per_split(keys: int, heads: int, head_size: int, block: int, device: str) -> int:

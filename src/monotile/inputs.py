@@ -197,7 +197,7 @@ def options_of(
         if softcap and not SOFTCAPS[0] <= softcap <= SOFTCAPS[1]:
             limits = f"from {SOFTCAPS[0]} to {SOFTCAPS[1]}"
             raise BadOption(f"softcap is a positive number {limits}, found {softcap}; None or 0 leaves it out")
-    return Options(kinds[causal], left, right, softcap or None, score_mod, mask_mod, negative)
+    return Options(kinds[causal], left, right, softcap or None, score_mod, mask_mod, negative=negative)
 
 
 def _read_window(window: Any) -> tuple[int | None, int | None]:

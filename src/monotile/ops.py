@@ -86,7 +86,8 @@ def _plan_attention(
             parts = _parts(draft.temporary, call, splits if splits > 1 else 0)
             _decode(draft, call, options, per, parts, call.sinks, out, lse, run)
             if splits > 1:
-                behind = choices.merge_after_decode(call.q.view.device) if _machine(call.q, backend) == "gpu" else None
+                gpu = _machine(call.q, backend) == "gpu"
+                behind = choices.merge_after_decode(call.v.shape[3], call.q.view.device) if gpu else None
                 run = {"backend": backend, "threads": threads, "schedule": behind}
                 _merge(draft, parts, call.sinks, out, lse, run)
     return tuple if return_lse else _only
@@ -102,22 +103,27 @@ def _run(backend: str | None, threads: int | None, flops: int, bytes_: int) -> d
 
 
 def _forward(draft: Draft, call: Call, options: Any, out: Operand, lse: Operand | None, run: dict[str, Any]) -> None:
-    choice = _forward_choice(call, run["backend"])
+    choice = _forward_choice(call, options, run["backend"])
     BQ, BK = choice.blocks["BQ"], choice.blocks["BK"]
     mask, kinds = call.broadcast_mask(), None
     if mask is not None and call.mask is not None and call.keys > 0:
         shape = _map_shape(call.mask.shape, BQ, BK)
         kinds = draft.temporary(shape, uint8)
-        _map(draft, call.mask, kinds, BQ, BK, run)
+        by_mask = options.causal is options.left is options.right is options.mask_mod is None
+        if by_mask and _machine(call.q, run["backend"]) == "gpu":  # which reads whole blocks of the mask
+            options = options._replace(fine=True)
+        _map(draft, call.mask, kinds, BQ, BK, run, fine=options.fine)
         kinds = kinds.broadcast((*mask.shape[:2], *_map_shape(mask.shape, BQ, BK)[2:]))
     args = call.q, call.k, call.v, mask, kinds, call.sinks, out, lse, SCALE
     draft.launch(attention_kernel, *args, options=options, BQ=BQ, BK=BK, schedule=choice.schedule, **run)
 
 
-def _forward_choice(call: Call, backend: str | None) -> Choice:
+def _forward_choice(call: Call, options: Any, backend: str | None) -> Choice:
     size, machine = max(call.q.shape[3], call.v.shape[3]), _machine(call.q, backend)
     if machine == "gpu":
-        return choices.forward(size, call.dtype, call.q.view.device)
+        by_place = options.left is not None or options.causal == "upper_left"
+        cleans = by_place or call.mask is not None or options.mask_mod is not None
+        return choices.forward(size, call.dtype, call.q.view.device, cleans=cleans)
     rows, keys = schedule.attention_blocks(call.out_shape[2], size, call.dtype.bytes, machine)
     return Choice({"BQ": rows, "BK": keys})
 
@@ -299,9 +305,11 @@ def _plan_mask_blocks(draft: Draft, block_q: Any, block_k: Any, backend: str | N
     return _only
 
 
-def _map(draft: Draft, mask: Operand, kinds: Operand, BQ: int, BK: int, run: dict[str, Any]) -> None:
+def _map(
+    draft: Draft, mask: Operand, kinds: Operand, BQ: int, BK: int, run: dict[str, Any], *, fine: bool = False
+) -> None:
     strip = schedule.mask_strip(BQ, _machine(mask, run["backend"]))
-    draft.launch(mask_blocks_kernel, mask, kinds, BQ=BQ, BK=BK, STRIP=strip, **run)
+    draft.launch(mask_blocks_kernel, mask, kinds, BQ=BQ, BK=BK, STRIP=strip, fine=fine, **run)
 
 
 def _map_shape(mask: tuple[int, ...], BQ: int, BK: int) -> tuple[int, ...]:

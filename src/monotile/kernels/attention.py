@@ -21,13 +21,14 @@ def attention(
     rows = i * BQ + arange(BQ)
     Q = q[b, h, rows]
 
-    def add(state, cols, masked):
+    def add(state, cols, masked, unseen=True):
         at = Place(b, h, rows[:, None], cols[None, :], rows[:, None] < Nq)
         m = mask[b, h, rows, cols] if masked else None
         S = scaled(options, dot(Q, k[b, g, cols].T), scale, at, m)
         seen = visible(options, at, m, Nq, Nk)
         # A key that no row sees must not reach a sum, not even as 0 * NaN.
-        keys = seen.max(axis=0) if masked or options.mask_mod is not None else live(options, cols, Nq, Nk)
+        some = (masked and unseen) or options.mask_mod is not None
+        keys = seen.max(axis=0) if some else live(options, cols, Nq, Nk)
         V = where(keys[:, None], v[b, g, cols], 0.0)
         return softmax.step(state, where(seen, S, -inf), V)
 
@@ -36,12 +37,14 @@ def attention(
         cols = j + arange(BK)
         if kinds is None:
             state = add(state, cols, mask is not None)
-        else:  # a block of the mask is hidden (0), mixed (1) or changes nothing (2)
+        else:  # a block of the mask is hidden (0), mixed (1, or 3: but no key is unseen) or changes nothing (2)
             kind = kinds[b, h, i, j // BK]
             if kind == 1:
                 state = add(state, cols, True)
             elif kind == 2:
                 state = add(state, cols, False)
+            elif options.fine and kind == 3:
+                state = add(state, cols, True, False)
     if sinks is not None:
         state = softmax.sink(state, sinks[h] * LOG2E)
     o[b, h, rows], L = softmax.finish(state)

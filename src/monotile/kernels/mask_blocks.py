@@ -22,9 +22,12 @@ def count(tile):
 
 
 @kernel
-def mask_blocks(mask: Tensor["B H Nq Nk"], kinds: Tensor["B H MQ MK"], *, BQ: Const, BK: Const, STRIP: Const):
+def mask_blocks(
+    mask: Tensor["B H Nq Nk"], kinds: Tensor["B H MQ MK"], *, BQ: Const, BK: Const, STRIP: Const, fine: Const = False
+):  # fmt: skip
     """Each program owns one row of blocks. 0 hidden, 1 mixed, 2 all visible (an additive mask: all zero). It reads
-    STRIP rows at a time from end to end, in the order of memory; strips of a block that differ make it mixed."""
+    STRIP rows at a time from end to end, in the order of memory; strips of a block that differ make it mixed. `fine`
+    (whole blocks only) tells apart what is mixed: 3 where every key of the block is seen by some row."""
     Nq, Nk = mask.shape[2], mask.shape[3]
     b, h, i = program_id(mask.shape[0], mask.shape[1], cdiv(Nq, BQ))
     height = minimum(BQ, Nq - i * BQ)
@@ -40,7 +43,13 @@ def mask_blocks(mask: Tensor["B H Nq Nk"], kinds: Tensor["B H MQ MK"], *, BQ: Co
                 M = M.astype(float32)
                 unchanged = count(M == 0.0) - (STRIP * BK - area)  # outside the mask reads as zero
                 hidden = count(-inf == M)
-            kind = where(unchanged == area, 2, where(hidden == area, 0, 1)).astype(kinds.dtype)
+            mixed = 1
+            if fine:
+                seen = M if mask.dtype == bool_ else -inf != M
+                cols = j + arange(BK)
+                there = (rows[:, None] < Nq) & seen
+                mixed = where((there.max(axis=0) | (cols >= Nk)).min(axis=0), 3, 1)
+            kind = where(unchanged == area, 2, where(hidden == area, 0, mixed)).astype(kinds.dtype)
             if STRIP < BQ:
                 before = kinds[b, h, i, j // BK]
                 kind = where((r == 0) | (kind == before), kind, 1).astype(kinds.dtype)

@@ -18,6 +18,7 @@ class Options(NamedTuple):
     softcap: float | None = None
     score_mod: Any = None
     mask_mod: Any = None
+    fine: bool = False  # the mask's map tells mixed blocks apart
     negative: bool = False  # the scale is below zero: products change their sign, and its size is what counts
 
 

@@ -170,12 +170,13 @@ def _where(b: Builder, op: Op, known: list[Any]) -> Value | None:
     seen, yes, no = op.operands
     if known[0] is not None:
         return yes if known[0] else no
-    if _is_zero(no) and yes.op is not None and yes.op.kind == "load" and _only_ends(seen, yes.op):
+    if is_zero(no) and yes.op is not None and yes.op.kind == "load" and _only_ends(seen, yes.op):
         return yes
     return yes if yes is no else None
 
 
-def _is_zero(value: Value) -> bool:
+def is_zero(value: Value) -> bool:
+    """Whether a value is 0 everywhere, and not -0."""
     op = value.op
     while op is not None and op.kind in ("cast", "broadcast"):
         value, op = op.operands[0], op.operands[0].op

@@ -23,6 +23,7 @@ from .streams import Streams
 OPTIONS = pipeline.Options(peel_bounds=True)
 MOST_PROGRAMS = 2**31 - 1
 NARROW = 2**31
+MOST_BRIEFS = 64
 
 
 @dataclass(slots=True)
@@ -35,6 +36,7 @@ class Bound:
     programs: int | None  # None when it depends on scalars
     compiled: dict[Any, Any] = field(default_factory=dict)  # by alignment of the addresses, scalar types and device
     otherwise: Bound | None = None  # without descriptors
+    briefs: dict[tuple[int, int], Any] = field(default_factory=dict)  # descriptors made before, by tile and address
     device: int | None = None  # None for the current one
 
 
@@ -173,9 +175,21 @@ def _launch(
         bound.compiled[device, aligned, widths] = first(variant, programs, given, tail)
         return None
     _, run, function, packed = compiled
-    brief = [descriptors.Brief(a, tile, bound.words) for a, tile in zip(tiles, variant.tiles, strict=True)]
-    run(programs, 1, 1, gpu.current_stream(device), function, packed, None, None, None, *brief, *pointers, *tail)
+    stream = gpu.current_stream(device)
+    if not tiles:
+        run(programs, 1, 1, stream, function, packed, None, None, None, *pointers, *tail)
+        return None
+    brief = [bound.briefs.get(each) or _brief(bound, *each) for each in enumerate(tiles)]
+    run(programs, 1, 1, stream, function, packed, None, None, None, *brief, *pointers, *tail)
     return None
+
+
+def _brief(bound: Bound, n: int, address: int) -> Any:
+    """A descriptor, kept for the next launch with the same tensor."""
+    if len(bound.briefs) >= MOST_BRIEFS:
+        bound.briefs.clear()
+    found = bound.briefs[n, address] = descriptors.Brief(address, bound.variant.tiles[n], bound.words)
+    return found
 
 
 def _allocate(size: int, alignment: int, stream: int | None) -> Any:

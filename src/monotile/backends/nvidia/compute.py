@@ -7,7 +7,7 @@ were fetched are not values but places in shared memory."""
 from __future__ import annotations
 
 from ...errors import InternalError
-from ...ir import Block, Kernel, Op, Value
+from ...ir import Block, Kernel, Op, Value, walk
 from . import elementwise
 from .padding import identity, padded, padded_shape
 from .render import TENSORS_ONLY, Renderer
@@ -83,6 +83,9 @@ class Compute(Renderer):
 
     def elementwise(self, op: Op) -> None:
         if op.kind == "add" and self._add_product(op):
+            return
+        if op.result in self.streams.cleaned:
+            self._clean(op)
             return
         form = elementwise.form(op) if op.kind != "cast" else self._cast(op)
         if op.kind in ("floordiv", "mod"):
@@ -193,6 +196,17 @@ class Compute(Renderer):
         self.lines.add(f"{name} = warpgroup_mma_wait(0, deps=({name},))")
         self.table[result] = Text(name, shape, layout=self.layout(shape))
 
+    def _clean(self, op: Op) -> None:
+        """A fetched tile with some rows replaced by zero, in memory of the program's own."""
+        self.wait_for(op.operands[1])
+        shape = padded_shape(op.result.shape)
+        name, layout = self.streams.ring(self.streams.cleaned[op.result]).name, f"rows_{shape[1]}"
+        seen = self.in_layout(self.value(op.operands[0]), layout)
+        tile = f"{self.value(op.operands[1])}.load({layout})"
+        self.lines.add(f"{name}_clean.index(WHICH).store(tl.where({seen}, {tile}, 0.0))")
+        self.lines.add("fence_async_shared()")
+        self.table[op.result] = Text(f"{name}_clean.index(WHICH)", shape, layout=SHARED)
+
     def started(self, op: Op, onto: str, left: str = "") -> str:
         """A product that is under way."""
         self.wait_for(op.operands[1])
@@ -212,7 +226,7 @@ class Compute(Renderer):
         return f"gl.convert_layout({self.full(value)}, {layout})"
 
     def wait_for(self, right: Value) -> None:
-        load = loaded(right)
+        load = self.streams.fetched(right)
         assert load is not None
         ring = self.streams.ring(load).name
         if ring not in self.waited:
@@ -238,7 +252,8 @@ class Compute(Renderer):
         self.lines.add(f"start = done + tl.where(own > 0, (low_{n} - first_{n}) // {step}, 0)")
         self.lines.add("stop = start + own")
         self._walk("done", "start")
-        turn = split(op)
+        cleaned = any(o.results and o.results[0] in self.streams.cleaned for o in walk(body))
+        turn = split(op) if not cleaned else None
         if turn is None:
             self._plain(op, n, carried)
         else:
@@ -264,7 +279,7 @@ class Compute(Renderer):
         self.table[op.blocks[0].params[0]] = Text(counter)
 
     def _release(self, products: list[Op]) -> None:
-        rings = {self.streams.ring(load).name for op in products if (load := loaded(op.operands[1])) is not None}
+        rings = {self.streams.ring(load).name for op in products if (load := self.streams.fetched(op.operands[1]))}
         for name in sorted(rings):
             self.lines.add(f"mbarrier.arrive({name}_empty.index({self.slot}), count=1)")
 

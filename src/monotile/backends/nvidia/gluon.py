@@ -20,7 +20,7 @@ from .memory import Memory
 from .padding import padded
 from .render import ORDER, Rendered, Renderer
 from .schedule import Schedule
-from .streams import Ring, Streams, analyse, scalar_slice
+from .streams import Ring, Streams, analyse, key, scalar_slice
 from .text import Lines, function_name
 
 IMPORTS = """\
@@ -187,6 +187,10 @@ class Module:
         out, given = Lines(), ", ".join(self.arguments)
         for width in sorted(self.streams.widths):
             out.add(f"products_{width}: gl.constexpr = {self._layout(width)}")
+        for width in {padded(ring.load.result.shape[1]) for ring in self._to_clean()}:
+            across = min(32, width // 8)
+            layout = f"gl.BlockedLayout([1, 8], [{32 // across}, {across}], [{self.schedule.num_warps}, 1], [1, 0])"
+            out.add(f"rows_{width}: gl.constexpr = {layout}")
         out.add(f"{self._united_names()} = united({given})")
         out.add(f"{self._bound_names()} = bounds(WHICH, {given})")
         out.add("done = 0")
@@ -207,7 +211,11 @@ class Module:
             names += [f"{op.attrs['tensor'].name}_{part}" for part in ("own", "ready")]
         for ring in self.streams.rings.values():
             names += [f"{ring.name}_{part}" for part in ("blocks", "full", "empty")]
-        return names
+        return names + [f"{ring.name}_clean" for ring in self._to_clean()]
+
+    def _to_clean(self) -> list[Ring]:
+        keys = {key(load) for load in self.streams.cleaned.values()}
+        return [ring for place, ring in self.streams.rings.items() if place in keys]
 
     def _fetch(self) -> str:
         given, out = ", ".join(self.arguments), Lines()
@@ -266,6 +274,11 @@ class Module:
                 out.add(f"{tensor}_{barrier} = {made}")
                 out.add(f"for place in gl.static_range({count}):")
                 out.add(f"    mbarrier.init({tensor}_{barrier}.index(place), count={arrivals})")
+        for ring in self._to_clean():
+            rows, width = (padded(side) for side in ring.load.result.shape)
+            layout = f"gl.NVMMASharedLayout({min(128, width * ring.load.result.dtype.bytes)}, 16, 2)"
+            room = f"gl.allocate_shared_memory({ring.name}_tiles.dtype, [{programs}, {rows}, {width}], {layout})"
+            out.add(f"{ring.name}_clean = {room}")
         out.add("fence_async_shared()")
         shared, given = ", ".join(self._places()), ", ".join(self.arguments)
         tiles = ", ".join(f"{op.attrs['tensor'].name}_tiles" for op in self.fetched)

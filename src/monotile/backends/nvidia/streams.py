@@ -5,7 +5,8 @@ is a few programs that are neighbours in the grid, run together: each program ha
 all of them read the blocks that one more warp fetches. That needs
 
 - products of 16-bit floats with M rows, 64 of them or 128, in loops that are not nested;
-- right operands that are loads (or their transposes) with places that are the same for every program of a group;
+- right operands that are loads (or their transposes) with places that are the same for every program of a group; a
+  load with some rows replaced by zero is cleaned into memory of the program's own first;
 - left operands that are computed, or loads outside the loops;
 - loops whose bounds are arithmetic of lengths, scalars and places in the grid, and whose first position is a multiple
   of the step, so that the programs of a group meet the same blocks.
@@ -17,8 +18,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ...dtypes import bfloat16, float16, int32
+from ...dtypes import bfloat16, float16
 from ...ir import Block, Kernel, Op, Value, constant, walk
+from ...passes.fold import is_zero
 from .descriptors import Descriptors
 from .padding import padded
 
@@ -43,11 +45,16 @@ class Streams:
     rings: dict[tuple[int, tuple[int | None, ...]], Ring] = field(default_factory=dict)
     resident: list[Op] = field(default_factory=list)  # loads outside the loops that products read
     shared: set[Value] = field(default_factory=set)  # tiles that stay in shared memory, transposed ones included
+    cleaned: dict[Value, Op] = field(default_factory=dict)  # loads with rows replaced by zero: the load of each
     rows: int = 0
     widths: list[int] = field(default_factory=list)  # of the products with their padding, in order
 
     def ring(self, op: Op) -> Ring:
         return self.rings[key(op)]
+
+    def fetched(self, right: Value) -> Op | None:
+        """The load that a right operand comes from."""
+        return self.cleaned.get(right) or loaded(right)
 
 
 def key(load: Op) -> tuple[int, tuple[int | None, ...]]:
@@ -93,7 +100,7 @@ def _loop(streams: Streams, loop: Op, descriptors: Descriptors) -> str | None:
             return f"a product of {rows} x {depth} x {width} has no matrix instruction here"
         streams.rows = rows
         streams.widths += [width] if width not in streams.widths else []
-        load = loaded(right)
+        load = loaded(right) or _cleaned(streams, right)
         if load is None or id(load) not in inside or not descriptors.fits(load):
             return "a right operand is not a tile of memory"
         if met.setdefault(key(load), load.operands) != load.operands:
@@ -108,6 +115,17 @@ def _loop(streams: Streams, loop: Op, descriptors: Descriptors) -> str | None:
             streams.shared.add(left)
     if len(met) != len(streams.rings):
         return "its loops read different tensors"
+    return None
+
+
+def _cleaned(streams: Streams, right: Value) -> Op | None:
+    op = right.op
+    if op is None or op.kind != "where" or not is_zero(op.operands[2]) or 1 not in op.operands[0].shape[1:]:
+        return None
+    load = op.operands[1].op
+    if load is not None and load.kind == "load":
+        streams.cleaned[right] = load
+        return load
     return None
 
 
@@ -130,7 +148,7 @@ def _places(kernel: Kernel, streams: Streams) -> str | None:
         if not (scalar_slice((low, high)) and is_multiple(low, loop.attrs["step"])):
             return "a loop's bounds are not plain arithmetic, or begin anywhere"
     uses = [op for op in walk(kernel.body) for v in op.operands if v in streams.shared]
-    if any(op.kind not in ("dot", "trans") for op in uses):
+    if any(op.kind not in ("dot", "trans") and op.results[0] not in streams.cleaned for op in uses):
         return "a tile that products read is used otherwise too"
     for op in kernel.body.ops:
         own = op.kind == "load" and op not in streams.resident
@@ -181,4 +199,4 @@ def is_multiple(value: Value, step: int) -> bool:
         return any(is_multiple(v, step) for v in op.operands)
     if op.kind in ("add", "sub", "max", "min"):
         return all(is_multiple(v, step) for v in op.operands)
-    return op.kind == "cast" and op.result.dtype is int32 and is_multiple(op.operands[0], step)
+    return op.kind == "cast" and op.operands[0].dtype.is_int and is_multiple(op.operands[0], step)

@@ -233,6 +233,12 @@ class Compute(Renderer):
             self.lines.add(f"mbarrier.wait({ring}_full.index({self.slot}), {self.phase})")
             self.waited.add(ring)
 
+    def block(self, block: Block) -> None:
+        """What was waited for in a block counts there only: a branch may not be taken."""
+        waited = set(self.waited)
+        super().block(block)
+        self.waited = waited
+
     # ---- loops -------------------------------------------------------------------------------------------------------
 
     def loop(self, op: Op) -> None:

@@ -43,9 +43,16 @@ def forward(head_size: int, dtype: DType, device: str, *, cleans: bool = False) 
         return tuned
     rows, keys = schedule.attention_blocks(2**20, head_size, dtype.bytes, "gpu")
     usual = Choice({"BQ": rows, "BK": keys})
-    if architecture(device) != MEASURED or dtype.bytes != 2:
+    if architecture(device) != MEASURED or dtype.bytes != 2 or not _shares():
         return usual
     return next((choice for most, choice in _forward_table(cleans) if head_size <= most), usual)
+
+
+def _shares() -> bool:
+    """Whether programs can share what they fetch: the table is for those."""
+    from .backends.nvidia import gluon
+
+    return gluon.known()
 
 
 @cache

@@ -66,7 +66,8 @@ class NvidiaProgram(Program):
 
     def __init__(self, kernel: ir.Kernel, schedule: Schedule) -> None:
         self.kernel, self.schedule = kernel, schedule
-        streams = gluon.streams_of(kernel) if schedule.programs and not build.interpreting() else ""
+        shares = schedule.programs and not build.interpreting() and gluon.known()
+        streams = gluon.streams_of(kernel) if shares else ""
         self.streams = None if isinstance(streams, str) else streams
         self.variants: dict[tuple[bool, bool], Variant] = {}
         special = schedule.tensor_descriptors if self.streams is None else True

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
+from importlib import metadata
 
 from ...ir import Kernel, Op, Value
 from ...passes.grid import Grid
@@ -35,6 +37,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 """
 FAR, NEAR = 2**31 - 1, -(2**31)
+VERSIONS = ("3.6.", "3.7.")
+
+
+@cache
+def known() -> bool:
+    """Whether this Triton's Gluon is one that the text was written for; it changes from version to version."""
+    return metadata.version("triton").startswith(VERSIONS)
 
 
 def streams_of(kernel: Kernel) -> Streams | str:

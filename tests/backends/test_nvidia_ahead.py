@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from importlib import metadata
+from typing import Any
 
+import numpy as np
 import pytest
 
 from arrays import random
@@ -21,11 +23,12 @@ from backends.nvidia_kernels import (
 )
 from monotile import choices, errors, ir, schedule
 from monotile.backends.nvidia import backend as nvidia
-from monotile.backends.nvidia import build
+from monotile.backends.nvidia import build, gluon
 from monotile.backends.nvidia.render import render
 from monotile.backends.nvidia.schedule import SHARED_BYTES, Schedule, choose
 from monotile.kernels.attention import attention
 from monotile.kernels.decode import decode as library_decode
+from monotile.kernels.examples import matmul, row_softmax
 from monotile.kernels.scores import Options
 
 
@@ -168,3 +171,41 @@ def test_a_schedule_that_does_not_fit_shared_memory() -> None:
         errors.DeviceLimit, match=r"bytes of shared memory, sm_90 has 232448; use smaller blocks, or .*stages"
     ):
         build.ahead(kernel_ir, render(kernel_ir, schedule), schedule)
+
+
+# ---- programs that share ---------------------------------------------------------------------------------------------
+
+
+def shared_call(D: int, **options: Any) -> Any:
+    """The library's forward kernel after the passes, with a mask where `fine` asks for one."""
+    q = random((1, 2, 256, D), "bfloat16")
+    mask = np.zeros((1, 2, 256, 256), bool) if options.get("fine") else None
+    kinds = np.zeros((1, 2, 4, 4), np.uint8) if mask is not None else None
+    chosen = Options(**options)
+    call = attention.ir(q, q.copy(), q.copy(), mask, kinds, None, q.copy(), None, 0.1, options=chosen, BQ=64, BK=64)
+    return lowered(call)
+
+
+@compiled
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": "lower_right"}, {"causal": "lower_right", "left": 100}, {"softcap": 9.0}, {"fine": True}]
+)
+def test_every_form_of_the_forward_kernel_can_share(options: dict[str, Any]) -> None:
+    streams = gluon.streams_of(shared_call(128, **options))
+    assert not isinstance(streams, str), streams
+    assert bool(streams.cleaned) == ("left" in options or "fine" in options)
+    assert [ring.name for ring in streams.rings.values()] == ["k", "v"]
+
+
+@compiled
+def test_a_mask_in_programs_that_share_compiles() -> None:
+    kernel, schedule = shared_call(64, fine=True), Schedule(4, 2, programs=2)
+    program = nvidia.NvidiaProgram(kernel, schedule)
+    made = build.ahead(kernel, program.usual.rendered, schedule)
+    assert "wgmma" in made.asm["ptx"] and resources(made)["STACK"] == 0
+
+
+def test_kernels_that_cannot_share_say_why() -> None:
+    x = random((64, 64))
+    assert gluon.streams_of(lowered(matmul.ir(x, x.copy(), x.copy(), BM=32, BN=32, BK=32))) == "it multiplies float32"
+    assert gluon.streams_of(lowered(row_softmax.ir(x, x.copy()))) == "it has no loop with products"

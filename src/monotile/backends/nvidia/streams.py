@@ -80,7 +80,7 @@ def analyse(kernel: Kernel, descriptors: Descriptors) -> Streams | str:
         found = _loop(streams, loop, descriptors)
         if found is not None:
             return found
-    return _places(kernel, streams) or streams
+    return _places(kernel, streams) or _tiles(kernel, streams) or streams
 
 
 def _loop(streams: Streams, loop: Op, descriptors: Descriptors) -> str | None:
@@ -156,6 +156,24 @@ def _places(kernel: Kernel, streams: Streams) -> str | None:
             return "a program reads something of its own before its loops"
     if any(not scalar_slice(op.operands) for op in streams.resident):
         return "the place of an operand is not plain arithmetic"
+    return None
+
+
+def _tiles(kernel: Kernel, streams: Streams) -> str | None:
+    """Everything computed lies as the products' results do: tiles have their rows and one of their widths."""
+    loops = {id(op) for op in streams.loops}
+    for op in walk(kernel.body):
+        if op.kind == "for" and id(op) not in loops:
+            return "it has a loop without products"
+        if op.kind == "trans" and op.operands[0] not in streams.shared:
+            return "it transposes what it computes"
+        for value in op.results:
+            named = op.kind in ("expand", "broadcast", "trans")  # like the column of keys of a cleaned tile
+            if len(value.shape) != 2 or named or value in streams.shared or value in streams.cleaned:
+                continue
+            rows, width = value.shape
+            if rows not in (1, streams.rows) or (width != 1 and padded(width) not in streams.widths):
+                return f"it computes a tile of {rows} x {width}, unlike its products"
     return None
 
 

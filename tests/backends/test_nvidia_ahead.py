@@ -136,6 +136,26 @@ def test_measured_choices(D: int, spills: int) -> None:
 
 
 @compiled
+@pytest.mark.parametrize("programs", [0, 2])
+def test_softcap_takes_one_special_function_for_each_score(programs: int) -> None:
+    """As Triton and as Gluon: the rsqrt of `tanh`, no division, no selection, ten multiply-adds."""
+    q = random((1, 4, 256, 64), "bfloat16")
+    arrays = q, q[:, :2], q[:, 2:], None, None, None, q.copy(), None
+    way = Schedule(4, 2, programs=programs)
+    counts = []
+    for softcap in (None, 30.0):
+        call = attention.ir(*arrays, 0.1, options=Options(softcap=softcap), BQ=64, BK=64)
+        program = nvidia.NvidiaProgram(lowered(call), way)
+        ptx = build.ahead(program.kernel, program.usual.rendered, way).asm["ptx"]
+        counts.append([ptx.count(word) for word in ("rsqrt.approx", "ex2.", "div.", "selp.", "min.NaN", "fma.rn.f32")])
+    plain, capped = counts
+    more = [after - before for before, after in zip(plain, capped, strict=True)]
+    scores = more[0]
+    assert scores > 0 and scores % 32 == 0  # 64 x 64 scores, 128 threads, in each loop
+    assert more == [scores, 0, 0, 0, scores, 10 * scores]
+
+
+@compiled
 @pytest.mark.parametrize("BK", [16, 32, 64])
 def test_decode_of_the_library(BK: int) -> None:
     D = 2048 // BK

@@ -229,6 +229,18 @@ def test_transcendental_at_specials(backend: str, name: str) -> None:
         within_ulps(y, oracle(x.astype(np.float64)))
 
 
+def test_tanh_from_the_smallest_number_to_one(backend: str) -> None:
+    """Relative accuracy near zero, the sign of a zero, and exactly one at the end."""
+    x = (2.0 ** np.linspace(-149.0, 127.0, 4099)).astype(np.float32)
+    x = np.concatenate([x, np.linspace(7.0, 10.0, 1025, dtype=np.float32), np.array([0.0, 3e38], np.float32)])
+    x = np.concatenate([x, -x])
+    y = poisoned(x.shape)
+    apply1(x, y, f=tanh, B=512, backend=backend)
+    within_ulps(y, np.tanh(x.astype(np.float64)))
+    assert (np.signbit(y) == np.signbit(x)).all()
+    assert (np.abs(y[np.abs(x) >= 10.0]) == 1.0).all()
+
+
 def test_sqrt_is_correctly_rounded(backend: str) -> None:
     x = np.concatenate([np.abs(random(50)), np.array([0.0, -0.0, np.inf, np.nan, -1.0, 1e-45], np.float32)])
     y = poisoned(x.shape)

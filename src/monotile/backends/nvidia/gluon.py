@@ -26,6 +26,7 @@ from .streams import Ring, Streams, analyse, key, scalar_slice
 from .text import Lines, function_name
 
 IMPORTS = """\
+import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (

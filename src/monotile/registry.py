@@ -6,6 +6,7 @@ A result may be twice as far from float64 as the plain formula is in the same el
 
 from __future__ import annotations
 
+import types
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from . import dtypes, ops
+from . import backends, dtypes, ops
 from .kernels import reference
 
 Array = np.ndarray[Any, Any]
@@ -112,8 +113,38 @@ def judge(output: str, found: Array, exact: Array, naive: Array) -> Verdict:
 def verdicts(case: Case, backend: str | None = None, threads: int | None = None) -> list[Verdict]:
     """Runs a case and judges each of its outputs."""
     op, inputs = OPS[case.op], case.inputs()
-    found, exact, naive = op.run(inputs, backend=backend, threads=threads), op.exact(inputs), op.naive(inputs)
+    given = {name: on_device(value, backend) for name, value in inputs.items()}
+    found = {n: from_device(v) for n, v in op.run(given, backend=backend, threads=threads).items()}
+    exact, naive = op.exact(inputs), op.naive(inputs)
     return [judge(name, found[name], exact[name], naive[name]) for name in found]
+
+
+def on_device(value: Any, backend: str | None) -> Any:
+    """An argument where a backend takes it: for nvidia on the GPU, arrays that a function refers to as well."""
+    if backend != "nvidia" or backends.get("nvidia").accepts("cpu"):  # Triton's interpreter takes them as they are
+        return value
+    if isinstance(value, types.FunctionType) and value.__closure__:
+        cells = tuple(types.CellType(on_device(cell.cell_contents, backend)) for cell in value.__closure__)
+        return types.FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, cells)
+    if not isinstance(value, np.ndarray):
+        return value
+    import torch
+
+    name = value.dtype.name
+    plain = value.view(np.int16) if name == "bfloat16" else value
+    return torch.from_numpy(np.ascontiguousarray(plain)).cuda().view(getattr(torch, name))
+
+
+def from_device(value: Any) -> Any:
+    """A result as a NumPy array."""
+    if isinstance(value, np.ndarray):
+        return value
+    import torch
+
+    home = value.cpu()
+    if home.dtype is torch.bfloat16:
+        return home.view(torch.int16).numpy().view(dtypes.to_numpy(dtypes.bfloat16))
+    return home.numpy()
 
 
 # ---- attention and its split form ------------------------------------------------------------------------------------
@@ -138,7 +169,7 @@ def _attention_formula(compute: type) -> Callable[[Inputs], Results]:
 def _decode(inputs: Inputs, **run: Any) -> Results:
     """The parts, merged: a part alone has no exact value of its own, for its maximum is free."""
     parts = ops.decode_partials(**inputs, **run)
-    out, lse = ops.merge(*parts, dtype=dtypes.from_numpy(inputs["q"].dtype), **run)
+    out, lse = ops.merge(*parts, dtype=inputs["q"].dtype, **run)
     return {"out": out, "lse": lse}
 
 

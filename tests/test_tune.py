@@ -17,8 +17,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 pytest.importorskip("triton", reason="the nvidia backend needs triton")
-from monotile import commands, errors, tune, tuning
+from monotile import choices, commands, errors, tune, tuning
 from monotile.backends.nvidia.schedule import SHARED_BYTES, Schedule
+from monotile.dtypes import bfloat16
 from monotile.tuning import Choice, Key
 
 KEY = Key("attention", 128, "bfloat16")
@@ -197,3 +198,12 @@ def test_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
         key = outcome.work.key
         assert outcome.tried > 1 and outcome.refused == {} and outcome.work.name in written.getvalue()
         assert tuning.lookup(key.kernel, 16, "bfloat16", "cuda") == (outcome.best if outcome.kept else None)
+
+
+def test_what_was_tuned_is_not_for_kernels_that_need_more_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tuning measures a kernel that makes no copies of blocks; with a mask the same blocks may not fit."""
+    found = Choice({"BQ": 64, "BK": 128}, Schedule(4, 2, programs=2))
+    monkeypatch.setattr(choices, "_tuned", lambda *key: found)
+    monkeypatch.setattr(choices, "architecture", lambda device: "sm_90")
+    assert choices.forward(128, bfloat16, "cuda:0") is found
+    assert choices.forward(128, bfloat16, "cuda:0", cleans=True).blocks["BK"] < 128

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .. import verify
-from ..ir import Kernel
+from ..ir import Kernel, copy, show
 from .cse import cse, dce
 from .detach import detach
 from .fold import fold
@@ -56,6 +56,13 @@ def passes(options: Options) -> tuple[Pass, ...]:
     known = (*known, *CLEAN) if known else ()
     last = (detach,) if options.detach else ()
     return (*CLEAN, skip, *marks, *CLEAN, chosen, *CLEAN, *known, sink, *CLEAN, *last)
+
+
+def after_each(kernel: Kernel, options: Options) -> str:
+    """The kernel as text, as the front end made it and after every pass."""
+    texts = [f"# frontend\n{show(kernel)}"]
+    run(copy(kernel), options, lambda name, k: texts.append(f"# {name}\n{show(k)}"))
+    return "\n".join(texts)
 
 
 def run(kernel: Kernel, options: Options, watch: Callable[[str, Kernel], None] | None = None) -> None:

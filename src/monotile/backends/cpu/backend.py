@@ -73,12 +73,13 @@ class CpuBackend(Backend):
         return CpuProgram(kernel, payload)
 
     def stages(self, kernel: ir.Kernel) -> dict[str, Callable[[], str]]:
+        from ...passes import pipeline
         from . import jit
-        from .compiler import after_each_pass, to_llvm
+        from .compiler import OPTIONS, to_llvm
 
         return {
             "ir": lambda: ir.show(kernel),
-            "passes": lambda: after_each_pass(kernel),
+            "passes": lambda: pipeline.after_each(kernel, OPTIONS),
             "llvm": lambda: to_llvm(kernel).text,
             "asm": lambda: jit.assembly(to_llvm(kernel).text),
         }

@@ -16,9 +16,3 @@ def to_llvm(kernel: ir.Kernel) -> Lowered:
     kernel = ir.copy(kernel)
     pipeline.run(kernel, OPTIONS)
     return lower(kernel, target(host()), host().triple)
-
-
-def after_each_pass(kernel: ir.Kernel) -> str:
-    texts = [f"# frontend\n{ir.show(kernel)}"]
-    pipeline.run(ir.copy(kernel), OPTIONS, lambda name, k: texts.append(f"# {name}\n{ir.show(k)}"))
-    return "\n".join(texts)

@@ -133,20 +133,15 @@ class MetalBackend(Backend):
     def compile(self, kernel: ir.Kernel) -> Program:
         return MetalProgram(self.lower(kernel), self.order, self.bfloat)
 
-    def lower(self, kernel: ir.Kernel, watch: Callable[[str, ir.Kernel], None] | None = None) -> ir.Kernel:
+    def lower(self, kernel: ir.Kernel) -> ir.Kernel:
         kernel = ir.copy(kernel)
-        pipeline.run(kernel, OPTIONS, watch)
+        pipeline.run(kernel, OPTIONS)
         return kernel
 
     def stages(self, kernel: ir.Kernel) -> dict[str, Callable[[], str]]:
-        def passes() -> str:
-            texts = [f"# frontend\n{ir.show(kernel)}"]
-            self.lower(kernel, lambda name, k: texts.append(f"# {name}\n{ir.show(k)}"))
-            return "\n".join(texts)
-
         return {
             "ir": lambda: ir.show(kernel),
-            "passes": passes,
+            "passes": lambda: pipeline.after_each(kernel, OPTIONS),
             "metal": lambda: render(self.lower(kernel), self.bfloat).source,
         }
 

@@ -287,12 +287,10 @@ class NvidiaBackend(Backend):
     def compile_as(self, kernel: ir.Kernel, schedule: Any) -> Program:
         return NvidiaProgram(self.lower(kernel, peel=schedule.peel), schedule)
 
-    def lower(
-        self, kernel: ir.Kernel, watch: Callable[[str, ir.Kernel], None] | None = None, *, peel: bool = True
-    ) -> ir.Kernel:
+    def lower(self, kernel: ir.Kernel, *, peel: bool = True) -> ir.Kernel:
         kernel = ir.copy(kernel)
         if peel:
-            pipeline.run(kernel, OPTIONS, watch)
+            pipeline.run(kernel, OPTIONS)
             return kernel
         for each in pipeline.passes(OPTIONS):
             if each is not peel_with_bounds:
@@ -301,11 +299,6 @@ class NvidiaBackend(Backend):
         return kernel
 
     def stages(self, kernel: ir.Kernel) -> dict[str, Callable[[], str]]:
-        def passes() -> str:
-            texts = [f"# frontend\n{ir.show(kernel)}"]
-            self.lower(kernel, lambda name, k: texts.append(f"# {name}\n{ir.show(k)}"))
-            return "\n".join(texts)
-
         def triton() -> str:
             lowered = self.lower(kernel)
             return render(lowered, choose(lowered)).source
@@ -315,7 +308,12 @@ class NvidiaBackend(Backend):
             schedule = choose(lowered)
             return str(build.ahead(lowered, render(lowered, schedule), schedule).asm["ptx"])
 
-        return {"ir": lambda: ir.show(kernel), "passes": passes, "triton": triton, "ptx": ptx}
+        return {
+            "ir": lambda: ir.show(kernel),
+            "passes": lambda: pipeline.after_each(kernel, OPTIONS),
+            "triton": triton,
+            "ptx": ptx,
+        }
 
     def emit(self, kernel: ir.Kernel) -> Emitted:
         from .emission import emitted

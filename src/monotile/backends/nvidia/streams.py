@@ -145,7 +145,7 @@ def _places(kernel: Kernel, streams: Streams) -> str | None:
             return "a block that is fetched is one program's own"
     for loop in streams.loops:
         low, high = loop.operands[:2]
-        if not (scalar_slice((low, high)) and is_multiple(low, loop.attrs["step"])):
+        if scalar_slice((low, high)) is None or not is_multiple(low, loop.attrs["step"]):
             return "a loop's bounds are not plain arithmetic, or begin anywhere"
     uses = [op for op in walk(kernel.body) for v in op.operands if v in streams.shared]
     if any(op.kind not in ("dot", "trans") and op.results[0] not in streams.cleaned for op in uses):
@@ -154,7 +154,7 @@ def _places(kernel: Kernel, streams: Streams) -> str | None:
         own = op.kind == "load" and op not in streams.resident
         if own and any(depends(v, last, streams) for v in op.operands):
             return "a program reads something of its own before its loops"
-    if any(not scalar_slice(op.operands) for op in streams.resident):
+    if any(scalar_slice(op.operands) is None for op in streams.resident):
         return "the place of an operand is not plain arithmetic"
     return None
 
@@ -190,7 +190,7 @@ def scalar_slice(values: tuple[Value, ...]) -> list[Op] | None:
             return None
         found[id(op)] = op
         stack += op.operands
-    return list(found.values()) or [op for v in values if (op := v.op) is not None]
+    return list(found.values())
 
 
 def depends(value: Value, on: Value, streams: Streams) -> bool:

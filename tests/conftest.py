@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from usable import usable
+import monotile
+from usable import ON_GPU, TRITON, on_gpu, usable
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
@@ -27,12 +28,19 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         os.environ["MONOTILE_CACHE_DIR"] = before
 
 
-# Triton's interpreter takes arrays in this machine's memory; it has to be asked for before Triton is imported.
-TRITON = ("nvidia",) if os.environ.get("TRITON_INTERPRET") == "1" else ()
+@pytest.fixture(scope="session", autouse=True)
+def library_on_gpu() -> None:
+    """With MONOTILE_TEST_GPU=1 the library takes the tests' arrays to the GPU. Memory that torch hands out is NaN."""
+    if ON_GPU:
+        import torch
+
+        torch.use_deterministic_algorithms(True)
+        for name in ("attention", "decode_partials", "merge", "merge_lse", "mask_blocks"):
+            setattr(monotile, name, on_gpu(getattr(monotile, name)))
 
 
 @pytest.fixture(params=usable("interpreter", "cpu", *TRITON))
 def backend(request: pytest.FixtureRequest) -> str:
-    """Each backend that computes on arrays in this machine's memory."""
+    """Each backend that computes on arrays in this machine's memory, or to which tests take them."""
     name: str = request.param
     return name

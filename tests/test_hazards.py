@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
@@ -13,12 +12,11 @@ from arrays import numpy_type
 from kernels.cases import check, check_splits, equal, normal, poisoned, qkv
 from monotile.kernels.attention import attention as attention_kernel
 from monotile.kernels.decode import decode as decode_kernel
-from usable import usable
+from usable import TRITON, usable
 
 __all__ = ["poisoned"]
 pytestmark = pytest.mark.usefixtures("poisoned")
 HEADS: dict[str, Any] = {"Hq": 4, "Hkv": 2}
-TRITON = ("nvidia",) if os.environ.get("TRITON_INTERPRET") == "1" else ()
 
 
 @pytest.fixture(params=usable("interpreter", "cpu", "metal", *TRITON))

@@ -24,9 +24,9 @@ Array = npt.NDArray[Any]
 
 TARGETS = (
     target(host()),
-    Target("avx2", 8, 4, 2),
-    Target("neon", 4, 4, 4),
-    Target("baseline", 4, 2, 2),
+    Target("avx2", 8, 4, 2, 16),
+    Target("neon", 4, 4, 4, 32),
+    Target("baseline", 4, 2, 2, 16),
 )
 GUARD = 4096
 

@@ -27,12 +27,13 @@ from .pairs import Packed, add_products, in_pairs, in_panels, outer
 from .pairs import panel as in_panel
 from .point import Point
 from .target import Target
-from .transpose import exchange
+from .transpose import exchange, lane_sums
 from .vectors import BYTES, lane_mask
 
 LINE = 64  # bytes fetched at once
 AT_ONCE = 512  # bytes of a tile that are read in any order
 MOST_VECTORS = 8  # of a tile that are used at once
+MUCH_WORK = 128  # multiply-adds for a line of memory that take longer than the line
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,8 @@ class StreamEmitter(DotEmitter):
             how = self.singly(vector, others)
             if not edge and in_pairs(self.target, dot, load, lanes, others, inner=False):
                 how = outer(self, load, lanes, Packed(self, others, height))
-            self._shape(nest, height, converted=how.steps == 1 and load.attrs["tensor"].dtype.bits < 32)
+            converted = how.steps == 1 and load.attrs["tensor"].dtype.bits < 32
+            self._shape(nest, height, converted=converted, busy=self._busy(load, height, how.steps))
             how = replace(how, before=partial(self._fetch_rows, ahead, how.steps))
             self.blocks(nest, how, others.deep, rows, dot.operands[0].shape[1], panel, edge)
             self.vectors, self.height = self.target.vectors, self.target.rows
@@ -102,13 +104,20 @@ class StreamEmitter(DotEmitter):
             packed = Packed(self, others, height) if paired else None
             self._inner(nest, Inner(load, lanes, others, height, edge, ahead, packed), rows)
 
-    def _shape(self, nest: Nest, height: int, *, converted: bool) -> None:
+    def _busy(self, load: Op, height: int, steps: int) -> bool:
+        """Whether arithmetic takes longer than memory, for a tile that meets so many rows, so many steps at once."""
+        return height * LINE >= MUCH_WORK * steps * BYTES[self.ev.tensors.tiles[load].element]
+
+    def _shape(self, nest: Nest, height: int, *, converted: bool, busy: bool) -> None:
         """The register block of an outer product: whole rows of the tile if they fit, so that it is read in the order
         of memory. Rows of the result may then need several passes, the later ones from cache; a tile that is converted
-        on the way is better read once."""
+        on the way is better read once, and so is one that memory does not wait for."""
         assert nest.lane is not None
         most = self.target.accumulators
         row = -(-nest.lane.extent // self.target.lanes)
+        if busy:
+            self.vectors, self.height = min(row, self.target.vectors_for(height)), height
+            return
         wanted = most // height if converted else min(row, MOST_VECTORS)
         self.vectors = min(most, max(self.target.vectors, wanted))
         self.height = most // self.vectors
@@ -154,22 +163,18 @@ class StreamEmitter(DotEmitter):
         assert nest.lane is not None
         slots = 1 << (dot.height - 1).bit_length()  # rows rounded up to a power of two
         each = width // slots  # positions a single tree of sums covers
-        results = e.fresh("p")
-        e.entry.append(f"  {results} = alloca [{slots} x {e.vector_type('float')}]")
+        results, vector = e.fresh("p"), e.vector_type("float")
+        e.entry.append(f"  {results} = alloca [{slots} x {vector}]")
 
         def block(first: Index, count: int) -> None:
             def part(number: Index) -> None:
                 start = e.add(first, e.mul(number, each))
                 sums = self._products(dot, start, each)
                 sums += ["zeroinitializer"] * (width - len(sums))
-                e.store(
-                    self._tree(sums), e.element(results, number, e.vector_type("float")), e.vector_type("float"), 64
-                )
+                e.store(lane_sums(e, sums), e.element(results, number, vector), vector, 64)
 
             e.loop(0, -(-count // each), 1, part)
-            found = [
-                e.load(e.element(results, i, e.vector_type("float")), e.vector_type("float"), 64) for i in range(slots)
-            ]
+            found = [e.load(e.element(results, i, vector), vector, 64) for i in range(slots)]
             self._finish_block(nest, rows, first, count, exchange(e, found, each), dot.edge)
 
         whole = nest.lane.extent // width * width
@@ -205,9 +210,11 @@ class StreamEmitter(DotEmitter):
         whole = depth // width * width
         step = next((w for w in (4 * width, 2 * width) if whole % w == 0 and whole > w), width)
         # Few positions at once, and a real loop for them, in which LLVM cannot mix them with others: memory comes
-        # fastest in its own order.
+        # fastest in its own order. Where memory does not matter, more of them share what is read of the rows.
         row_bytes = depth * BYTES[self.ev.tensors.tiles[dot.load].element]
         few = next((n for n in (8, 4, 2) if each % n == 0 and n * row_bytes <= AT_ONCE), 1)
+        if self._busy(dot.load, dot.height, 1 if dot.packed is None else 2):
+            few = max(few, min(each, self.target.accumulators // dot.height))
         for i in range(0, each, few):
             positions = range(i, i + few)
             e.loop(0, whole, step, partial(lambda p, first: steps(p, first, range(0, step, width)), positions))
@@ -232,28 +239,6 @@ class StreamEmitter(DotEmitter):
         if valid is not None:  # beyond the tile scratch holds anything, and anything times 0 may be NaN
             x = e.select(Reg(lane_mask(e, valid), "i1", True), x, e.splat(e.number(0.0, "float")))
         return lambda t, total: e.fma(x, t, total)
-
-    def _tree(self, vectors: list[str]) -> str:
-        """The sums of as many vectors as a vector has lanes, one in each lane, in order."""
-        e = self.e
-        size = 1
-        while len(vectors) > 1:
-            # Neighbours are folded together: lanes of one vector end up beside those of the other.
-            vectors = [self._fold_pair(a, b, size) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
-            size *= 2
-        assert size == e.lanes
-        return vectors[0]
-
-    def _fold_pair(self, a: str, b: str, size: int) -> str:
-        """Both vectors hold groups of `size` finished-so-far sums; each group is added to its neighbour."""
-        e = self.e
-        even, odd = [], []
-        for group in range(0, e.lanes, 2 * size):
-            for vector in (0, e.lanes):
-                even += [vector + group + i for i in range(size)]
-                odd += [vector + group + size + i for i in range(size)]
-        left, right = e.shuffle(a, b, "float", even), e.shuffle(a, b, "float", odd)
-        return e.op(f"fadd {e.vector_type('float')} {left}, {right}")
 
     def _finish_block(
         self, nest: Nest, rows: Axis | None, first: Index, count: int, results: list[str], edge: bool

@@ -15,6 +15,7 @@ class Target:
     lanes: int
     rows: int
     vectors: int
+    registers: int  # that hold a vector
     bfloat16_pairs: bool = False  # an instruction that adds two products of bfloat16 to a float32
 
     @property
@@ -31,15 +32,18 @@ class Target:
         """Lanes a register block covers."""
         return self.lanes * self.vectors
 
+    def vectors_for(self, rows: int) -> int:
+        """How wide a register block of so many rows may be at most: accumulators, a row of vectors and a broadcast."""
+        return max(1, (self.registers - 1) // (rows + 1))
+
 
 def target(host: Host) -> Target:
-    """Accumulators, one row of lane vectors and a broadcast must fit the registers: 32 with AVX-512 and NEON, 16 with
-    AVX2."""
+    """Accumulators, one row of lane vectors and a broadcast must fit the registers."""
     features = host.features.split(",")
     if "+avx512f" in features and "+avx512vl" in features and "+avx512bw" in features:
-        return Target("avx512", lanes=16, rows=8, vectors=2, bfloat16_pairs="+avx512bf16" in features)
+        return Target("avx512", lanes=16, rows=8, vectors=2, registers=32, bfloat16_pairs="+avx512bf16" in features)
     if "+avx2" in features and "+fma" in features:
-        return Target("avx2", lanes=8, rows=4, vectors=2)
+        return Target("avx2", lanes=8, rows=4, vectors=2, registers=16)
     if host.triple.startswith(("aarch64", "arm64")):
-        return Target("neon", lanes=4, rows=4, vectors=4)
-    return Target("baseline", lanes=4, rows=2, vectors=2)
+        return Target("neon", lanes=4, rows=4, vectors=4, registers=32)
+    return Target("baseline", lanes=4, rows=2, vectors=2, registers=16)

@@ -1,6 +1,9 @@
-"""Transposing a square of registers."""
+"""Transposing a square of registers, and summing its rows."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 from .emit import Emitter
 
@@ -12,30 +15,16 @@ def transpose(e: Emitter, rows: list[str]) -> list[str]:
     whole 128-bit parts are exchanged last."""
     width = e.lanes
     x = rows + ["zeroinitializer"] * (width - len(rows))
-    parts = width // 4
-
-    def interleave(a: str, b: str, high: bool, size: int) -> str:
-        picks = []
-        for part in range(parts):
-            base = 4 * part
-            if size == 1:
-                first = base + (2 if high else 0)
-                picks += [first, width + first, first + 1, width + first + 1]
-            else:
-                first = base + (2 if high else 0)
-                picks += [first, first + 1, width + first, width + first + 1]
-        return e.shuffle(a, b, "float", picks)
-
     quads: list[list[str]] = []  # quads[g][c]: in each part p the elements 4p + c of rows 4g .. 4g + 3
     for g in range(0, width, 4):
-        low0, high0 = interleave(x[g], x[g + 1], False, 1), interleave(x[g], x[g + 1], True, 1)
-        low1, high1 = interleave(x[g + 2], x[g + 3], False, 1), interleave(x[g + 2], x[g + 3], True, 1)
+        low0, high0 = _interleave(e, x[g], x[g + 1], False, 1), _interleave(e, x[g], x[g + 1], True, 1)
+        low1, high1 = _interleave(e, x[g + 2], x[g + 3], False, 1), _interleave(e, x[g + 2], x[g + 3], True, 1)
         quads.append(
             [
-                interleave(low0, low1, False, 2),
-                interleave(low0, low1, True, 2),
-                interleave(high0, high1, False, 2),
-                interleave(high0, high1, True, 2),
+                _interleave(e, low0, low1, False, 2),
+                _interleave(e, low0, low1, True, 2),
+                _interleave(e, high0, high1, False, 2),
+                _interleave(e, high0, high1, True, 2),
             ]
         )
     columns = [""] * width
@@ -43,6 +32,40 @@ def transpose(e: Emitter, rows: list[str]) -> list[str]:
         for part, column in enumerate(exchange(e, [q[c] for q in quads], 4)):
             columns[4 * part + c] = column
     return columns
+
+
+def lane_sums(e: Emitter, rows: list[str]) -> str:
+    """The sum of each row's lanes, the rows' sums in order; as many rows as lanes. Rows are folded together by twos, on
+    the way of `transpose`: elements inside every 128 bits first, whole 128-bit parts last."""
+
+    def fold(a: str, b: str, pick: Callable[[str, str, bool], str]) -> str:
+        return e.op(f"fadd {e.vector_type('float')} {pick(a, b, False)}, {pick(a, b, True)}")
+
+    for size in (1, 2):
+        pick = partial(_interleave, e, size=size)
+        rows = [fold(a, b, pick) for a, b in zip(rows[::2], rows[1::2], strict=True)]
+    held = e.lanes // 4  # parts that a vector has of each four rows
+    while len(rows) > 1:
+        pick = partial(_halves, e, held=held)
+        rows = [fold(a, b, pick) for a, b in zip(rows[::2], rows[1::2], strict=True)]
+        held //= 2
+    return rows[0]
+
+
+def _interleave(e: Emitter, a: str, b: str, high: bool, size: int) -> str:
+    """Elements, or pairs of them, of two vectors in turn, from the low or the high half of every 128 bits."""
+    picks = []
+    for first in range(2 * high, e.lanes, 4):
+        pair = [first, first + 1], [e.lanes + first, e.lanes + first + 1]
+        picks += [pair[0][0], pair[1][0], pair[0][1], pair[1][1]] if size == 1 else [*pair[0], *pair[1]]
+    return e.shuffle(a, b, "float", picks)
+
+
+def _halves(e: Emitter, a: str, b: str, high: bool, held: int) -> str:
+    """Of every `held` 128-bit parts of two vectors the first or the last half, one vector after the other."""
+    half = 2 * held
+    picks = [v + g + half * high + i for v in (0, e.lanes) for g in range(0, e.lanes, 2 * half) for i in range(half)]
+    return e.shuffle(a, b, "float", picks)
 
 
 def exchange(e: Emitter, vectors: list[str], size: int) -> list[str]:

@@ -96,7 +96,7 @@ def test_a_row_is_checked_and_timed(shape: Shape, monkeypatch: pytest.MonkeyPatc
     if peers.torch_version() is not None:
         assert found["torch"]["failed"] == {} and max(found["torch"]["errors"].values()) < 0.05
     if not shape.extra:
-        assert found["limit"]["kind"] == ("read" if shape.Nq == 1 else "flop")
+        assert [limit["kind"] for limit in found["limits"]] == (["read", "flop"] if shape.Nq == 1 else ["flop"])
 
 
 def test_a_hidden_mask_hides_nine_blocks_of_ten() -> None:
@@ -117,7 +117,7 @@ def test_a_hidden_mask_hides_nine_blocks_of_ten() -> None:
 def test_merge_and_maps_agree_with_numpy(make: Any) -> None:
     case = make(np.random.default_rng(0))
     errors = worker.check("row", case)
-    assert errors["numpy_error"] < 1e-5 and case.limit == "read" and case.work > 0
+    assert errors["numpy_error"] < 1e-5 and case.work.keys() == {"read"} and case.work["read"] > 0
 
 
 def test_a_wrong_result_is_not_timed() -> None:
@@ -162,6 +162,25 @@ def test_the_json_of_a_run(tmp_path: Path) -> None:
         assert table.against_torch(row, found) == "no torch"
     else:
         assert row["torch"]["way"] in row["torch"]["trials_s"]
+
+
+def test_the_limit_is_what_takes_longest() -> None:
+    """10 units to read at 5 a second and 8 to compute at 2 a second take 4 seconds at best, whatever took 5."""
+    (row,) = found = report_of(a=(5.0, 0.0))["rows"]
+    row["limits"] = [
+        {"kind": "read", "rates_per_s": {"slow": 3.0, "quick": 5.0}, "rate_per_s": 10 / 5.0},
+        {"kind": "flop", "rates_per_s": {"chains": 2.0}, "rate_per_s": 8 / 5.0},
+    ]
+    report._add_shares(found)
+    assert row["limit"]["kind"] == "flop" and row["limit"]["share"] == pytest.approx(4 / 5)
+    assert table.rate(row["limit"]) == "0 GFLOP/s" and row["limits"][0]["from"] == "quick"
+
+
+def test_bfloat16_has_a_limit_of_its_own_where_it_has_an_instruction() -> None:
+    for kind in {limits.arithmetic(dtype) for dtype in attention.DTYPES}:
+        (probe,) = limits.probes(kind, 1)
+        probe.run()
+        assert probe.work > 0 and kind in limits.UNITS
 
 
 def test_a_row_that_shared_its_processor_is_marked() -> None:

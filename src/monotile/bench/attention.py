@@ -12,7 +12,7 @@ import numpy as np
 from .. import dtypes, ops, registry
 from ..kernels import reference
 from . import peers
-from .limits import last_level_cache
+from .limits import arithmetic, last_level_cache
 from .rows import Array, Case, Row, Sample
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -112,11 +112,12 @@ def make(s: Shape, rng: np.random.Generator, threads: int) -> Case:
         sample=sample(q, k, v, options),
         torch=peers.attention_ways(q, k, v, options),
     )
+    products = 4.0 * Hq * s.Nq * s.Nk * s.D * (0.5 if s.causal else 1.0)
     if s.Nq == 1:
-        case.limit, case.work = "read", float(k.nbytes + v.nbytes)
-        case.note = "K and V fit the last-level cache" if case.work <= last_level_cache() else ""
+        case.work = {"read": float(k.nbytes + v.nbytes), arithmetic(s.dtype): products}
+        case.note = "K and V fit the last-level cache" if case.work["read"] <= last_level_cache() else ""
     elif not s.extra:
-        case.limit, case.work = "flop", 4.0 * Hq * s.Nq * s.Nk * s.D * (0.5 if s.causal else 1.0)
+        case.work = {"flop": products}
     if s.dtype == "float32" and s.Nk <= NUMPY_KEYS and not s.causal and not s.extra:
         case.peers["NumPy"] = lambda: numpy_attention(q, k, v)
     if s.extra == "nine blocks of ten hidden":
@@ -174,8 +175,8 @@ def merge(rows: int, parts: int, D: int, rng: np.random.Generator, threads: int)
     formula = [reference.merge(o, m, l, kind)[0] for kind in (np.float64, np.float32)]
     run = lambda: ops.merge(o, m, l, threads=threads)[0]  # noqa: E731
     case = Case(run, sample=Sample(lambda out: out, *formula), peers={"NumPy": numpy})
-    case.limit, case.work = "read", float(o.nbytes + m.nbytes + l.nbytes)
-    case.note = "all parts fit the last-level cache" if case.work <= last_level_cache() else ""
+    case.work = {"read": float(o.nbytes + m.nbytes + l.nbytes)}
+    case.note = "all parts fit the last-level cache" if case.work["read"] <= last_level_cache() else ""
     return case
 
 
@@ -194,7 +195,7 @@ def mask_blocks(heads: int, N: int, kind: str, rng: np.random.Generator, threads
     exact = reference.mask_blocks(mask, bq, bk)
     run = lambda: ops.mask_blocks(mask, bq, bk, threads=threads)  # noqa: E731
     case = Case(run, sample=Sample(lambda out: out, exact, exact), peers={"NumPy": numpy})
-    case.limit, case.work = "read", float(mask.nbytes)
+    case.work = {"read": float(mask.nbytes)}
     return case
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from ..backends.cpu import jit, loader, pool
 from ..backends.cpu.host import host
+from ..backends.cpu.pairs import INTRINSIC
 from ..backends.cpu.target import Target, target
 from ..kernels import examples
 from ..language import Const, arange, kernel, program_id
@@ -22,7 +23,7 @@ ITERATIONS = 100_000
 COPY_SIDE = 4096
 READ_BYTES = 1 << 28  # several times any last-level cache a core of today has to itself
 READ_WIDTHS = (4096, 65536)
-UNITS = {"flop": "GFLOP/s", "copy": "GB/s", "read": "GB/s"}
+UNITS = {"flop": "GFLOP/s", "pair flop": "GFLOP/s", "copy": "GB/s", "read": "GB/s"}
 
 
 @dataclass
@@ -35,8 +36,13 @@ class Probe:
 
 
 def probes(kind: str, threads: int) -> list[Probe]:
-    """Those for a kind of work: flop, copy or read. The limit is the best rate any of them reaches."""
+    """Those for a kind of work, a key of UNITS. The limit is the best rate any of them reaches."""
     return PROBES[kind](threads)
+
+
+def arithmetic(dtype: str) -> str:
+    """The kind of work that products of an element type are at best: bfloat16 has an instruction for two at once."""
+    return "pair flop" if dtype == "bfloat16" and target(host()).bfloat16_pairs else "flop"
 
 
 @cache
@@ -78,10 +84,10 @@ def _copies(threads: int) -> list[Probe]:
     return [kernel, Probe("np.copyto", lambda: np.copyto(y, x), 2.0 * x.nbytes)]
 
 
-def _multiply_add(threads: int) -> list[Probe]:
+def _multiply_add(threads: int, *, pairs: bool = False) -> list[Probe]:
     machine = target(host())
     chains = 24 if machine.name in ("avx512", "neon") else 12  # of 32 and of 16 vector registers
-    code = loader.load(jit.compile_code(_multiply_add_text(machine, chains)))
+    code = loader.load(jit.compile_code(_multiply_add_text(machine, chains, pairs)))
     kernel, programs = code.address("kernel"), code.address("programs")
     args: Any = (ctypes.c_int64 * 2)(threads, ITERATIONS)
 
@@ -90,28 +96,37 @@ def _multiply_add(threads: int) -> list[Probe]:
         assert code is not None
         pool.run(kernel, programs, ctypes.addressof(args), machine.lanes * 4, threads)
 
-    return [Probe("multiply-add", run, 2.0 * machine.lanes * chains * ITERATIONS * threads)]
+    work = 2.0 * machine.lanes * chains * ITERATIONS * threads
+    return [Probe("multiply-add of pairs", run, 2 * work) if pairs else Probe("multiply-add", run, work)]
 
 
-PROBES: dict[str, Callable[[int], list[Probe]]] = {"flop": _multiply_add, "copy": _copies, "read": _reads}
+PROBES: dict[str, Callable[[int], list[Probe]]] = {
+    "flop": _multiply_add,
+    "pair flop": partial(_multiply_add, pairs=True),
+    "copy": _copies,
+    "read": _reads,
+}
 
 
 def _splat(value: int, lanes: int) -> str:
     return f"<{', '.join([f'float {value}.0'] * lanes)}>"
 
 
-def _multiply_add_text(machine: Target, chains: int) -> str:
-    """A loop of independent chains a = a * x + x, more of them than a multiply-add takes cycles."""
-    vector = f"<{machine.lanes} x float>"
-    fma = f"@llvm.fmuladd.v{machine.lanes}f32"
+def _multiply_add_text(machine: Target, chains: int, pairs: bool) -> str:
+    """A loop of independent chains, more of them than a multiply-add takes cycles: a = a * x + x, or a = a + the
+    products of two pairs of bfloat16."""
+    vector, words = f"<{machine.lanes} x float>", f"<{2 * machine.lanes} x bfloat>"
+    fma = f"@{INTRINSIC}" if pairs else f"@llvm.fmuladd.v{machine.lanes}f32"
+    kinds = [vector, words, words] if pairs else [vector] * 3
+    factors = f"{words} %w, {words} %w" if pairs else f"{vector} %x, {vector} %x"
     # Chains that began alike would be one chain to the compiler.
     starts = [f"  %a{n} = phi {vector} [ {_splat(n, machine.lanes)}, %entry ], [ %b{n}, %loop ]" for n in range(chains)]
-    steps = [f"  %b{n} = call {vector} {fma}({vector} %a{n}, {vector} %x, {vector} %x)" for n in range(chains)]
+    steps = [f"  %b{n} = call {vector} {fma}({vector} %a{n}, {factors})" for n in range(chains)]
     sums = ["  %s0 = fadd " + f"{vector} %b0, %b0"]
     sums += [f"  %s{n} = fadd {vector} %s{n - 1}, %b{n}" for n in range(1, chains)]
     return "\n".join(
         [
-            f"declare {vector} {fma}({vector}, {vector}, {vector})",
+            f"declare {vector} {fma}({', '.join(kinds)})",
             "define i64 @programs(ptr %args) {",
             "  %count = load i64, ptr %args",
             "  ret i64 %count",
@@ -124,6 +139,7 @@ def _multiply_add_text(machine: Target, chains: int) -> str:
             "  %factor = fdiv float %small, 1.0e9",  # known at run time only, and small enough not to overflow
             f"  %one = insertelement {vector} zeroinitializer, float %factor, i32 0",
             f"  %x = shufflevector {vector} %one, {vector} poison, <{machine.lanes} x i32> zeroinitializer",
+            f"  %w = bitcast {vector} %x to {words}",
             "  br label %loop",
             "loop:",
             "  %i = phi i64 [ 0, %entry ], [ %next, %loop ]",

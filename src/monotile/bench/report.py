@@ -80,14 +80,23 @@ def _starts(only: str, quick: bool) -> Iterator[Callable[[int], Report]]:
 
 def _add_shares(rows: list[Report]) -> None:
     """The limit for a kind of work and a thread count is the best rate of any probe in any row of the run: a busy
-    moment of the machine must not make a row look good."""
+    moment of the machine must not make a row look good. Of several kinds that a row has to do, the one that takes the
+    longest at best is its limit."""
     best: dict[tuple[str, int], tuple[float, str]] = {}
-    measured = [(row["limit"], (row["limit"]["kind"], row["threads"])) for row in rows if "limit" in row]
-    for limit, key in measured:
-        best[key] = max(best.get(key, (0.0, "")), *((rate, name) for name, rate in limit["rates_per_s"].items()))
-    for limit, key in measured:
-        limit["best_per_s"], limit["from"] = best[key]
+    for limit, threads in _limits(rows):
+        rates = ((rate, name) for name, rate in limit["rates_per_s"].items())
+        best[limit["kind"], threads] = max(best.get((limit["kind"], threads), (0.0, "")), *rates)
+    for limit, threads in _limits(rows):
+        limit["best_per_s"], limit["from"] = best[limit["kind"], threads]
         limit["share"] = limit["rate_per_s"] / limit["best_per_s"]
+    for row in rows:
+        if row["limits"]:
+            row["limit"] = max(row["limits"], key=lambda limit: limit["share"])
+
+
+def _limits(rows: list[Report]) -> Iterator[tuple[Report, int]]:
+    """What was measured of the machine, on how many threads."""
+    return ((limit, row["threads"]) for row in rows for limit in row.get("limits", ()))
 
 
 def _doubts(rows: list[Report], load: float) -> Iterator[str]:
@@ -97,7 +106,7 @@ def _doubts(rows: list[Report], load: float) -> Iterator[str]:
     shared = [row for row in rows if shared_processor(row)]
     if shared:
         yield f"{len(shared)} rows on one thread had a processor for part of their best time only: see their notes"
-    rates = {row["threads"]: row["limit"]["best_per_s"] for row in rows if row.get("limit", {}).get("kind") == "flop"}
+    rates = {threads: limit["best_per_s"] for limit, threads in _limits(rows) if limit["kind"] == "flop"}
     for threads, rate in rates.items():
         if 1 in rates and rate < SCALING * threads * rates[1]:
             gain = f"{threads} threads reach {rate / rates[1]:.2f} times the multiply-adds of one"

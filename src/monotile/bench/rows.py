@@ -36,8 +36,7 @@ class Case:
     naive: Callable[[], Array] | None = None  # the definition in the kernel's own types, where NumPy is not that
     sample: Sample | None = None
     torch: Mapping[str, Callable[[], Any]] | None = None  # ways to ask torch for the same work; None: not asked
-    limit: str | None = None  # the kind of work the machine's limit is for: "flop", "copy" or "read"
-    work: float = 0.0  # how much of it
+    work: dict[str, float] = field(default_factory=dict)  # how much of which kinds, of those limits.py has limits for
     calls: int = 1  # in one timing, for what is too short for the clock
     note: str = ""
 
@@ -75,8 +74,7 @@ def matmul(rng: np.random.Generator, threads: int) -> Case:
         a.astype(np.float64) @ b,
         {"NumPy": lambda: np.matmul(a, b, out=c)},
         lambda: sequential_matmul(a, b),
-        limit="flop",
-        work=2.0 * n**3,
+        work={"flop": 2.0 * n**3},
     )
 
 
@@ -97,8 +95,7 @@ def matmul_bias_tanh(rng: np.random.Generator, threads: int) -> Case:
         np.tanh(a.astype(np.float64) @ b + bias),
         {"NumPy": numpy, "the plain matmul": lambda: examples.matmul(a, b, plain, threads=threads)},
         lambda: np.tanh(sequential_matmul(a, b) + bias),
-        limit="flop",
-        work=2.0 * n**3,
+        work={"flop": 2.0 * n**3},
     )
 
 
@@ -114,7 +111,7 @@ def softmax(rng: np.random.Generator, threads: int) -> Case:
     exact = np.exp(x.astype(np.float64) - x.max(axis=1, keepdims=True))
     exact /= exact.sum(axis=1, keepdims=True)
     run = lambda: examples.row_softmax(x, y, BR=16, BC=n, threads=threads)  # noqa: E731
-    return Case(run, y, exact, {"NumPy": numpy}, limit="copy", work=2.0 * x.nbytes, note="a row is one block")
+    return Case(run, y, exact, {"NumPy": numpy}, work={"copy": 2.0 * x.nbytes}, note="a row is one block")
 
 
 def rms_norm(rng: np.random.Generator, threads: int) -> Case:
@@ -130,7 +127,7 @@ def rms_norm(rng: np.random.Generator, threads: int) -> Case:
     wide = x.astype(np.float64)
     exact = wide / np.sqrt((wide * wide).mean(axis=1, keepdims=True) + eps) * w
     run = lambda: examples.rms_norm(x, w, y, eps, BC=n, threads=threads)  # noqa: E731
-    return Case(run, y, exact, {"NumPy": numpy}, limit="copy", work=2.0 * x.nbytes, note="a row is one block")
+    return Case(run, y, exact, {"NumPy": numpy}, work={"copy": 2.0 * x.nbytes}, note="a row is one block")
 
 
 def launch(rng: np.random.Generator, threads: int) -> Case:

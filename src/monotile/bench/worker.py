@@ -62,8 +62,9 @@ def measure(row: Row, threads: int, plan: Plan) -> dict[str, Any]:
     if case.torch:
         result["torch"] = choose(case.torch, case.sample)
         entries |= {f"torch {way}": case.torch[way] for way in result["torch"]["contenders"]}
-    limits = probes(case.limit, threads) if case.limit else []
-    times = interleave(entries | {p.name: p.run for p in limits}, plan, settle=threads > 1)
+    limits = {kind: probes(kind, threads) for kind in case.work}
+    probing = {p.name: p.run for found in limits.values() for p in found}
+    times = interleave(entries | probing, plan, settle=threads > 1)
     found = {name: summary(times[name], case.calls) for name in entries if not name.startswith("torch ")}
     asked = {name: summary(times[name], case.calls) for name in entries if name.startswith("torch ")}
     if asked:
@@ -72,9 +73,14 @@ def measure(row: Row, threads: int, plan: Plan) -> dict[str, Any]:
     best = found["monotile"]["best_s"]
     result |= {"rounds": len(times["monotile"]), "note": case.note, "times": found}
     result["ratios"] = {name: found[name]["best_s"] / best for name in found if name != "monotile"}
-    if limits:
-        rates = {p.name: p.work / min(times[p.name]).wall for p in limits}
-        result["limit"] = {"kind": case.limit, "rates_per_s": rates, "rate_per_s": case.work / best}
+    result["limits"] = [
+        {
+            "kind": kind,
+            "rates_per_s": {p.name: p.work / min(times[p.name]).wall for p in found},
+            "rate_per_s": work / best,
+        }
+        for (kind, found), work in zip(limits.items(), case.work.values(), strict=True)
+    ]
     return result
 
 

@@ -47,6 +47,7 @@ class Layout:
                     self._required.setdefault(base, lane)
         self.next_streamed = self._order_streams(kernel)
         self.eager = {op for op in self._ops if op.kind == "load" and op.result.shape and self._needs_copy(op, kernel)}
+        self.next_turn = self._turned_loads()
         self.eager |= {o for o in self._ops if o.kind == "gather" and o.result.shape and self._keep_gather(o, kernel)}
         self.apart = {op for op in self._ops if op.kind == "store" and self._transposes(op)}
 
@@ -160,6 +161,20 @@ class Layout:
             if loads:
                 following[loads[-1]] = (loads[0], _turn(loads[0], body.params[0], loop.attrs["step"]))
         return following
+
+    def _turned_loads(self) -> dict[Op, tuple[int, ...]]:
+        """For each load whose tile is turned on the way in, and moves along its rows from one turn of a loop to the
+        next: how far along each dimension. Nothing else fetches such a tile: its rows lie far apart."""
+        found = {}
+        for loop in (op for op in self._ops if op.kind == "for"):
+            (body,) = loop.blocks
+            for op in walk(body):
+                unit = self.unit(op) if op in self.eager else None
+                if unit is not None and unit is not self.lane(op.result):
+                    turns = _turn(op, body.params[0], loop.attrs["step"])
+                    if turns[self.axes.dims(op.result).index(unit)]:
+                        found[op] = turns
+        return found
 
     def _needs_copy(self, op: Op, kernel: Kernel) -> bool:
         if op in self.streamed.values():

@@ -306,6 +306,9 @@ class NestEmitter:
     def _scalar(self, op: Op, variable: Var) -> Reg:
         return Reg(self.e.get(variable), variable.type)
 
+    def fetch_next(self, load: Op, points: list[Point]) -> None:
+        """Asks for what a load will read at these points in the next turn of its loop."""
+
     # ---- across the lanes --------------------------------------------------------------------------------------------
 
     def _crosses(self, op: Op, nest: Nest) -> bool:
@@ -335,6 +338,8 @@ class NestEmitter:
                 Point({rows: e.add(row, i), lane: pt.at[lane]}, lane, pt.valid, edge, pt.panel) for i in range(count)
             ]
             if op.kind == "load":
+                if not edge:
+                    self.fetch_next(op, outer)
                 columns = [self.ev.tensors.read(op, p) for p in outer]
                 truths = columns[0].type == "i1"  # turned as zeros and ones
                 floats = [(e.convert("uitofp", c, "float") if truths else c).text for c in columns]

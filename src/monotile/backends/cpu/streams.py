@@ -27,6 +27,7 @@ from .pairs import Packed, add_products, in_pairs, in_panels, outer
 from .pairs import panel as in_panel
 from .point import Point
 from .target import Target
+from .tiles import Tile
 from .transpose import exchange, lane_sums
 from .vectors import BYTES, lane_mask
 
@@ -273,10 +274,27 @@ class StreamEmitter(DotEmitter):
             -1
         ].stride:
             return None
+        return Ahead(e.element(tile.base, self._moved(tile, turns), tile.element), tile.element, tile.dims[0].stride)
+
+    def fetch_next(self, load: Op, points: list[Point]) -> None:
+        turns = self.layout.next_turn.get(load)
+        if turns is None:
+            return
+        tile = self.ev.tensors.tiles[load]
+        offset = self._moved(tile, turns)
+        for pt in points:
+            self._ask(self.e.element(self.ev.tensors.address(load, pt), offset, tile.element))
+
+    def _moved(self, tile: Tile, turns: tuple[int, ...]) -> Index:
+        """How far away in memory a tile is that lies so far along each dimension."""
         offset: Index = 0
         for dim, step in zip(tile.dims, turns, strict=True):
-            offset = e.add(offset, e.mul(dim.stride, step))
-        return Ahead(e.element(tile.base, offset, tile.element), tile.element, tile.dims[0].stride)
+            offset = self.e.add(offset, self.e.mul(dim.stride, step))
+        return offset
+
+    def _ask(self, pointer: str) -> None:
+        """For a line of memory, in the second-level cache."""
+        self.e.call("void", "llvm.prefetch.p0", ("ptr", pointer), ("i32", "0"), ("i32", "2"), ("i32", "1"))
 
     def _fetch(self, ahead: Ahead | None, row: Index, column: Index, offset: int) -> None:
         """Asks for the line at a place of the next tile; `offset` is the part of the column known now, so that each
@@ -286,4 +304,4 @@ class StreamEmitter(DotEmitter):
         if ahead is None or offset * BYTES[ahead.element] % LINE:
             return
         at = e.element(ahead.base, e.add(e.mul(row, ahead.stride), column), ahead.element)
-        e.call("void", "llvm.prefetch.p0", ("ptr", at), ("i32", "0"), ("i32", "2"), ("i32", "1"))
+        self._ask(at)

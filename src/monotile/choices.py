@@ -62,9 +62,9 @@ def _forward_table(cleans: bool) -> tuple[tuple[int, Choice], ...]:
 
     if cleans:
         return (
-            (64, Choice({"BQ": 64, "BK": 64}, Schedule(4, 3, programs=2))),
-            (128, Choice({"BQ": 64, "BK": 64}, Schedule(4, 2, programs=2))),
-            (256, Choice({"BQ": 64, "BK": 32}, Schedule(4, 2, programs=2))),
+            (64, Choice({"BQ": 64, "BK": 128}, Schedule(4, 3, programs=3, registers=152))),
+            (128, Choice({"BQ": 64, "BK": 128}, Schedule(4, 2, programs=2, registers=232))),
+            (256, Choice({"BQ": 64, "BK": 32}, Schedule(4, 2, programs=2, registers=232))),
             (512, Choice({"BQ": 64, "BK": 32}, Schedule(8, 1, programs=1))),
         )
     return (

@@ -109,8 +109,9 @@ def _forward(draft: Draft, call: Call, options: Any, out: Operand, lse: Operand 
     if mask is not None and call.mask is not None and call.keys > 0:
         shape = _map_shape(call.mask.shape, BQ, BK)
         kinds = draft.temporary(shape, uint8)
-        by_mask = options.causal is options.left is options.right is options.mask_mod is None
-        if by_mask and _machine(call.q, run["backend"]) == "gpu":  # which reads whole blocks of the mask
+        if (
+            options.mask_mod is None and _machine(call.q, run["backend"]) == "gpu"
+        ):  # which reads whole blocks of the mask
             options = options._replace(fine=True)
         _map(draft, call.mask, kinds, BQ, BK, run, fine=options.fine)
         kinds = kinds.broadcast((*mask.shape[:2], *_map_shape(mask.shape, BQ, BK)[2:]))

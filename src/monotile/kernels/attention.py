@@ -3,8 +3,13 @@
 from monotile.language import Const, Tensor, arange, blocks, cdiv, dot, inf, kernel, program_id, where
 
 from . import softmax
-from .scores import Place, in_reach, live, scaled, visible
+from .scores import Place, by_place, in_reach, live, scaled, visible
 from .softmax import LOG2E
+
+# What the map of a mask says of a block: nothing is seen (0), or
+MIXED = 1  # something is hidden or changed
+UNCHANGED = 2  # all is seen as it is
+DENSE = 3  # mixed, but each key is seen by some row; only a fine map tells
 
 
 @kernel
@@ -21,14 +26,18 @@ def attention(
     rows = i * BQ + arange(BQ)
     Q = q[b, h, rows]
 
-    def add(state, cols, masked, unseen=True):
+    def add(state, cols, kind):
         at = Place(b, h, rows[:, None], cols[None, :], rows[:, None] < Nq)
-        m = mask[b, h, rows, cols] if masked else None
+        m = mask[b, h, rows, cols] if kind != UNCHANGED else None
         S = scaled(options, dot(Q, k[b, g, cols].T), scale, at, m)
         seen = visible(options, at, m, Nq, Nk)
         # A key that no row sees must not reach a sum, not even as 0 * NaN.
-        some = (masked and unseen) or options.mask_mod is not None
-        keys = seen.max(axis=0) if some else live(options, cols, Nq, Nk)
+        if kind == MIXED or options.mask_mod is not None:
+            keys = seen.max(axis=0)
+        elif kind == DENSE and by_place(options):
+            keys = seen.max(axis=0) | in_reach(options, at.i, at.j, Nq, Nk).min(axis=0)
+        else:
+            keys = live(options, cols, Nq, Nk)
         V = where(keys[:, None], v[b, g, cols], 0.0)
         return softmax.step(state, where(seen, S, -inf), V)
 
@@ -36,15 +45,15 @@ def attention(
     for j in blocks(Nk, BK, lambda cols: in_reach(options, rows[:, None], cols[None, :], Nq, Nk)):
         cols = j + arange(BK)
         if kinds is None:
-            state = add(state, cols, mask is not None)
-        else:  # a block of the mask is hidden (0), mixed (1, or 3: but no key is unseen) or changes nothing (2)
+            state = add(state, cols, UNCHANGED if mask is None else MIXED)
+        else:
             kind = kinds[b, h, i, j // BK]
-            if kind == 1:
-                state = add(state, cols, True)
-            elif kind == 2:
-                state = add(state, cols, False)
-            elif options.fine and kind == 3:
-                state = add(state, cols, True, False)
+            if kind == MIXED:
+                state = add(state, cols, MIXED)
+            elif kind == UNCHANGED:
+                state = add(state, cols, UNCHANGED)
+            elif options.fine and kind == DENSE:
+                state = add(state, cols, DENSE)
     if sinks is not None:
         state = softmax.sink(state, sinks[h] * LOG2E)
     o[b, h, rows], L = softmax.finish(state)

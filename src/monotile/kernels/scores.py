@@ -34,6 +34,11 @@ class Place(NamedTuple):
     there: Any
 
 
+def by_place(options):
+    """Whether what a query sees depends on its position."""
+    return not (options.causal is options.left is options.right is None)
+
+
 def in_reach(options, i, j, Nq, Nk):
     """Whether query i may see key j by position. The compiler decides this for whole blocks of keys."""
     seen = j < Nk

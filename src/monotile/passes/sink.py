@@ -2,8 +2,8 @@
 
 `max(x * c)` over a tile becomes `max(x) * c` where c is one number known to be positive: one product for each fold
 instead of one for each element. Rounding keeps order, so the result is the same to the bit. A mask in between
-(`where(seen, x * c, -inf)`) sinks with it. The product itself stays for others that read it: what subtracts from it can
-then be one fused operation with it.
+(`where(seen, x * c, -inf)`) comes first: it becomes `where(seen, x, -inf) * c`, which is the same too. The product
+itself stays for others that read it: what subtracts from it can then be one fused operation with it.
 """
 
 from __future__ import annotations
@@ -23,31 +23,35 @@ def _block(block: Block) -> None:
     for op in ops:
         for inner in op.blocks:
             _block(inner)
-        new = _sunk(op) if op.kind == "reduce" and op.attrs["fold"] == "max" else []
-        block.ops += new[:-1]
-        if new:  # the fold's own result is now made by the product
-            op.kind, op.operands, op.attrs = new[-1].kind, new[-1].operands, {}
+        new = _folded(op) if op.kind == "reduce" else _masked(op) if op.kind == "where" else None
+        if new is not None:  # what the op gave is now made by a product
+            block.ops.append(new[0])
+            op.kind, op.operands, op.attrs = "mul", (new[0].result, new[1]), {}
         block.ops.append(op)
 
 
-def _sunk(fold: Op) -> list[Op]:
-    """The ops that replace a fold, its own replacement last; none where it stays."""
-    outer = fold.operands[0].op
-    masked = outer is not None and outer.kind == "where" and constant(outer.operands[2]) == -math.inf
-    product = outer.operands[1].op if masked and outer is not None else outer
-    if outer is None or product is None or product.kind != "mul" or not product.result.dtype.is_float:
-        return []
+def _folded(fold: Op) -> tuple[Op, Value] | None:
+    """A fold of what was scaled, and the factor; None where the fold stays as it is."""
+    scaled = _scaled(fold.operands[0]) if fold.attrs["fold"] == "max" else None
+    return (_op(fold, (scaled[0],)), scaled[1]) if scaled is not None else None
+
+
+def _masked(where: Op) -> tuple[Op, Value] | None:
+    seen, value, other = where.operands
+    scaled = _scaled(value) if constant(other) == -math.inf else None
+    return (_op(where, (seen, scaled[0], other)), scaled[1]) if scaled is not None else None
+
+
+def _scaled(value: Value) -> tuple[Value, Value] | None:
+    """The tile and the positive factor that a value is the product of."""
+    product = value.op
+    if product is None or product.kind != "mul" or not value.dtype.is_float:
+        return None
     for tile, factor in (product.operands, product.operands[::-1]):
-        if tile.shape == product.result.shape and not factor.shape and least(factor) > 0.0:
-            found, new = tile, []
-            if masked:
-                new.append(_op("where", (outer.operands[0], tile, outer.operands[2]), outer.result.type, outer))
-                found = new[-1].result
-            new.append(_op("reduce", (found,), fold.result.type, fold))
-            return [*new, _op("mul", (new[-1].result, factor), fold.result.type, fold)]
-    return []
+        if tile.shape == value.shape and not factor.shape and least(factor) > 0.0:
+            return tile, factor
+    return None
 
 
-def _op(kind: str, operands: tuple[Value, ...], type_: Type, like: Op) -> Op:
-    attrs = like.attrs if kind == like.kind else {}
-    return Op(kind, operands, attrs, (type_,), loc=like.loc)
+def _op(like: Op, operands: tuple[Value, ...]) -> Op:
+    return Op(like.kind, operands, like.attrs, (Type(like.result.dtype, like.result.shape),), loc=like.loc)

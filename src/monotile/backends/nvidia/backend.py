@@ -171,7 +171,7 @@ def _launch(
         dtypes = [kernel.tensors[n].dtype for n in variant.pointers]
         given: list[Any] = [Pointer(pointer, dtype) for pointer, dtype in zip(pointers, dtypes, strict=True)]
         for tile, address in zip(variant.tiles, tiles, strict=True):
-            base = Pointer(address, kernel.tensors[tile.index].dtype)
+            base = Pointer(address, descriptors.copied(kernel.tensors[tile.index].dtype))
             given.insert(len(given) - len(pointers), descriptors.whole(tile, bound.words, base))
         bound.compiled[device, aligned, widths] = first(variant, programs, given, tail)
         return None

@@ -111,7 +111,7 @@ def _descriptor_types(kernel: Kernel, rendered: Rendered) -> dict[str, str]:
     for tile in rendered.described:
         if tile.sides:
             tensor = kernel.tensors[tile.index]
-            kind = POINTERS[tensor.dtype.name].removeprefix("*")
+            kind = POINTERS[descriptors.copied(tensor.dtype).name].removeprefix("*")
             layout = descriptors.shared_layout(tile)
             found[f"{tensor.name}_tiles"] = f"tensordesc<{kind}{list(tile.sides)},{layout!r}>"
     return found

@@ -6,15 +6,15 @@ were fetched are not values but places in shared memory."""
 
 from __future__ import annotations
 
+from ...dtypes import bool_
 from ...errors import InternalError
-from ...ir import Block, Kernel, Op, Value, walk
+from ...ir import Block, Kernel, Op, Value
 from . import elementwise
 from .padding import identity, padded, padded_shape
 from .render import TENSORS_ONLY, Renderer
 from .schedule import Schedule
-from .streams import Streams, loaded
+from .streams import Streams
 from .text import Text, meet, shape_text, triton_type
-from .turns import Turn, split
 
 SHARED = "shared"
 
@@ -27,7 +27,7 @@ class Compute(Renderer):
         self.streams = streams
         self.slot, self.phase = "", ""
         self.waited: set[str] = set()
-        self.counter = 0
+        self.cleans = False  # whether the turn at hand replaces rows of a tile by zero
 
     # ---- layouts -----------------------------------------------------------------------------------------------------
 
@@ -129,7 +129,8 @@ class Compute(Renderer):
         layout = f"gl.SliceLayout({axis}, {self.layout(padded_shape(value.shape))})"
         shape = padded_shape(op.result.shape)
         if value.dtype.kind == "bool":
-            self.place(op.result, f"tl.{fold}(({text}).to(tl.int32), {axis}) != 0", shape, fold, layout)
+            joined = {"max": "either", "min": "both"}[fold]
+            self.place(op.result, f"tl.reduce(({text}).to(tl.int8), {axis}, {joined}) != 0", shape, fold, layout)
             return
         self.place(op.result, f"tl.{fold}({text}, {axis})", shape, fold, layout)
         if value.dtype.is_float and fold != "sum":  # of nothing but NaN it is the identity
@@ -147,6 +148,9 @@ class Compute(Renderer):
                 text = f"{self.streams.ring(op).name}_blocks.index({self.slot})"
             self.table[op.result] = Text(f"{text}.reshape({shape_text(shape)})", shape, layout=SHARED)
             return
+        if op in self.streams.own:
+            self._own_tile(op, shape)
+            return
         address, mask = self._place(op, op.operands)
         guard = f", mask={mask}, other={'0.0' if op.result.dtype.is_float else '0'}" if mask else ""
         if not shape:
@@ -154,6 +158,16 @@ class Compute(Renderer):
             return
         layout = self.layout(shape)
         self.place(op.result, f"gl.set_auto_layout(tl.load({address}{guard}), {layout})", shape, "tile", layout)
+
+    def _own_tile(self, op: Op, shape: tuple[int, ...]) -> None:
+        """A tile that was fetched for this program alone, into registers. Its room is given back at once, unless the
+        turn cleans another tile there."""
+        name, room = op.attrs["tensor"].name, self.streams.own_place("WHICH")
+        self.lines.add(f"mbarrier.wait({name}_full.index(WHICH), met & 1)")
+        tile = f"{name}_blocks.index({room}).reshape({shape_text(shape)}).load({self.layout(shape)})"
+        self.place(op.result, f"{tile} != 0" if op.result.dtype is bool_ else tile, shape, "tile", self.layout(shape))
+        if not self.cleans:
+            self.lines.add(f"mbarrier.arrive({name}_empty.index(WHICH), count=1)")
 
     def store(self, op: Op) -> None:
         address, mask = self._place(op, op.operands[1:])
@@ -203,9 +217,12 @@ class Compute(Renderer):
         name, layout = self.streams.ring(self.streams.cleaned[op.result]).name, f"rows_{shape[1]}"
         seen = self.in_layout(self.value(op.operands[0]), layout)
         tile = f"{self.value(op.operands[1])}.load({layout})"
-        self.lines.add(f"{name}_clean.index(WHICH).store(tl.where({seen}, {tile}, 0.0))")
+        room = f"{name}_clean.index({self.streams.clean_place('WHICH')})"
+        if self.streams.own:  # whose tile was read from the same room
+            self.lines.add("tl.debug_barrier()")
+        self.lines.add(f"{room}.store(tl.where({seen}, {tile}, 0.0))")
         self.lines.add("fence_async_shared()")
-        self.table[op.result] = Text(f"{name}_clean.index(WHICH)", shape, layout=SHARED)
+        self.table[op.result] = Text(room, shape, layout=SHARED)
 
     def started(self, op: Op, onto: str, left: str = "") -> str:
         """A product that is under way."""
@@ -238,157 +255,6 @@ class Compute(Renderer):
         waited = set(self.waited)
         super().block(block)
         self.waited = waited
-
-    # ---- loops -------------------------------------------------------------------------------------------------------
-
-    def loop(self, op: Op) -> None:
-        if not any(op is loop for loop in self.streams.loops):
-            raise InternalError("a loop without products in a kernel whose tiles are fetched")
-        n = next(n for n, loop in enumerate(self.streams.loops) if loop is op)
-        (body,) = op.blocks
-        carried, leaving = [], body.terminator.operands
-        for init, param, last, result in zip(op.operands[2:], body.params[1:], leaving, op.results, strict=True):
-            name = self.names.fresh(result.hint or param.hint or last.hint or "carried")
-            self.lines.add(f"{name} = {self.full(init)}")
-            shape = padded_shape(param.shape)
-            self.table[param] = self.table[result] = Text(name, shape, layout=self.layout(shape) if shape else "")
-            carried.append(name)
-        step = op.attrs["step"]
-        self.lines.add(f"own = tl.where(high_{n} > low_{n}, (high_{n} - low_{n} + {step - 1}) // {step}, 0)")
-        self.lines.add(f"start = done + tl.where(own > 0, (low_{n} - first_{n}) // {step}, 0)")
-        self.lines.add("stop = start + own")
-        self._walk("done", "start")
-        cleaned = any(o.results and o.results[0] in self.streams.cleaned for o in walk(body))
-        turn = split(op) if not cleaned else None
-        if turn is None:
-            self._plain(op, n, carried)
-        else:
-            self._rotated(op, n, turn, carried)
-        self._walk("stop", f"done + blocks_{n}")
-        self.lines.add(f"done = done + blocks_{n}")
-
-    def _walk(self, first: str, last: str) -> None:
-        """Past blocks that only other programs of the group need."""
-        rings = ", ".join(f"{ring.name}_full, {ring.name}_empty" for ring in self.streams.rings.values())
-        self.lines.add(f"walk_past({first}, {last}, {rings})")
-
-    def _begin(self, op: Op, n: int, turn: str) -> None:
-        """The counter and the place in the rings of one turn."""
-        stages, step = self.schedule.num_stages, op.attrs["step"]
-        self.counter += 1
-        counter = self.names.fresh(op.blocks[0].params[0].hint or "j")
-        self.slot, self.phase = f"slot_{self.counter}", f"phase_{self.counter}"
-        self.waited = set()
-        self.lines.add(f"{counter} = low_{n} + ({turn} - start) * {step}")
-        self.lines.add(f"{self.slot} = ({turn}) % {stages}")
-        self.lines.add(f"{self.phase} = (({turn}) // {stages}) & 1")
-        self.table[op.blocks[0].params[0]] = Text(counter)
-
-    def _release(self, products: list[Op]) -> None:
-        rings = {self.streams.ring(load).name for op in products if (load := self.streams.fetched(op.operands[1]))}
-        for name in sorted(rings):
-            self.lines.add(f"mbarrier.arrive({name}_empty.index({self.slot}), count=1)")
-
-    def _plain(self, op: Op, n: int, carried: list[str]) -> None:
-        self.lines.add("for turn in range(start, stop):")
-        self.lines.depth += 1
-        self._begin(op, n, "turn")
-        self.block(op.blocks[0])
-        for ring in self.streams.rings.values():
-            self.lines.add(f"mbarrier.wait({ring.name}_full.index({self.slot}), {self.phase})")
-            self.lines.add(f"mbarrier.arrive({ring.name}_empty.index({self.slot}), count=1)")
-        self._assign(carried, op.blocks[0])
-        self.lines.depth -= 1
-
-    def _rotated(self, op: Op, n: int, turn: Turn, carried: list[str]) -> None:
-        """See turns.py."""
-        (body,) = op.blocks
-        outer, self.here = self.here, Block()
-        lefts = [self.names.fresh("weights") for _ in turn.late]
-        self.lines.add("if start < stop:")
-        self.lines.depth += 1
-        self._begin(op, n, "start")
-        self._early(turn, 0)
-        self._middle(turn, body, carried, lefts)
-        self.lines.add("for turn in range(start + 1, stop):")
-        self.lines.depth += 1
-        self._begin(op, n, "turn")
-        names = self._start_early(turn)
-        here = self.slot, self.phase, self.waited
-        self._turn_before("turn")
-        for late, left in zip(turn.late, lefts, strict=True):
-            self._reload(late.product)
-            self.lines.add(f"{carried[late.carried]}_sum = {self.started(late.product, carried[late.carried], left)}")
-        before = self.slot
-        self.slot, self.phase, self.waited = here
-        self._end_early(turn, names, len(turn.late))
-        self._middle(turn, body, carried, lefts, before)
-        self.lines.depth -= 1
-        self._turn_before("stop")
-        for late, left in zip(turn.late, lefts, strict=True):
-            name = carried[late.carried]
-            self._reload(late.product)
-            self.lines.add(f"{name}_sum = {self.started(late.product, name, left)}")
-            self.lines.add(f"{name} = warpgroup_mma_wait(0, deps=({name}_sum,))")
-        self._release([late.product for late in turn.late])
-        self.lines.depth -= 1
-        self.here = outer
-
-    def _turn_before(self, turn: str) -> None:
-        stages = self.schedule.num_stages
-        self.counter += 1
-        self.slot, self.phase, self.waited = f"slot_{self.counter}", f"phase_{self.counter}", set()
-        self.lines.add(f"{self.slot} = ({turn} - 1) % {stages}")
-        self.lines.add(f"{self.phase} = (({turn} - 1) // {stages}) & 1")
-
-    def _reload(self, product: Op) -> None:
-        """The right operand of a product, at the place of the turn at hand."""
-        right = product.operands[1]
-        load = loaded(right)
-        assert load is not None
-        self.load(load)
-        if right is not load.result:
-            assert right.op is not None
-            self.trans(right.op)
-
-    def _early(self, turn: Turn, pending: int) -> None:
-        self._end_early(turn, self._start_early(turn), pending)
-
-    def _start_early(self, turn: Turn) -> list[str]:
-        for op in turn.before:
-            self.write(op)
-        names = []
-        for op in turn.early:
-            names.append(self.names.fresh(op.result.hint or "product"))
-            self.lines.add(f"{names[-1]} = {self.started(op, '')}")
-        return names
-
-    def _end_early(self, turn: Turn, names: list[str], pending: int) -> None:
-        for op, name in zip(turn.early, names, strict=True):
-            shape = padded_shape(op.result.shape)
-            self.lines.add(f"{name} = warpgroup_mma_wait({pending}, deps=({name},))")
-            self.table[op.result] = Text(name, shape, layout=self.layout(shape))
-        self._release(turn.early)
-
-    def _middle(self, turn: Turn, body: Block, carried: list[str], lefts: list[str], before: str = "") -> None:
-        """Everything between the products. `before`: the place whose late products end here."""
-        for op in turn.middle:
-            self.write(op)
-        if before:
-            for late in turn.late:
-                name = carried[late.carried]
-                self.lines.add(f"{name} = warpgroup_mma_wait(0, deps=({name}_sum,))")
-            here, self.slot = self.slot, before
-            self._release([late.product for late in turn.late])
-            self.slot = here
-        for op in turn.scaling:
-            self.write(op)
-        pairs = [(left, self.left(late.product)) for left, late in zip(lefts, turn.late, strict=True)]
-        sums = {late.carried: late.scaled for late in turn.late}
-        for n, (name, value) in enumerate(zip(carried, body.terminator.operands, strict=True)):
-            pairs.append((name, self.full(sums.get(n, value))))
-        pairs = [(name, text) for name, text in pairs if name != text]
-        self.lines.add(f"{', '.join(n for n, _ in pairs)} = {', '.join(text for _, text in pairs)}")
 
 
 def group_of(writer: Renderer, op: Op, which: str) -> None:

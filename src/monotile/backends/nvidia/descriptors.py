@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...dtypes import int32
+from ...dtypes import DType, bool_, int32, uint8
 from ...ir import Kernel, Op, Value, constant
 from .memory import Memory
 from .padding import padded
@@ -52,7 +52,11 @@ class Descriptors:
         return tile if len(shape) == len(sides) else f"tl.reshape({tile}, {shape})"
 
     def fits(self, op: Op) -> bool:
-        """A tile of rows of contiguous memory that a product reads."""
+        """A tile that a product reads, and that a descriptor brings."""
+        return self.brings(op) and self._multiplied(op.result)
+
+    def brings(self, op: Op) -> bool:
+        """A tile of rows of contiguous memory."""
         tensor, extents = op.attrs["tensor"], op.attrs["extents"]
         last = tensor.rank - 1
         if tensor.index in self.kernel.written or not 2 <= tensor.rank <= MOST_DIMENSIONS or tensor.unit != last:
@@ -68,10 +72,8 @@ class Descriptors:
             return False
         rows, width = (padded(side) for side in op.result.shape)
         known = [s for s in tensor.strides[:-1] if s is not None]
-        even = all(s > 0 and s * tensor.dtype.bytes % ALIGNMENT == 0 for s in known)
-        return (
-            even and rows <= MOST_ROWS and width * tensor.dtype.bytes >= 2 * ALIGNMENT and self._multiplied(op.result)
-        )
+        even = all(s >= 0 and s * tensor.dtype.bytes % ALIGNMENT == 0 for s in known)
+        return even and rows <= MOST_ROWS and width * tensor.dtype.bytes >= 2 * ALIGNMENT
 
     @staticmethod
     def _padding_is_outside(op: Op, axis: int) -> bool:
@@ -110,9 +112,14 @@ def apply(described: Sequence[Described], words: Sequence[int]) -> bool:
     for tensor in described:
         if any(words[at] < 1 for at in tensor.dims):
             return False
-        if any(words[at] < 1 or words[at] * tensor.bytes % ALIGNMENT for at in tensor.strides):
+        if any(words[at] < 0 or words[at] * tensor.bytes % ALIGNMENT for at in tensor.strides):
             return False
     return True
+
+
+def copied(dtype: DType) -> DType:
+    """As what elements are copied: the copy engine knows no bool."""
+    return uint8 if dtype is bool_ else dtype
 
 
 def shared_layout(tile: Described) -> Any:

@@ -10,6 +10,9 @@ unit for special functions. An error of s counts for 1 / (1 + s^2) of itself in 
 13 does for sinh: its coefficients are a minimax fit of the result, good to 2^-27. With r = 1 / sqrt(1 + s^2), y^2 + r^2
 would be 1; half of what is missing, times y, takes off the error of the hardware's rsqrt and most of the rounding. NaN
 has to pass the clamp, for which Gluon has no words of its own.
+
+`either` and `both` fold truth values in bytes: Triton's own folds widen them to 32 bits, and the warps of a program
+exchange them in shared memory.
 """
 
 from __future__ import annotations
@@ -34,6 +37,16 @@ def tanh_f32(x):
     y = s * r
     rest = (1.0 - r * r) - y * y
     return y + y * rest * 0.5
+""",
+    "either": """\
+@triton.jit
+def either(a, b):
+    return a | b
+""",
+    "both": """\
+@triton.jit
+def both(a, b):
+    return a & b
 """,
     "floordiv": '''\
 @triton.jit

@@ -8,8 +8,12 @@ all of them read the blocks that one more warp fetches. That needs
 - right operands that are loads (or their transposes) with places that are the same for every program of a group; a
   load with some rows replaced by zero is cleaned into memory of the program's own first;
 - left operands that are computed, or loads outside the loops;
+- turns that do the same with every block, or choose by a chain of branches (arms.py);
 - loops whose bounds are arithmetic of lengths, scalars and places in the grid, and whose first position is a multiple
   of the step, so that the programs of a group meet the same blocks.
+
+In loops that choose, one more tile may be fetched for each program alone: its *own*. The room for it is the one in
+which the program cleans other tiles, which it does after it has read its own.
 
 `analyse` says what it found, or why the kernel is not of this kind. Nothing here is about attention: any kernel that
 accumulates products over blocks fits."""
@@ -21,10 +25,12 @@ from dataclasses import dataclass, field
 from ...dtypes import bfloat16, float16
 from ...ir import Block, Kernel, Op, Value, constant, walk
 from ...passes.fold import is_zero
+from .arms import Arms, arms_of
 from .descriptors import Descriptors
 from .padding import padded
 
 SIDES = (16, 32, 64, 128, 256, 512)
+ARM_BITS = 4  # of one program, in the number that says what each does with a block
 SCALAR_ONLY = ("load", "gather", "for", "if", "reduce", "dot", "store")
 
 
@@ -46,15 +52,48 @@ class Streams:
     resident: list[Op] = field(default_factory=list)  # loads outside the loops that products read
     shared: set[Value] = field(default_factory=set)  # tiles that stay in shared memory, transposed ones included
     cleaned: dict[Value, Op] = field(default_factory=dict)  # loads with rows replaced by zero: the load of each
+    arms: dict[int, Arms] = field(default_factory=dict)  # of loops that choose, by the loop's id
+    own: list[Op] = field(default_factory=list)  # loads of tiles that are fetched for one program; all alike
     rows: int = 0
     widths: list[int] = field(default_factory=list)  # of the products with their padding, in order
 
     def ring(self, op: Op) -> Ring:
         return self.rings[key(op)]
 
+    @property
+    def cleaned_rings(self) -> list[Ring]:
+        keys = {key(load) for load in self.cleaned.values()}
+        return [ring for place, ring in self.rings.items() if place in keys]
+
+    @property
+    def room(self) -> int:
+        """Bytes in which a program cleans a tile or gets its own."""
+        loads = [ring.load for ring in self.cleaned_rings] + self.own[:1]
+        return max((tile_bytes(load) for load in loads), default=0)
+
+    def own_place(self, which: str) -> str:
+        """Which tile of the room of all programs is a program's own."""
+        return _times(which, self.room // tile_bytes(self.own[0]))
+
+    def clean_place(self, which: str) -> str:
+        """Which tile of the room is where a program cleans."""
+        return _times(which, self.room // tile_bytes(self.cleaned_rings[0].load) if self.own else 1)
+
     def fetched(self, right: Value) -> Op | None:
         """The load that a right operand comes from."""
         return self.cleaned.get(right) or loaded(right)
+
+
+def _times(which: str, count: int) -> str:
+    return which if count == 1 else f"{which} * {count}"
+
+
+def tile_bytes(load: Op) -> int:
+    """With its padding."""
+    found = load.result.dtype.bytes
+    for side in load.result.shape:
+        found *= padded(side)
+    return found
 
 
 def key(load: Op) -> tuple[int, tuple[int | None, ...]]:
@@ -80,7 +119,30 @@ def analyse(kernel: Kernel, descriptors: Descriptors) -> Streams | str:
         found = _loop(streams, loop, descriptors)
         if found is not None:
             return found
-    return _places(kernel, streams) or _tiles(kernel, streams) or streams
+    problem = _places(kernel, streams) or _tiles(kernel, streams)
+    if problem is None:
+        streams.arms = {id(loop): arms for loop in loops if (arms := arms_of(kernel, loop)) is not None}
+        streams.own = _own(streams, descriptors)
+    return problem or streams
+
+
+def _own(streams: Streams, descriptors: Descriptors) -> list[Op]:
+    """Loads of a tensor that arms read in tiles like their results, at most one in each: of the first such tensor."""
+    found: list[Op] = []
+    for arms in streams.arms.values():
+        for body in arms.bodies:
+            (inside,) = body.blocks
+            for op in inside.ops:
+                if op.kind == "load" and len(op.result.shape) == 2 and op.result not in streams.shared:
+                    places = tuple(v for v in op.operands if v is not inside.params[0])
+                    plain = descriptors.brings(op) and scalar_slice(places) is not None
+                    alike = not found or key(found[0]) == key(op)
+                    if not plain or not alike or op.result.shape[0] != streams.rows:
+                        return []
+                    found.append(op)
+            if sum(op in found for op in inside.ops) > 1:
+                return []
+    return found if len(streams.cleaned_rings) <= 1 else []
 
 
 def _loop(streams: Streams, loop: Op, descriptors: Descriptors) -> str | None:

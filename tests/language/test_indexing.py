@@ -258,6 +258,25 @@ def test_gather_rows_and_columns(backend: str) -> None:
         same(y, expected)
 
 
+@kernel
+def take_runs(x: Tensor["M N"], index: Tensor["P"], y: Tensor["P Q"], start: int, *, P: Const, Q: Const, step: Const):
+    y[:, :] = x[index[:], start + step * arange(Q)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_gather_runs_of_rows(backend: str, dtype: str) -> None:
+    """Scattered rows, and from each a run that may begin or end outside it, or count down."""
+    x, index = random((7, 40), dtype), np.array([6, 0, -1, 3, 7, 3], np.int32)
+    for start in (-60, -35, -3, 0, 5, 20, 39, 40, 2**31 - 2**16, -(2**31)):
+        for step in (1, 2, -1):
+            y = poisoned((6, 35), dtype)
+            take_runs(x, index, y, start, step=step, backend=backend)
+            cols = start + step * np.arange(35)
+            inside = ((index >= 0) & (index < 7))[:, None] & (cols >= 0) & (cols < 40)
+            found = x[np.clip(index, 0, 6)][:, np.clip(cols, 0, 39)]
+            same(y, np.where(inside, found, np.zeros((), x.dtype)))
+
+
 # ---- strides ---------------------------------------------------------------------------------------------------------
 
 

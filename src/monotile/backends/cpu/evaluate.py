@@ -66,7 +66,7 @@ class Evaluator:
         if op.kind == "load":
             return self.tensors.read(op, pt)
         if op.kind == "gather":
-            return self.tensors.read_scattered(op, [self.operand(op, v, pt) for v in op.operands], pt.valid)
+            return self.tensors.read_scattered(op, [self.operand(op, v, pt) for v in op.operands], pt)
         if op.kind == "reduce":  # over a side of 1
             return self.only_element(op, pt)
         load = self._or_nothing(op) if op.kind == "where" else None

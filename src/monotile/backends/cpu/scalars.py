@@ -6,6 +6,7 @@ from ...ir import Kernel, Op, Value
 from ...passes.axes import Axes
 from .emit import Emitter, Index, Reg
 from .evaluate import Evaluator
+from .point import Point
 from .scratch import Scratch
 from .target import Target
 from .tiles import Tensors
@@ -34,7 +35,7 @@ class Scalars:
         elif op.kind == "param":
             reg = self._parameter(op)
         elif op.kind == "gather":
-            reg = self.tensors.read_scattered(op, operands, None)
+            reg = self.tensors.read_scattered(op, operands, Point({}))
         else:
             reg = self.ev.elementwise(op, operands)
         self.ev.scalars[op.result] = reg

@@ -33,17 +33,18 @@ from .vectors import BYTES, lane_mask
 
 LINE = 64  # bytes fetched at once
 AT_ONCE = 512  # bytes of a tile that are read in any order
-MOST_VECTORS = 8  # of a tile that are used at once
+FEW = 4  # rows: with fewer, what is read of them is little beside the tile
 MUCH_WORK = 128  # multiply-adds for a line of memory that take longer than the line
 
 
 @dataclass(frozen=True)
 class Ahead:
-    """The next tile: where it starts, and how far apart its rows are."""
+    """The next tile: where it starts, how far apart its rows are, and how many."""
 
     base: str
     element: str
     stride: Index
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,6 @@ class StreamEmitter(DotEmitter):
             return
         lanes, others, rows = self.operands(nest, dot)
         height = rows.extent if rows is not None else 1
-        ahead = None if edge else self._find_ahead(nest, load)
         if self.layout.unit(load) is lanes.free:
 
             def vector(pt: Point, k: Index) -> Reg:
@@ -95,41 +95,45 @@ class StreamEmitter(DotEmitter):
             how = self.singly(vector, others)
             if not edge and in_pairs(self.target, dot, load, lanes, others, inner=False):
                 how = outer(self, load, lanes, Packed(self, others, height))
-            converted = how.steps == 1 and load.attrs["tensor"].dtype.bits < 32
-            self._shape(nest, height, converted=converted, busy=self._busy(load, height, how.steps))
+            whole_rows = self._shape(nest, load, height)
+            ahead = None if edge else self._find_ahead(load, whole_rows)
             how = replace(how, before=partial(self._fetch_rows, ahead, how.steps))
             self.blocks(nest, how, others.deep, rows, dot.operands[0].shape[1], panel, edge)
             self.vectors, self.height = self.target.vectors, self.target.rows
         else:
             paired = not edge and in_pairs(self.target, dot, load, lanes, others, inner=True)
             packed = Packed(self, others, height) if paired else None
+            ahead = None if edge else self._find_ahead(load, True)
             self._inner(nest, Inner(load, lanes, others, height, edge, ahead, packed), rows)
 
-    def _busy(self, load: Op, height: int, steps: int) -> bool:
-        """Whether arithmetic takes longer than memory, for a tile that meets so many rows, so many steps at once."""
-        return height * LINE >= MUCH_WORK * steps * BYTES[self.ev.tensors.tiles[load].element]
-
-    def _shape(self, nest: Nest, height: int, *, converted: bool, busy: bool) -> None:
-        """The register block of an outer product: whole rows of the tile if they fit, so that it is read in the order
-        of memory. Rows of the result may then need several passes, the later ones from cache; a tile that is converted
-        on the way is better read once, and so is one that memory does not wait for."""
+    def _shape(self, nest: Nest, load: Op, height: int) -> bool:
+        """The register block of an outer product: every row of the result, so that the tile is read once, and equal
+        pieces of a row of the tile. Says whether they are one. All registers are used where arithmetic takes longer
+        than memory, or where pieces would be short; else the next tile comes better while this one is in two pieces."""
         assert nest.lane is not None
-        most = self.target.accumulators
+        size = BYTES[self.ev.tensors.tiles[load].element]
+        most = self.target.vectors_for(height)
+        if size == 4 and height * LINE < MUCH_WORK * size:
+            most = max(1, self.target.accumulators // height)
         row = -(-nest.lane.extent // self.target.lanes)
-        if busy:
-            self.vectors, self.height = min(row, self.target.vectors_for(height)), height
-            return
-        wanted = most // height if converted else min(row, MOST_VECTORS)
-        self.vectors = min(most, max(self.target.vectors, wanted))
-        self.height = most // self.vectors
+        pieces = -(-row // most)
+        self.vectors, self.height = -(-row // pieces), height
+        return pieces == 1
 
     def _fetch_rows(self, ahead: Ahead | None, steps: int, points: list[Point], k: Index) -> None:
-        """Asks for the same place of the next tile, in every pass over this one: what is asked for while memory is busy
+        """Asks for the same place of the next tile, and again half a tile later: what is asked for while memory is busy
         may be forgotten."""
+        e = self.e
         for i in range(steps):
+            row = e.add(k, i)
+            rows = [row]
+            if ahead is not None and ahead.rows & (ahead.rows - 1) == 0 and ahead.rows > 1:
+                half = ahead.rows // 2
+                rows.append(row ^ half if isinstance(row, int) else e.op(f"xor i64 {row}, {half}"))
             for pt in points:
                 assert pt.lane is not None
-                self._fetch(ahead, self.e.add(k, i), pt.at[pt.lane], self._known(pt))
+                for place in rows:
+                    self._fetch(ahead, place, pt.at[pt.lane], self._known(pt))
 
     def _known(self, pt: Point) -> int:
         """Which vector of its group a point is, in lanes."""
@@ -211,11 +215,12 @@ class StreamEmitter(DotEmitter):
         whole = depth // width * width
         step = next((w for w in (4 * width, 2 * width) if whole % w == 0 and whole > w), width)
         # Few positions at once, and a real loop for them, in which LLVM cannot mix them with others: memory comes
-        # fastest in its own order. Where memory does not matter, more of them share what is read of the rows.
+        # fastest in its own order. With several rows two positions at least share what is read of them: otherwise
+        # there is more than a load for each multiply-add.
         row_bytes = depth * BYTES[self.ev.tensors.tiles[dot.load].element]
-        few = next((n for n in (8, 4, 2) if each % n == 0 and n * row_bytes <= AT_ONCE), 1)
-        if self._busy(dot.load, dot.height, 1 if dot.packed is None else 2):
-            few = max(few, min(each, self.target.accumulators // dot.height))
+        shared = dot.height >= (FEW if dot.packed is None else 2 * FEW)
+        most = 2 * AT_ONCE if shared else AT_ONCE
+        few = next((n for n in (8, 4, 2) if each % n == 0 and n * row_bytes <= most), 2 - each % 2 if shared else 1)
         for i in range(0, each, few):
             positions = range(i, i + few)
             e.loop(0, whole, step, partial(lambda p, first: steps(p, first, range(0, step, width)), positions))
@@ -258,14 +263,13 @@ class StreamEmitter(DotEmitter):
 
     # ---- fetching ahead ----------------------------------------------------------------------------------------------
 
-    def _find_ahead(self, nest: Nest, load: Op) -> Ahead | None:
+    def _find_ahead(self, load: Op, in_order: bool) -> Ahead | None:
         """Where the tile that is streamed after this one lies, if it has the same shape. A tile that is read in order
         and followed by its own next turn needs no help."""
         following = self.layout.next_streamed.get(load)
         if following is None or following[0] not in self.ev.tensors.tiles:
             return None
-        whole_rows = nest.lane is not None and nest.lane.extent <= MOST_VECTORS * self.target.lanes
-        if following[0] is load and whole_rows:
+        if following[0] is load and in_order:
             return None
         op, turns = following
         e, tile = self.e, self.ev.tensors.tiles[op]
@@ -274,7 +278,8 @@ class StreamEmitter(DotEmitter):
             -1
         ].stride:
             return None
-        return Ahead(e.element(tile.base, self._moved(tile, turns), tile.element), tile.element, tile.dims[0].stride)
+        base = e.element(tile.base, self._moved(tile, turns), tile.element)
+        return Ahead(base, tile.element, tile.dims[0].stride, tile.dims[0].extent)
 
     def fetch_next(self, load: Op, points: list[Point]) -> None:
         turns = self.layout.next_turn.get(load)

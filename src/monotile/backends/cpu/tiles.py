@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...affine import linear
 from ...ir import Op, Tensor
 from ...passes.axes import Axes, Axis
 from .emit import Emitter, Index, Reg
@@ -187,23 +188,37 @@ class Tensors:
         else:
             self.e.when(mask.text, write)
 
-    def read_scattered(self, op: Op, indices: list[Reg], valid: int | None) -> Reg:
+    def read_scattered(self, op: Op, indices: list[Reg], pt: Point) -> Reg:
         """A gather: every lane has a position of its own; those outside the tensor read zero."""
         e, tensor = self.e, op.attrs["tensor"]
         element = STORED[tensor.dtype.name]
-        vector = any(r.vector for r in indices)
+        run = self._run(op, indices, pt)
         offset, inside = Reg("0", "i64"), Reg("true", "i1")
         for n, index in enumerate(indices):
             wide = index if index.type == "i64" else e.convert("sext", index, "i64")
             length = Reg(str(self.lengths[tensor.index][n]), "i64")
             inside = e.binary("and", inside, e.binary("icmp ult", wide, length, "i1"))
+            if n == run:
+                wide = Reg(e.op(f"extractelement {e.vector_type('i64')} {wide.text}, i64 0"), "i64")
             offset = e.binary("add", offset, e.binary("mul", wide, Reg(str(self.strides[tensor.index][n]), "i64")))
         base = self.pointer[tensor.index]
-        if not vector:
+        if not any(r.vector for r in indices):
             pointer = e.op(f"getelementptr {element}, ptr {base}, i64 {offset.text}")
             pointer = e.op(f"select i1 {inside.text}, ptr {pointer}, ptr @zero")
             return decode(e, tensor.dtype, Reg(e.load(pointer, element, BYTES[element]), element))
-        lanes = e.vector_type("i64")
-        mask = e.binary("and", e.splat(inside), Reg(lane_mask(e, valid), "i1", True))
-        pointers = e.op(f"getelementptr {element}, ptr {base}, {lanes} {e.splat(offset).text}")
+        mask = e.binary("and", e.splat(inside), Reg(lane_mask(e, pt.valid), "i1", True))
+        if run is not None:
+            pointer = e.op(f"getelementptr {element}, ptr {base}, i64 {offset.text}")
+            return decode(e, tensor.dtype, Reg(masked_load(e, pointer, element, mask.text), element, True))
+        pointers = e.op(f"getelementptr {element}, ptr {base}, {e.vector_type('i64')} {e.splat(offset).text}")
         return decode(e, tensor.dtype, Reg(gather_at(e, pointers, element, mask.text), element, True))
+
+    def _run(self, op: Op, indices: list[Reg], pt: Point) -> int | None:
+        """The one index of a gather that changes along the lanes, if it does so step by step and its dimension is
+        contiguous: then what lies in the tensor is a run of memory."""
+        moving = [n for n, index in enumerate(indices) if index.vector]
+        if len(moving) != 1 or self.strides[op.attrs["tensor"].index][moving[0]] != 1:
+            return None
+        form = linear(op.operands[moving[0]])
+        dim = self.axes.dims(op.result).index(pt.lane)
+        return moving[0] if form is not None and form.iotas.get(dim) == 1 else None

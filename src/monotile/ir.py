@@ -15,7 +15,7 @@ from typing import Any
 from .dtypes import DType
 
 # Elementwise ops. Operands are scalars or tiles of the result's rank whose sides are 1 or the result's (broadcast).
-UNARY = frozenset({"neg", "abs", "exp", "exp2", "log", "log2", "tanh", "sqrt", "not"})
+UNARY = frozenset({"neg", "abs", "exp", "exp2", "log", "log2", "tanh", "sqrt", "reciprocal", "not"})
 ARITHMETIC = frozenset({"add", "sub", "mul", "div", "floordiv", "mod", "max", "min", "and", "or"})
 COMPARE = frozenset({"lt", "le", "eq", "ne"})
 ELEMENTWISE = UNARY | ARITHMETIC | COMPARE | {"where", "cast"}

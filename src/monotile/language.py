@@ -125,6 +125,11 @@ def sqrt(x: Any) -> Any:
 
 
 @word
+def reciprocal(x: Any) -> Any:
+    """1 / x to within 2 units in the last place: quicker than a division, which is rounded correctly."""
+
+
+@word
 def abs(x: Any) -> Any:
     """Absolute value."""
 
@@ -171,5 +176,5 @@ def static_range(*bounds: int) -> Any:
 __all__ = [
     "Const", "Tensor", "abs", "arange", "bfloat16", "blocks", "bool_", "cdiv", "dot", "exp", "exp2", "float16",
     "float32", "full", "inf", "int8", "int32", "int64", "kernel", "log", "log2", "max", "maximum", "min", "minimum",
-    "program_id", "sqrt", "static_range", "sum", "tanh", "uint8", "where", "zeros",
+    "program_id", "reciprocal", "sqrt", "static_range", "sum", "tanh", "uint8", "where", "zeros",
 ]  # fmt: skip

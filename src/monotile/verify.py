@@ -16,7 +16,7 @@ from .ir import Block, Kernel, Op, Tensor, Type, Value
 
 INT32 = Type(int32)
 FOLDS = ("sum", "max", "min")
-FLOAT_ONLY = frozenset({"div", "exp", "exp2", "log", "log2", "tanh", "sqrt"})
+FLOAT_ONLY = frozenset({"div", "exp", "exp2", "log", "log2", "tanh", "sqrt", "reciprocal"})
 INT_ONLY = frozenset({"floordiv", "mod"})
 BOOL_ONLY = frozenset({"and", "or", "not"})
 ANY_TYPE = frozenset({"eq", "ne"})

@@ -217,6 +217,7 @@ WORDS: dict[Any, Callable[..., Any]] = {
     language.log2: _unary("log2", math.log2),
     language.tanh: _unary("tanh", math.tanh),
     language.sqrt: _unary("sqrt", math.sqrt),
+    language.reciprocal: _unary("reciprocal", lambda x: 1.0 / x),
     language.abs: _unary("abs", builtins.abs),
     language.maximum: _binary("max", builtins.max),
     language.minimum: _binary("min", builtins.min),

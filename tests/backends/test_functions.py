@@ -30,6 +30,7 @@ REFERENCES: dict[str, Callable[[Array], Array]] = {
     "log": np.log,
     "tanh": np.tanh,
     "sqrt": np.sqrt,
+    "reciprocal": np.reciprocal,
     "abs": np.abs,
 }
 NAMES = list(REFERENCES)
@@ -144,6 +145,9 @@ SPECIALS: list[tuple[str, float, float]] = [
     ("sqrt", -0.0, -0.0),
     ("sqrt", -1.0, math.nan),
     ("sqrt", math.inf, math.inf),
+    ("reciprocal", -0.0, -math.inf),
+    ("reciprocal", math.inf, 0.0),
+    ("reciprocal", -1.0, -1.0),
     ("abs", -0.0, 0.0),
     ("abs", -math.inf, math.inf),
 ]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import monotile
 from arrays import Array
-from kernels.cases import HEAD_SIZES, check, equal, normal, qkv
+from kernels.cases import HEAD_SIZES, check, check_output, equal, normal, qkv
 
 FAST = settings(deadline=None, derandomize=True, max_examples=6, suppress_health_check=list(HealthCheck))
 DTYPES = ("float32", "float16", "bfloat16")
@@ -98,6 +98,30 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @given(lengths=LENGTHS, heads=st.sampled_from([(1, 1), (4, 2), (6, 1)]), B=st.integers(1, 2))
 def test_options(name: str, lengths: tuple[int, int], heads: tuple[int, int], B: int, backend: str) -> None:
     check(*qkv(*lengths, B=B, Hq=heads[0], Hkv=heads[1]), backend, **OPTIONS[name])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_softcap_alone(dtype: str, backend: str) -> None:
+    """Narrow outputs without a logsumexp have a shorter formula: beside other options, and far beyond the cap."""
+    q, k, v = qkv(40, 70, dtype=dtype)
+    mask, sinks = normal(40, 70, seed=5), np.array([3.0, -1.0], np.float32)
+    for options in (
+        {"softcap": 64.0, "causal": True}, {"softcap": 0.5, "scale": -2.0}, {"softcap": 30.0, "mask": mask},
+        {"softcap": 20.0, "sinks": sinks, "causal": "upper_left"}, {"softcap": 9.0, "score_mod": alibi},
+        {"softcap": 2.0, "scale": 1e30, "sinks": sinks}, {"softcap": 1e-30, "scale": 1e9}, {"softcap": 1e4},
+    ):  # fmt: skip
+        check_output(q, k, v, backend, **options)
+
+
+def test_softcap_of_infinity(backend: str) -> None:
+    """Capped like any other score; NaN stays."""
+    q, k, v = qkv(9, 70, 1, dtype="float16")
+    q[:] = 1.0
+    k[:, :, 3], k[:, :, 5], k[:, :, 69] = np.inf, -np.inf, -np.inf
+    for run in (check_output, check):
+        run(q, k, v, backend, softcap=3.0)
+    k[:, :, 6] = np.nan
+    assert np.isnan(check_output(q, k, v, backend, softcap=3.0)).all()
 
 
 def test_relative_bias_from_a_table(backend: str) -> None:

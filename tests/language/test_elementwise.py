@@ -26,6 +26,7 @@ from monotile.language import (
     maximum,
     minimum,
     program_id,
+    reciprocal,
     sqrt,
     tanh,
     uint8,
@@ -239,6 +240,20 @@ def test_tanh_from_the_smallest_number_to_one(backend: str) -> None:
     within_ulps(y, np.tanh(x.astype(np.float64)))
     assert (np.signbit(y) == np.signbit(x)).all()
     assert (np.abs(y[np.abs(x) >= 10.0]) == 1.0).all()
+
+
+def test_reciprocal(backend: str) -> None:
+    """Within 2 units in the last place, at both ends of the numbers too; where the result is not normal, 0 will do."""
+    x = (2.0 ** np.linspace(-126.0, 126.0, 4099)).astype(np.float32)
+    x = np.concatenate([x, np.linspace(1.0, 4.0, 4096, dtype=np.float32), np.array([0.0, np.inf], np.float32)])
+    x = np.concatenate([x, -x, np.array([np.nan], np.float32)])
+    y = poisoned(x.shape)
+    apply1(x, y, f=reciprocal, B=512, backend=backend)
+    with np.errstate(divide="ignore"):
+        within_ulps(y, 1.0 / x.astype(np.float64), 2)
+    great, small = np.array([2.0**127, -3e38], np.float32), poisoned(2)
+    apply1(great, small, f=reciprocal, backend=backend)
+    assert (np.abs(small - 1.0 / great) <= 2.0**-126).all()
 
 
 def test_sqrt_is_correctly_rounded(backend: str) -> None:

@@ -154,6 +154,7 @@ ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "log2": np.log2,
     "tanh": np.tanh,
     "sqrt": np.sqrt,
+    "reciprocal": np.reciprocal,
     "not": np.logical_not,
     "add": np.add,  # integers wrap
     "sub": np.subtract,

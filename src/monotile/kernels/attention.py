@@ -1,9 +1,9 @@
 """Attention, forward: o = softmax(q k^T * scale) v with every option, and the logsumexp of each row."""
 
-from monotile.language import Const, Tensor, arange, blocks, cdiv, dot, inf, kernel, program_id, where
+from monotile.language import Const, Tensor, arange, blocks, cdiv, dot, float32, inf, kernel, program_id, where
 
 from . import softmax
-from .scores import Place, by_place, in_reach, live, scaled, visible
+from .scores import Place, by_place, in_reach, left_out, live, scaled, visible
 from .softmax import LOG2E
 
 # What the map of a mask says of a block: nothing is seen (0), or
@@ -25,11 +25,12 @@ def attention(
     g = h // (q.shape[1] // k.shape[1])
     rows = i * BQ + arange(BQ)
     Q = q[b, h, rows]
+    rough = v.dtype != float32 and lse is None  # all that becomes of scores are weights, rounded to 16 bits
 
     def add(state, cols, kind):
         at = Place(b, h, rows[:, None], cols[None, :], rows[:, None] < Nq)
         m = mask[b, h, rows, cols] if kind != UNCHANGED else None
-        S = scaled(options, dot(Q, k[b, g, cols].T), scale, at, m)
+        S = scaled(options, dot(Q, k[b, g, cols].T), scale, at, m, rough)
         seen = visible(options, at, m, Nq, Nk)
         # A key that no row sees must not reach a sum, not even as 0 * NaN.
         if kind == MIXED or options.mask_mod is not None:
@@ -55,7 +56,7 @@ def attention(
             elif options.fine and kind == DENSE:
                 state = add(state, cols, DENSE)
     if sinks is not None:
-        state = softmax.sink(state, sinks[h] * LOG2E)
+        state = softmax.sink(state, sinks[h] * LOG2E - left_out(options, rough))
     o[b, h, rows], L = softmax.finish(state)
     if lse is not None:
         lse[b, h, rows] = L

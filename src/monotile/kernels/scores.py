@@ -2,11 +2,13 @@
 
 from typing import Any, NamedTuple
 
-from monotile.language import bool_, float32, inf, maximum, tanh
+from monotile.language import bool_, exp2, float32, inf, maximum, minimum, reciprocal, tanh
 
 from .softmax import LOG2E
 
 LEAST_SCALE = 1e-30  # what 0 becomes: known to be positive, a scale can follow the maximum instead of every score
+GREATEST = 3e38  # what a factor too large becomes: infinity times a product of 0 would be NaN
+SHORT_SOFTCAP = 64.0  # the greatest one with the short form: scores are off by less than 2^-16
 
 
 class Options(NamedTuple):
@@ -65,23 +67,34 @@ def live(options, j, Nq, Nk):
     return seen
 
 
-def scaled(options, products, scale, at, mask):
-    """Scores in units of log2, from the products of queries and keys: scale, score_mod, softcap, additive mask."""
+def scaled(options, products, scale, at, mask, rough=False):
+    """Scores in units of log2 from the products of queries and keys: scale, score_mod, softcap, additive mask. Factors
+    meet each other before they meet a score. `rough`: scores may be off by 2^-16, and are less by `left_out`."""
     additive = mask is not None and mask.dtype != bool_
-    if options.negative:
-        products = -products
-    scale = maximum(abs(scale), LEAST_SCALE)
-    if options.score_mod is None and options.softcap is None:
-        S = products * (scale * LOG2E)
+    S = -products if options.negative else products
+    factor = maximum(abs(scale), LEAST_SCALE)
+    if options.score_mod is not None:
+        S = options.score_mod(S * factor, at.b, at.h, at.i, at.j)
+        factor = 1.0
+    if options.softcap is None:
+        S = S * (factor * LOG2E)
+    elif capped_shortly(options, rough):  # softcap * tanh(x / softcap) = softcap - 2 softcap / (1 + e^(2 x / softcap))
+        factor = minimum(factor * (2.0 * LOG2E / options.softcap), GREATEST)
+        S = reciprocal(-1.0 - exp2(S * factor)) * (2.0 * LOG2E * options.softcap)
     else:
-        S = products * scale
-        if options.score_mod is not None:
-            S = options.score_mod(S, at.b, at.h, at.i, at.j)
-        if options.softcap is not None:
-            S = tanh(S * (1.0 / options.softcap)) * options.softcap
-        S = S * LOG2E
+        S = tanh(S * minimum(factor * (1.0 / options.softcap), GREATEST)) * (LOG2E * options.softcap)
     # Scaled by itself: a large bias that all keys share is then rounded alike for all of them, and matters less.
     return S + mask.astype(float32) * LOG2E if additive else S
+
+
+def capped_shortly(options, rough):
+    """Whether softcap has its short form, which is off by up to softcap * 2^-22 however small the score is."""
+    return rough and options.softcap is not None and options.softcap <= SHORT_SOFTCAP
+
+
+def left_out(options, rough):
+    """What rough scores lack, all of them alike: it is softcap where that has its short form."""
+    return LOG2E * options.softcap if capped_shortly(options, rough) else 0.0
 
 
 def visible(options, at, mask, Nq, Nk):

@@ -120,7 +120,8 @@ def _evaluate(op: Op, known: list[Any]) -> Number | None:
 EVALUATE: dict[str, Callable[..., Any]] = {
     "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "div": lambda a, b: a / b,
     "floordiv": lambda a, b: a // b if b else type(a)(0), "mod": lambda a, b: a % b if b else type(a)(0),
-    "max": np.fmax, "min": np.fmin, "neg": lambda a: -a, "abs": np.abs, "and": np.logical_and, "or": np.logical_or,
+    "max": np.fmax, "min": np.fmin, "neg": lambda a: -a, "abs": np.abs, "reciprocal": np.reciprocal,
+    "and": np.logical_and, "or": np.logical_or,
     "not": np.logical_not, "lt": lambda a, b: a < b, "le": lambda a, b: a <= b, "eq": lambda a, b: a == b,
     "ne": lambda a, b: a != b, "where": lambda c, a, b: a if c else b,
 }  # fmt: skip

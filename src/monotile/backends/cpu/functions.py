@@ -100,6 +100,10 @@ def sqrt(e: Emitter, x: Reg) -> Reg:
     return e.intrinsic("sqrt", x)
 
 
+def reciprocal(e: Emitter, x: Reg) -> Reg:
+    return e.binary("fdiv", _float(e, 1.0), x)
+
+
 def absolute(e: Emitter, x: Reg) -> Reg:
     return e.intrinsic("fabs", x)
 
@@ -111,6 +115,7 @@ FUNCTIONS: dict[str, Callable[[Emitter, Reg], Reg]] = {
     "log": log,
     "tanh": tanh,
     "sqrt": sqrt,
+    "reciprocal": reciprocal,
     "abs": absolute,
 }
 

@@ -169,6 +169,8 @@ def elementwise(op: Op, operands: list[str], used: set[str]) -> str:
         return f"(-{a})"
     if kind == "abs":
         return f"abs({a})" if dtype.is_int else f"fabs({a})"
+    if kind == "reciprocal":
+        return f"(1.0f / {a})"
     if kind in ("max", "min"):
         return f"{'' if dtype.is_int else 'f'}{kind}({a}, {b})"
     if kind in ir.UNARY:

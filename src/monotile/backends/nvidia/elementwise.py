@@ -15,6 +15,7 @@ FLOAT_FORMS = {
     "log2": "tl.log2({0})",
     "tanh": "tanh_f32({0})",
     "sqrt": "tl.sqrt_rn({0})",
+    "reciprocal": "reciprocal_f32({0})",
     "add": "{0} + {1}",
     "sub": "{0} - {1}",
     "mul": "{0} * {1}",
@@ -43,9 +44,10 @@ FORMS = {
 }
 
 
-EMULATED = {  # before 3.7 Triton's interpreter gives NaN where one operand is NaN
+EMULATED = {  # before 3.7 Triton's interpreter gives NaN where one operand is NaN, and it runs no assembly
     "max": "tl.where({0} != {0}, {1}, tl.where({1} != {1}, {0}, tl.maximum({0}, {1})))",
     "min": "tl.where({0} != {0}, {1}, tl.where({1} != {1}, {0}, tl.minimum({0}, {1})))",
+    "reciprocal": "1.0 / {0}",
 }
 
 

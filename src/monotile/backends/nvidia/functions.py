@@ -48,6 +48,11 @@ def either(a, b):
 def both(a, b):
     return a & b
 """,
+    "reciprocal_f32": """\
+@triton.jit
+def reciprocal_f32(x):
+    return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+""",
     "floordiv": '''\
 @triton.jit
 def floordiv(a, b):

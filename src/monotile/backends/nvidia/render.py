@@ -20,7 +20,7 @@ from .schedule import Schedule
 from .text import Lines, Names, Text, function_name, meet, number, shape_text, triton_type, typed_number
 
 MOST_ELEMENTS = 2**20  # of a tile, by Triton's own rule
-TENSORS_ONLY = ("exp_f32(", "tanh_f32(", "floordiv(", "modulo(", "float_to_int(", ".to(", "tl.sqrt_rn(", "!= {1}, {0}")
+TENSORS_ONLY = ("_f32(", "floordiv(", "modulo(", "float_to_int(", ".to(", "tl.sqrt_rn(", "!= {1}, {0}")
 
 
 @dataclass(frozen=True)

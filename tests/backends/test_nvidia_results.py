@@ -33,8 +33,7 @@ from monotile.backends.nvidia.schedule import Schedule
 
 ROOT = Path(__file__).parents[2]
 # Each with the tests to take: what is left out of the library's is the same on every backend, or takes minutes here.
-# alibi is among the registered cases; over 257 keys it misses the error rule, on every backend alike.
-OPTIONS = "nvidia and not alibi and (test_options or softcap or sinks or masks_of_narrow or head_sizes)"
+OPTIONS = "nvidia and (test_options or large_scores or softcap or sinks or masks_of_narrow or head_sizes)"
 PLACES = {
     "tests/backends/test_nvidia.py tests/backends/test_nvidia_results.py tests/backends/test_nvidia_gpu.py": "",
     "tests/language": "nvidia",

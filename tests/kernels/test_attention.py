@@ -100,6 +100,13 @@ def test_options(name: str, lengths: tuple[int, int], heads: tuple[int, int], B:
     check(*qkv(*lengths, B=B, Hq=heads[0], Hkv=heads[1]), backend, **OPTIONS[name])
 
 
+@pytest.mark.parametrize("lengths", [(130, 257), (8, 520)], ids=str)
+def test_large_scores_keep_their_digits(lengths: tuple[int, int], backend: str) -> None:
+    """A bias of up to 260 is not rounded once more on its way to the exponential; with a logit beside it neither."""
+    for options in ({}, {"sinks": np.linspace(-3.0, 60.0, 6, dtype=np.float32)}):
+        check(*qkv(*lengths, Hq=6), backend, score_mod=alibi, **options)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_softcap_alone(dtype: str, backend: str) -> None:
     """Narrow outputs without a logsumexp have a shorter formula: beside other options, and far beyond the cap."""

@@ -3,7 +3,7 @@
 from monotile.language import Const, Tensor, arange, blocks, cdiv, dot, float32, inf, kernel, program_id, where
 
 from . import softmax
-from .scores import Place, by_place, in_reach, left_out, live, scaled, visible
+from .scores import Place, by_place, in_reach, left_out, live, scaled, unit, visible
 from .softmax import LOG2E
 
 # What the map of a mask says of a block: nothing is seen (0), or
@@ -40,7 +40,7 @@ def attention(
         else:
             keys = live(options, cols, Nq, Nk)
         V = where(keys[:, None], v[b, g, cols], 0.0)
-        return softmax.step(state, where(seen, S, -inf), V)
+        return softmax.step(state, where(seen, S, -inf), V, unit(options))
 
     state = softmax.empty(BQ, Dv)
     for j in blocks(Nk, BK, lambda cols: in_reach(options, rows[:, None], cols[None, :], Nq, Nk)):
@@ -56,7 +56,7 @@ def attention(
             elif options.fine and kind == DENSE:
                 state = add(state, cols, DENSE)
     if sinks is not None:
-        state = softmax.sink(state, sinks[h] * LOG2E - left_out(options, rough))
-    o[b, h, rows], L = softmax.finish(state)
+        state = softmax.sink(state, sinks[h] * (LOG2E / unit(options)) - left_out(options, rough), unit(options))
+    o[b, h, rows], L = softmax.finish(state, unit(options))
     if lse is not None:
         lse[b, h, rows] = L

@@ -17,8 +17,8 @@ from monotile.language import (
 )  # fmt: skip
 
 from . import softmax
-from .scores import Place, in_reach, live, scaled, visible
-from .softmax import LN2, LOG2E
+from .scores import Place, in_reach, live, scaled, unit, visible
+from .softmax import NATURAL
 
 
 @kernel
@@ -48,15 +48,14 @@ def decode(
         whole = mask is not None or options.mask_mod is not None
         keys = seen.max(axis=0) if whole else live(options, cols, Nq, Nk) & (cols < high)
         V = where(keys[:, None], v[b, g, cols], 0.0)
-        state = softmax.step(state, where(seen, S, -inf), V)
+        state = softmax.step(state, where(seen, S, -inf), V, unit(options))
     rows = n * BR + arange(BR)
-    natural = softmax.State(state.m * LN2, state.l, state.acc)
+    state = softmax.natural(state, unit(options))
     if o.shape[3] > 0:
-        m[b, g, rows, s], l[b, g, rows, s], o[b, g, rows, s] = natural
+        m[b, g, rows, s], l[b, g, rows, s], o[b, g, rows, s] = state
     elif out is not None:  # by the arithmetic of a merge, so that a cache which outgrows one split changes no bit
-        state = softmax.in_log2(natural)
         if sinks is not None:
-            state = softmax.sink(state, sinks[g * G + rows // Nq] * LOG2E)
-        out[b, g, rows], L = softmax.finish(state)
+            state = softmax.sink(state, sinks[g * G + rows // Nq], NATURAL)
+        out[b, g, rows], L = softmax.finish(state, NATURAL)
         if lse is not None:
             lse[b, g, rows] = L

@@ -3,7 +3,7 @@
 from monotile.language import Const, Tensor, arange, float32, inf, kernel, program_id, where
 
 from . import softmax
-from .softmax import LOG2E
+from .softmax import NATURAL
 
 
 @kernel
@@ -19,10 +19,9 @@ def merge(
     for j in range(0, o.shape[1], BS):
         parts = j + arange(BS)
         state = softmax.combine(state, m[row, parts], l[row, parts], o[r, parts])
-    state = softmax.in_log2(state)
     if sinks is not None:
-        state = softmax.sink(state, sinks[row // queries % sinks.shape[0]] * LOG2E)
-    out[row], L = softmax.finish(state)
+        state = softmax.sink(state, sinks[row // queries % sinks.shape[0]], NATURAL)
+    out[row], L = softmax.finish(state, NATURAL)
     if lse is not None:
         lse[row] = L
 
@@ -39,4 +38,4 @@ def merge_lse(
         parts = j + arange(BS)
         M = where(parts[None, :] < o.shape[1], lse[row, parts], -inf)
         state = softmax.combine(state, M, (-inf != M).astype(float32), o[r, parts])
-    out[row], total[row] = softmax.finish(softmax.in_log2(state))
+    out[row], total[row] = softmax.finish(state, NATURAL)

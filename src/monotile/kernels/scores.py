@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from monotile.language import bool_, exp2, float32, inf, maximum, minimum, reciprocal, tanh
 
-from .softmax import LOG2E
+from .softmax import IN_LOG2, LOG2E, NATURAL
 
 LEAST_SCALE = 1e-30  # what 0 becomes: known to be positive, a scale can follow the maximum instead of every score
 GREATEST = 3e38  # what a factor too large becomes: infinity times a product of 0 would be NaN
@@ -68,23 +68,29 @@ def live(options, j, Nq, Nk):
 
 
 def scaled(options, products, scale, at, mask, rough=False):
-    """Scores in units of log2 from the products of queries and keys: scale, score_mod, softcap, additive mask. Factors
-    meet each other before they meet a score. `rough`: scores may be off by 2^-16, and are less by `left_out`."""
+    """Scores in the unit of `unit`, from the products of queries and keys: scale, score_mod, softcap, additive mask.
+    Factors meet each other before they meet a score. `rough`: scores may be off by 2^-16, and lack `left_out`."""
     additive = mask is not None and mask.dtype != bool_
+    in_unit = LOG2E / unit(options)
     S = -products if options.negative else products
     factor = maximum(abs(scale), LEAST_SCALE)
     if options.score_mod is not None:
         S = options.score_mod(S * factor, at.b, at.h, at.i, at.j)
         factor = 1.0
     if options.softcap is None:
-        S = S * (factor * LOG2E)
+        S = S * (factor * in_unit)
     elif capped_shortly(options, rough):  # softcap * tanh(x / softcap) = softcap - 2 softcap / (1 + e^(2 x / softcap))
         factor = minimum(factor * (2.0 * LOG2E / options.softcap), GREATEST)
         S = reciprocal(-1.0 - exp2(S * factor)) * (2.0 * LOG2E * options.softcap)
     else:
         S = tanh(S * minimum(factor * (1.0 / options.softcap), GREATEST)) * (LOG2E * options.softcap)
     # Scaled by itself: a large bias that all keys share is then rounded alike for all of them, and matters less.
-    return S + mask.astype(float32) * LOG2E if additive else S
+    return S + mask.astype(float32) * in_unit if additive else S
+
+
+def unit(options):
+    """Natural where a score_mod can make scores large: scaled, they would be rounded once more."""
+    return NATURAL if options.score_mod is not None and options.softcap is None else IN_LOG2
 
 
 def capped_shortly(options, rough):

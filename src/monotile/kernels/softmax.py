@@ -1,8 +1,10 @@
 """The one softmax: a running maximum, a running sum, and the output before it is divided by the sum.
 
 `(m, l, acc)` is a monoid. `step` adds a block of keys, `combine` adds states of other keys, `finish` gives the output
-and the logsumexp; everything that computes a softmax calls these. m is in units of log2, so that exp2 is the only
-exponential. A row that has seen no key is m = -inf, l = 0, acc = 0, and nothing here makes a NaN of it.
+and the logsumexp; everything that computes a softmax calls these. exp2 is the only exponential. Scores and m are in
+units of log2, or natural where scores can be large: only differences are then scaled, so that large scores keep their
+digits. `unit` says which: how many units of log2 one of theirs is. A row that has seen no key is m = -inf, l = 0,
+acc = 0, and nothing here makes a NaN of it.
 """
 
 from typing import Any, NamedTuple
@@ -11,12 +13,14 @@ from monotile.language import dot, exp2, full, inf, log2, maximum, where, zeros
 
 LOG2E = 1.4426950408889634
 LN2 = 0.6931471805599453
+IN_LOG2 = 1.0
+NATURAL = LOG2E
 
 
 class State(NamedTuple):
     m: Any  # (rows,) greatest score so far
-    l: Any  # (rows,) sum of 2^(score - m)
-    acc: Any  # (rows, width) sum of 2^(score - m) * value
+    l: Any  # (rows,) sum of the powers of score - m: of 2 or of e, as the unit is
+    acc: Any  # (rows, width) sum of the same times value
 
 
 def empty(rows, width):
@@ -29,12 +33,16 @@ def level(m):
     return where(m == -inf, 0.0, m)
 
 
-def step(state, S, V):
+def power(x, unit):
+    return exp2(x if unit == IN_LOG2 else x * unit)
+
+
+def step(state, S, V, unit=IN_LOG2):
     """One more block of keys: their scores (rows, keys), -inf where hidden, and their values (keys, width)."""
     m = maximum(state.m, S.max(axis=1))
     shift = level(m)
-    alpha = exp2(state.m - shift)
-    P = exp2(S - shift[:, None])
+    alpha = power(state.m - shift, unit)
+    P = power(S - shift[:, None], unit)
     l = state.l * alpha + P.sum(axis=1)
     acc = state.acc * alpha[:, None] + dot(P.astype(V.dtype), V)
     return State(m, l, acc)
@@ -42,32 +50,32 @@ def step(state, S, V):
 
 def combine(state, m, l, O):
     """States of other keys, one row's: maxima and sums (1, parts), outputs (parts, width). A part with l == 0 has seen
-    no key and is skipped, whatever else it holds. Maxima are natural here, the state's too: only their differences are
-    rescaled, so that large ones keep their digits. `in_log2` then makes it a state like others."""
+    no key and is skipped, whatever else it holds. Maxima are natural, the state's too."""
     there = l != 0.0
     top = maximum(state.m, where(there, m, -inf).max(axis=1))
     shift = level(top)
-    alpha = exp2((state.m - shift) * LOG2E)
-    w = where(there, exp2((m - shift[:, None]) * LOG2E), 0.0)
+    alpha = power(state.m - shift, NATURAL)
+    w = where(there, power(m - shift[:, None], NATURAL), 0.0)
     total = where(there, w * l, 0.0).sum(axis=1)
     seen = there.max(axis=0)[:, None]
     return State(top, state.l * alpha + total, state.acc * alpha[:, None] + dot(w, where(seen, O, 0.0)))
 
 
-def in_log2(state):
-    """A state with a natural maximum, in the units of `sink` and `finish`."""
-    return State(state.m * LOG2E, state.l, state.acc)
+def natural(state, unit):
+    """The state with a natural maximum."""
+    return state if unit == NATURAL else State(state.m * LN2, state.l, state.acc)
 
 
-def sink(state, logit):
+def sink(state, logit, unit=IN_LOG2):
     """One more logit for each row, which takes part in the denominator only."""
     m = maximum(state.m, logit)
     shift = level(m)
-    alpha = exp2(state.m - shift)
-    return State(m, state.l * alpha + exp2(logit - shift), state.acc * alpha[:, None])
+    alpha = power(state.m - shift, unit)
+    return State(m, state.l * alpha + power(logit - shift, unit), state.acc * alpha[:, None])
 
 
-def finish(state):
+def finish(state, unit=IN_LOG2):
     """Output and natural logsumexp; a row that has seen nothing gives 0 and -inf."""
     scale = where(state.l == 0.0, 0.0, 1.0 / state.l)
-    return state.acc * scale[:, None], (state.m + log2(state.l)) * LN2
+    lse = (state.m + log2(state.l)) * LN2 if unit == IN_LOG2 else state.m + log2(state.l) * LN2
+    return state.acc * scale[:, None], lse

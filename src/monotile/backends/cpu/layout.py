@@ -47,7 +47,7 @@ class Layout:
                     self._required.setdefault(base, lane)
         self.next_streamed = self._order_streams(kernel)
         self.eager = {op for op in self._ops if op.kind == "load" and op.result.shape and self._needs_copy(op, kernel)}
-        self.next_turn = self._turned_loads()
+        self.next_turn = self._turned_loads() | self._strips()
         self.eager |= {o for o in self._ops if o.kind == "gather" and o.result.shape and self._keep_gather(o, kernel)}
         self.apart = {op for op in self._ops if op.kind == "store" and self._transposes(op)}
 
@@ -174,6 +174,21 @@ class Layout:
                     turns = _turn(op, body.params[0], loop.attrs["step"])
                     if turns[self.axes.dims(op.result).index(unit)]:
                         found[op] = turns
+        return found
+
+    def _strips(self) -> dict[Op, tuple[int, ...]]:
+        """For each load whose tile moves along its rows in one loop, and from strip to strip of rows in the loop
+        around: how far the next strip is along each dimension. So many rows at once are more than hardware follows."""
+        found = {}
+        loads = {op for op in self._ops if op.kind == "load" and len(op.result.shape) > 1} - self.eager
+        for around in (op for op in self._ops if op.kind == "for"):
+            for loop in (op for op in walk(around.blocks[0]) if op.kind == "for"):
+                for op in (o for o in loop.blocks[0].ops if o in loads - set(self.streamed.values())):
+                    along, across = (_turn(op, x.blocks[0].params[0], x.attrs["step"]) for x in (loop, around))
+                    unit = self.unit(op)
+                    at = self.axes.dims(op.result).index(unit) if unit is not None else -1
+                    if unit is self.lane(op.result) and at >= 0 and along[at] and any(across) and not across[at]:
+                        found[op] = across
         return found
 
     def _needs_copy(self, op: Op, kernel: Kernel) -> bool:

@@ -149,6 +149,7 @@ class NestEmitter:
 
     def _rows_outside(self, nest: Nest, rows: Axis | None, edge: bool) -> None:
         """Row by row; folds run along the lanes, and those of all elements over the rows too."""
+        loads = [] if edge else self.lazy_loads(nest)
         whole = dict(zip(nest.folds, self.open_folds(nest, self.target.vectors), strict=True)) if nest.ends else {}
 
         def one(row: Index) -> None:
@@ -158,6 +159,8 @@ class NestEmitter:
             totals = [whole[op] if op in nest.ends else new for op, new in zip(nest.folds, totals, strict=True)]
 
             def group(points: list[Point]) -> None:
+                for load in loads:
+                    self.fetch_next(load, points)
                 for n, pt in enumerate(points):
                     pt.memo = dict(outer.memo)
                     self.finish(nest, pt, [t[n] for t in totals])
@@ -307,7 +310,7 @@ class NestEmitter:
         return Reg(self.e.get(variable), variable.type)
 
     def fetch_next(self, load: Op, points: list[Point]) -> None:
-        """Asks for what a load will read at these points in the next turn of its loop."""
+        """Asks for what a load will read at these points in the next turn of a loop, if nothing else does."""
 
     # ---- across the lanes --------------------------------------------------------------------------------------------
 

@@ -139,7 +139,7 @@ class StreamEmitter(DotEmitter):
         """Which vector of its group a point is, in lanes."""
         assert pt.lane is not None
         at = pt.at[pt.lane]
-        return at if isinstance(at, int) else pt.group * self.target.lanes
+        return at if isinstance(at, int) else pt.group * self.e.lanes
 
     # ---- pairs in panels ---------------------------------------------------------------------------------------------
 
@@ -282,13 +282,18 @@ class StreamEmitter(DotEmitter):
         return Ahead(base, tile.element, tile.dims[0].stride, tile.dims[0].extent)
 
     def fetch_next(self, load: Op, points: list[Point]) -> None:
-        turns = self.layout.next_turn.get(load)
+        turns, at, lane = self.layout.next_turn.get(load), points[0].at, points[0].lane
         if turns is None:
             return
         tile = self.ev.tensors.tiles[load]
+        if any(d.axis not in at for d in tile.dims if d.axis is not None):
+            return
+        if not any(d.axis is lane and d.stride == 1 for d in tile.dims):
+            return
         offset = self._moved(tile, turns)
         for pt in points:
-            self._ask(self.e.element(self.ev.tensors.address(load, pt), offset, tile.element))
+            if self._known(pt) * BYTES[tile.element] % LINE == 0:
+                self._ask(self.e.element(self.ev.tensors.address(load, pt), offset, tile.element))
 
     def _moved(self, tile: Tile, turns: tuple[int, ...]) -> Index:
         """How far away in memory a tile is that lies so far along each dimension."""
@@ -303,8 +308,7 @@ class StreamEmitter(DotEmitter):
 
     def _fetch(self, ahead: Ahead | None, row: Index, column: Index, offset: int) -> None:
         """Asks for the line at a place of the next tile; `offset` is the part of the column known now, so that each
-        line is
-        asked for once."""
+        line is asked for once."""
         e = self.e
         if ahead is None or offset * BYTES[ahead.element] % LINE:
             return

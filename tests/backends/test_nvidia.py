@@ -160,3 +160,24 @@ def test_complaints_of_triton_are_translated() -> None:
     unknown = build.translated(RuntimeError("ptxas fatal: Value 'sm_999' is not defined for option 'gpu-name'"), "f")
     assert isinstance(unknown, errors.UnknownArchitecture)
     assert build.translated(ValueError("something else"), "f") is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ptxas fatal   : (C7600) Register allocation failed with register count of '255'. Compile with a higher target",
+        "ptxas error   : Entry function 'f' uses too much shared data (0x40000 bytes, 0x38c00 max)",
+    ],
+)
+def test_what_ptxas_cannot_fit(line: str) -> None:
+    """Its one line, with the cure, and not the text it was given."""
+    said = f"Internal Triton PTX codegen error\n`ptxas` stderr:\n{line}\n\nRepro command: ptxas\n\n.version 8.7"
+    found = build.translated(RuntimeError(said), "forward_D64")
+    assert isinstance(found, errors.DeviceLimit)
+    assert str(found) == f"forward_D64 does not fit the GPU: {line}; {build.FITTING}"
+
+
+def test_what_else_ptxas_says() -> None:
+    said = "Internal Triton PTX codegen error\n`ptxas` stderr:\nptxas x.ptx, line 9; error   : Bad\n.version 8.7"
+    found = build.translated(RuntimeError(said), "f")
+    assert isinstance(found, errors.DeviceLimit) and str(found) == "ptxas refuses f: ptxas x.ptx, line 9; error   : Bad"

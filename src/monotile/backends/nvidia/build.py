@@ -124,6 +124,12 @@ def _type(kernel: Kernel, kind: str, index: int) -> str:
     return SCALARS[dtype.name] if dtype is not None else "i32"
 
 
+def _line(said: str, *words: str) -> str:
+    """The line of a complaint in which one of the words is; Triton adds the command and the whole text it was given."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()] or [said]
+    return next((line for word in words for line in lines if word in line), lines[0])
+
+
 def translated(error: Exception, name: str) -> Exception | None:
     """Triton's complaint as one of monotile's errors; None when it is something else."""
     kind, said = type(error).__name__, str(error)
@@ -131,10 +137,14 @@ def translated(error: Exception, name: str) -> Exception | None:
         return DeviceLimit(f"{name} does not fit the GPU: {said.rstrip('.')}; {FITTING}")
     if kind == "PTXASError" or "ptxas" in said.lower():
         if "is not defined for option 'gpu-name'" in said or "Unsupported gpu architecture" in said:
-            line = next((line for line in said.splitlines() if "gpu" in line), said).strip()
             cure = "install a newer triton, or use backend='cpu'"
-            return UnknownArchitecture(f"this Triton's ptxas does not know the GPU; {cure}. It says: {line}")
-        return DeviceLimit(f"ptxas refuses {name}: {said}")
+            return UnknownArchitecture(
+                f"this Triton's ptxas does not know the GPU; {cure}. It says: {_line(said, 'gpu')}"
+            )
+        for lack in ("Register allocation failed", "uses too much"):
+            if lack in said:
+                return DeviceLimit(f"{name} does not fit the GPU: {_line(said, lack).rstrip('.')}; {FITTING}")
+        return DeviceLimit(f"ptxas refuses {name}: {_line(said, 'error   :', 'fatal   :')}")
     if "PassManager::run failed" in said:
         cure = "try a newer triton, or a schedule without warp_specialize"
         return DeviceLimit(f"Triton's compiler fails on {name}; {cure}. {said}")

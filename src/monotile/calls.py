@@ -138,6 +138,7 @@ class Prepared:
         given = [o.view.dtype.bytes - 1 for o in draft.inputs.values()]
         others = [tensors.read("captured", a).dtype.bytes - 1 for a in draft.captured]
         self.aligned = (*given, *[0] * len(draft.results), *others)
+        self.strictest = max(self.aligned)
         self.needs_arrays = any(plan.program.needs_arrays for plan, *_ in draft.launches)
         self.temporaries = [(v.shape, lib.kind(v.dtype, v.device)) for v in draft.temporaries]
         self.carved: list[int] = []  # where each temporary begins in the one block that all of them share
@@ -169,9 +170,11 @@ class Prepared:
         addresses = lib.addresses([*given, *results])
         if captured:
             addresses += [tensors.address(a) for a in captured]
-        for address, bits in zip(addresses, self.aligned, strict=True):
-            if address & bits:
-                self._refuse(addresses)
+        bits = 0
+        for address in addresses:
+            bits |= address
+        if bits & self.strictest:
+            self._check_alignment(addresses)
         if scale is None:
             scale = self.scale
         if self.needs_arrays:
@@ -187,10 +190,10 @@ class Prepared:
             launch(bound, (), pick(addresses), (scale, *scalars) if scaled else scalars, threads)
         return self.finish(results)
 
-    def _refuse(self, addresses: Sequence[int]) -> None:
-        every = zip(self.names, addresses, self.aligned, strict=True)
-        name = next(name for name, address, bits in every if address & bits)
-        raise ArgumentAlignment(f"{name!r} is not aligned to its elements; pass {name}.copy()")
+    def _check_alignment(self, addresses: Sequence[int]) -> None:
+        for name, address, bits in zip(self.names, addresses, self.aligned, strict=True):
+            if address & bits:
+                raise ArgumentAlignment(f"{name!r} is not aligned to its elements; pass {name}.copy()")
 
     def _launch_arrays(self, every: list[Array], addresses: list[int], scale: float | None) -> None:
         """The same for programs that take arrays instead of addresses: each temporary is an array of its own."""
@@ -225,7 +228,7 @@ class Op:
 
     def __call__(self, given: Sequence[Array | None], options: tuple[Any, ...], scale: float | None = None) -> Any:
         """`given` are arrays in the order of `names`, None where one is left out; `scale` is a number for kernels."""
-        kinds = tuple([type(option) for option in options])
+        kinds = tuple(map(type, options))
         shapes = tensors.signatures(given)
         captured: Sequence[Array] = ()
         if PLAIN.issuperset(kinds):

@@ -132,11 +132,17 @@ def signatures(arrays: Sequence[Any]) -> list[Any]:
     each array would take as long as all the rest."""
     kind, torch = type(arrays[0]), sys.modules.get("torch")
     if kind is np.ndarray:
-        return [(a.shape, a.strides, a.dtype) if type(a) is kind else signature(a) for a in arrays]
+        return [
+            (a.shape, a.strides, a.dtype) if type(a) is kind else None if a is None else signature(a) for a in arrays
+        ]
     if torch is not None and kind is torch.Tensor:
         try:
             return [
-                (a.shape, a.stride(), a.dtype, a.device, a.is_neg()) if type(a) is kind else signature(a)
+                (a.shape, a.stride(), a.dtype, a.device, a.is_neg())
+                if type(a) is kind
+                else None
+                if a is None
+                else signature(a)
                 for a in arrays
             ]
         except RuntimeError:  # a layout without strides

@@ -24,10 +24,11 @@ INTRINSIC = "llvm.x86.avx512bf16.dpbf16ps.512"
 
 def in_pairs(target: Target, dot: Op, load: Op, lanes: Operand, others: Operand, *, inner: bool) -> bool:
     """Whether a streamed dot can be done so: both operands are bfloat16, nothing is done to the tile on its way, and
-    there are whole vectors."""
+    there are whole vectors (of an inner product's contraction the last one may be half)."""
     if not target.bfloat16_pairs or lanes.base is not load.result or others.deep is None or lanes.free is None:
         return False
-    whole = others.deep.extent % (2 * target.lanes) == 0 and (inner or lanes.free.extent % target.lanes == 0)
+    deep = target.lanes if inner else 2 * target.lanes
+    whole = others.deep.extent % deep == 0 and (inner or lanes.free.extent % target.lanes == 0)
     return whole and all(v.dtype.name == "bfloat16" for v in dot.operands) and others.base.dtype.name == "bfloat16"
 
 
@@ -79,9 +80,20 @@ class Packed:
         """The pair from k on, in every lane."""
         return self.e.splat(Reg(self.e.load(self._at(row, k), "i32", 2), "i32"))
 
-    def words(self, row: Index, k: Index) -> Reg:
+    def words(self, row: Index, k: Index, *, half: bool) -> Reg:
         """As many pairs from k on as there are lanes."""
-        return Reg(self.e.load(self._at(row, k), self.e.vector_type("i32"), 2), "i32", True)
+        return stretch(self.e, self._at(row, k), half=half)
+
+
+def stretch(e: Emitter, pointer: str, *, half: bool) -> Reg:
+    """A vector of pairs, one after the other in memory, or half a vector and zeros."""
+    if not half:
+        return Reg(e.load(pointer, e.vector_type("i32"), 2), "i32", True)
+    numbers, pairs = f"<{e.lanes} x i16>", f"<{e.lanes // 2} x i32>"
+    text = e.op(f"bitcast {numbers} {e.load(pointer, numbers, 2)} to {pairs}")
+    picks = ", ".join(f"i32 {i}" for i in range(e.lanes))
+    text = e.op(f"shufflevector {pairs} {text}, {pairs} zeroinitializer, <{e.lanes} x i32> <{picks}>")
+    return Reg(text, "i32", True)
 
 
 def interleaved(e: Emitter, first: Reg, second: Reg) -> Reg:

@@ -23,7 +23,7 @@ from .emit import Emitter, Index, Reg
 from .evaluate import Evaluator
 from .layout import Layout
 from .nests import Panel
-from .pairs import Packed, add_products, in_pairs, in_panels, outer
+from .pairs import Packed, add_products, in_pairs, in_panels, outer, stretch
 from .pairs import panel as in_panel
 from .point import Point
 from .target import Target
@@ -232,14 +232,13 @@ class StreamEmitter(DotEmitter):
         """A vector of the streamed tile along the contraction: numbers, or pairs of them."""
         if dot.packed is None:
             return self.ev.tensors.read(dot.load, pt)
-        at = self.ev.tensors.address(dot.load, pt)
-        return Reg(self.e.load(at, self.e.vector_type("i32"), 2), "i32", True)
+        return stretch(self.e, self.ev.tensors.address(dot.load, pt), half=pt.valid is not None)
 
     def _row(self, dot: Inner, row: int, k: Index, valid: int | None) -> Callable[[Reg, Reg], Reg]:
         """What adds the products of a vector of the tile with a row to a sum."""
         e = self.e
         if dot.packed is not None:
-            words = dot.packed.words(row, k)
+            words = dot.packed.words(row, k, half=valid is not None)
             return lambda t, total: add_products(e, t, words, total)
         x = self.ev.scratch.read(dot.others.buffer, Point(dot.others.at(row, k), dot.others.deep, valid))
         if valid is not None:  # beyond the tile scratch holds anything, and anything times 0 may be NaN

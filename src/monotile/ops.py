@@ -309,8 +309,9 @@ def _plan_mask_blocks(draft: Draft, block_q: Any, block_k: Any, backend: str | N
 def _map(
     draft: Draft, mask: Operand, kinds: Operand, BQ: int, BK: int, run: dict[str, Any], *, fine: bool = False
 ) -> None:
-    strip = schedule.mask_strip(BQ, _machine(mask, run["backend"]))
-    draft.launch(mask_blocks_kernel, mask, kinds, BQ=BQ, BK=BK, STRIP=strip, fine=fine, **run)
+    machine = _machine(mask, run["backend"])
+    strip, span = schedule.mask_strip(BQ, machine), schedule.mask_span(BK, machine)
+    draft.launch(mask_blocks_kernel, mask, kinds, BQ=BQ, BK=BK, STRIP=strip, SPAN=span, fine=fine, **run)
 
 
 def _map_shape(mask: tuple[int, ...], BQ: int, BK: int) -> tuple[int, ...]:

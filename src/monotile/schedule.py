@@ -65,6 +65,11 @@ def merge_block(parts: int, machine: str) -> int:
     return 16 if machine == "cpu" and parts <= 32 else 64
 
 
+def mask_span(block: int, machine: str) -> int | None:
+    """How many columns of a mask one program maps; None for all. GPUs need many programs."""
+    return max(1, 1024 // block) * block if machine == "gpu" else None
+
+
 def mask_strip(block_rows: int, machine: str) -> int:
     """STRIP of the mask's map: on a CPU as many rows as memory streams a core follows at once; a GPU reads whole
     blocks."""

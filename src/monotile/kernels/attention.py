@@ -3,7 +3,7 @@
 from monotile.language import Const, Tensor, arange, blocks, cdiv, dot, float32, inf, kernel, program_id, where
 
 from . import softmax
-from .scores import Place, by_place, in_reach, left_out, live, scaled, unit, visible
+from .scores import Place, by_place, in_reach, left_out, live, scaled, seen_by_some, unit, visible
 from .softmax import LOG2E
 
 # What the map of a mask says of a block: nothing is seen (0), or
@@ -34,9 +34,9 @@ def attention(
         seen = visible(options, at, m, Nq, Nk)
         # A key that no row sees must not reach a sum, not even as 0 * NaN.
         if kind == MIXED or options.mask_mod is not None:
-            keys = seen.max(axis=0)
+            keys = seen_by_some(options, seen, at, m)
         elif kind == DENSE and by_place(options):
-            keys = seen.max(axis=0) | in_reach(options, at.i, at.j, Nq, Nk).min(axis=0)
+            keys = seen_by_some(options, seen, at, m) | in_reach(options, at.i, at.j, Nq, Nk).min(axis=0)
         else:
             keys = live(options, cols, Nq, Nk)
         V = where(keys[:, None], v[b, g, cols], 0.0)

@@ -17,7 +17,7 @@ from monotile.language import (
 )  # fmt: skip
 
 from . import softmax
-from .scores import Place, in_reach, live, scaled, unit, visible
+from .scores import Place, in_reach, live, scaled, seen_by_some, unit, visible
 from .softmax import NATURAL
 
 
@@ -46,7 +46,7 @@ def decode(
         S = scaled(options, dot(Q, k[b, g, cols].T), scale, at, M)
         seen = visible(options, at, M, Nq, Nk) & (cols[None, :] < high)
         whole = mask is not None or options.mask_mod is not None
-        keys = seen.max(axis=0) if whole else live(options, cols, Nq, Nk) & (cols < high)
+        keys = seen_by_some(options, seen, at, M) if whole else live(options, cols, Nq, Nk) & (cols < high)
         V = where(keys[:, None], v[b, g, cols], 0.0)
         state = softmax.step(state, where(seen, S, -inf), V, unit(options))
     rows = n * BR + arange(BR)

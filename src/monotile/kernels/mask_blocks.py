@@ -23,17 +23,24 @@ def count(tile):
 
 @kernel
 def mask_blocks(
-    mask: Tensor["B H Nq Nk"], kinds: Tensor["B H MQ MK"], *, BQ: Const, BK: Const, STRIP: Const, fine: Const = False
+    mask: Tensor["B H Nq Nk"], kinds: Tensor["B H MQ MK"],
+    *, BQ: Const, BK: Const, STRIP: Const, SPAN: Const = None, fine: Const = False,
 ):  # fmt: skip
-    """Each program owns one row of blocks. 0 hidden, 1 mixed, 2 all visible (an additive mask: all zero). It reads
-    STRIP rows at a time from end to end, in the order of memory; strips of a block that differ make it mixed. `fine`
-    (whole blocks only) tells apart what is mixed: 3 where every key of the block is seen by some row."""
+    """Each program owns one row of blocks, or SPAN columns of it. 0 hidden, 1 mixed, 2 all visible (an additive mask:
+    all zero). It reads STRIP rows at a time from end to end, in the order of memory; strips of a block that differ make
+    it mixed. `fine` (whole blocks only) tells apart what is mixed: 3 where every key of the block is seen by some
+    row."""
     Nq, Nk = mask.shape[2], mask.shape[3]
-    b, h, i = program_id(mask.shape[0], mask.shape[1], cdiv(Nq, BQ))
+    if SPAN is None:
+        b, h, i = program_id(mask.shape[0], mask.shape[1], cdiv(Nq, BQ))
+        low, high = 0, Nk
+    else:
+        b, h, i, c = program_id(mask.shape[0], mask.shape[1], cdiv(Nq, BQ), cdiv(Nk, SPAN))
+        low, high = c * SPAN, minimum(c * SPAN + SPAN, Nk)
     height = minimum(BQ, Nq - i * BQ)
     for r in range(0, height, STRIP):
         rows = i * BQ + r + arange(STRIP)
-        for j in range(0, Nk, BK):
+        for j in range(low, high, BK):
             area = minimum(STRIP, height - r) * minimum(BK, Nk - j)  # of the strip, inside the mask
             M = mask[b, h, rows, j + arange(BK)]
             if mask.dtype == bool_:
@@ -48,7 +55,7 @@ def mask_blocks(
                 seen = M if mask.dtype == bool_ else -inf != M
                 cols = j + arange(BK)
                 there = (rows[:, None] < Nq) & seen
-                mixed = where((there.max(axis=0) | (cols >= Nk)).min(axis=0), 3, 1)
+                mixed = where((there.max(axis=0) | ~(cols < Nk)).min(axis=0), 3, 1)
             kind = where(unchanged == area, 2, where(hidden == area, 0, mixed)).astype(kinds.dtype)
             if STRIP < BQ:
                 before = kinds[b, h, i, j // BK]

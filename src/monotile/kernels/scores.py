@@ -111,6 +111,12 @@ def visible(options, at, mask, Nq, Nk):
         seen = seen & (mask.astype(float32) != -inf if additive else mask)
     if options.mask_mod is not None:
         seen = seen & options.mask_mod(at.b, at.h, at.i, at.j)
-    if additive or options.mask_mod is not None:
-        seen = seen & at.there  # what only a row past the last one would see must not matter
     return seen
+
+
+def seen_by_some(options, seen, at, mask):
+    """Which keys some row sees. A bool mask hides all from rows past the last one; what else they see must not
+    matter."""
+    hides = mask is None or mask.dtype == bool_
+    there = seen if hides and options.mask_mod is None else seen & at.there
+    return there.max(axis=0)

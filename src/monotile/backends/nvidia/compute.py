@@ -167,6 +167,7 @@ class Compute(Renderer):
         tile = f"{name}_blocks.index({room}).reshape({shape_text(shape)}).load({self.layout(shape)})"
         self.place(op.result, f"{tile} != 0" if op.result.dtype is bool_ else tile, shape, "tile", self.layout(shape))
         if not self.cleans:
+            self.lines.add("fence_async_shared()")  # or the next tile could overtake these reads
             self.lines.add(f"mbarrier.arrive({name}_empty.index(WHICH), count=1)")
 
     def store(self, op: Op) -> None:

@@ -19,9 +19,10 @@ ROW_BLOCKS = (1, 2, 4, 8)
 KEYS_PER_SPLIT = 512  # on a CPU: enough work to outweigh a part's output, small enough to share among cores
 
 
-# BQ, BK on a GPU, up to a head size: what fits shared memory. float32 takes twice the room.
-GPU_BLOCKS = ((128, 128, 128), (256, 128, 64), (576, 64, 64))
-GPU_BLOCKS_FLOAT32 = ((64, 64, 64), (128, 64, 32), (256, 32, 32), (576, 16, 32))
+# BQ, BK on a GPU, up to a head size: what fits shared memory, and registers without thousands of bytes spilled. Tiles
+# are powers of two, so that beyond 512 they are as large as for 1024. float32 has its operands in registers, too.
+GPU_BLOCKS = ((128, 128, 128), (256, 128, 64), (512, 64, 64), (576, 32, 32))
+GPU_BLOCKS_FLOAT32 = ((64, 64, 64), (128, 32, 32), (256, 32, 16), (576, 16, 16))
 METAL_TILE, METAL_STAGE = 18 << 10, 8 << 10
 METAL_ROWS = 2304  # a lane holds a 32nd of the queries and of the sums
 

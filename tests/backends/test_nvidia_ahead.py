@@ -97,15 +97,15 @@ def test_stages_show_text_and_ptx() -> None:
 
 # ---- the library -----------------------------------------------------------------------------------------------------
 
-# Bytes that a thread spills, full and causal, with the Triton that the project is tested with; a tuned row has none.
 WORDS_OF_SOFTCAP = "rsqrt.approx", "rcp.approx", "ex2.", "div.", "selp.", "min.NaN", "fma.rn.f32"
+# Bytes that a thread spills, full and causal, with the Triton that the project is tested with; a tuned row has none.
 SPILLS = {64: (0, 0), 128: (0, 16), 256: (80, 80), 512: (1120, 1152)}
 
 
-def library_call(D: int, causal: bool) -> ir.Kernel:
-    """What `monotile.attention` compiles for a GPU."""
-    q = random((1, 4, 256, D), "bfloat16")
-    BQ, BK = schedule.attention_blocks(256, D, 2, "gpu")
+def library_call(D: int, causal: bool, dtype: str = "bfloat16") -> ir.Kernel:
+    """What `monotile.attention` compiles for a GPU that no table knows."""
+    q = random((1, 4, 256, D), dtype)
+    BQ, BK = schedule.attention_blocks(256, D, q.itemsize, "gpu")
     options = Options("lower_right" if causal else None, None, None, None, None, None)
     arrays = q, q[:, :2], q[:, 2:], None, None, None, q.copy(), None
     return attention.ir(*arrays, 0.1, options=options, BQ=BQ, BK=BK)
@@ -120,6 +120,20 @@ def test_the_library_for_every_tuned_head_size(D: int, causal: bool) -> None:
     assert made.metadata.shared <= SHARED_BYTES
     if metadata.version("triton") == "3.6.0":
         assert resources(made)["STACK"] <= SPILLS[D][causal]
+
+
+@compiled
+@pytest.mark.parametrize(
+    ("dtype", "D", "spills"),
+    [("bfloat16", 576, 512), ("float32", 128, 512), ("float32", 256, 64), ("float32", 576, 64)],
+)
+def test_the_largest_head_sizes(dtype: str, D: int, spills: int) -> None:
+    """The greatest of each row of blocks: tiles of 576 are as large as those of 1024, float32 is without a matrix
+    unit."""
+    made = compile_ahead(library_call(D, True, dtype))
+    assert made.metadata.shared <= SHARED_BYTES
+    if metadata.version("triton") == "3.6.0":
+        assert resources(made)["STACK"] <= spills
 
 
 @compiled

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ...dtypes import float32
 from ...ir import Kernel, Op, Value, walk
 from .padding import padded_shape
 
@@ -38,8 +39,13 @@ def choose(kernel: Kernel, shared_bytes: int = SHARED_BYTES) -> Schedule:
     products = [op for op in walk(kernel.body) if op.kind == "dot"]
     if not products:
         return Schedule(num_warps=1 if largest <= 256 else 2 if largest <= 512 else 4 if largest <= 8192 else 8)
-    warps = 4 if largest <= 64 * 128 else 8
+    warps = 4 if largest <= (32 * 64 if any(map(_in_registers, products)) else 64 * 128) else 8
     return Schedule(warps, _stages(kernel, products, shared_bytes))
+
+
+def _in_registers(product: Op) -> bool:
+    """Whether a product has its operands in registers: the matrix unit takes no float32."""
+    return product.operands[0].dtype is float32 and 1 not in (*product.result.shape, *product.operands[0].shape)
 
 
 def _stages(kernel: Kernel, products: list[Op], shared_bytes: int) -> int:

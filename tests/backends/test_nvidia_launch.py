@@ -12,7 +12,7 @@ import pytest
 import monotile
 from monotile import ops
 from monotile.backends.nvidia import backend as nvidia
-from monotile.backends.nvidia import build
+from monotile.backends.nvidia import build, launcher
 
 torch = pytest.importorskip("torch", reason="the nvidia backend needs torch")
 pytest.importorskip("triton", reason="the nvidia backend needs triton")
@@ -105,3 +105,45 @@ def test_the_device_of_the_arrays_is_made_current(gpu: Gpu, monkeypatch: pytest.
     for _ in range(2):
         attend(1, 100)
     assert gpu.launched[0][0] == 3 and gpu.current == 0
+
+
+class Launcher:
+    """Triton's, as far as `launcher.quick` looks."""
+
+    global_scratch_size = profile_scratch_size = 0
+    launch_cooperative_grid, launch_pdl = False, True
+
+    def __init__(self, launched: list[Any], forms: list[Any]) -> None:
+        launcher, tensordesc_indices, tensordesc_meta = launched.append, {0, 1}, forms
+
+        def launch(*args: Any) -> None:
+            launcher((args, tensordesc_indices, tensordesc_meta))
+
+        self.launch = launch
+
+
+def test_descriptors_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(launcher, "_maker", lambda: lambda brief, form: made.append(form) or ["map", brief.address])
+    launched: list[Any] = []
+    under = Launcher(launched, ["k's", "v's"])
+    under.launch.__closure__[0].cell_contents = lambda *args: launched.append(args)  # type: ignore[index]
+    tile = nvidia.descriptors.Described(0, 2, (0,), (), (64,))
+    briefs = [nvidia.descriptors.Brief(address, tile, [64]) for address in (16, 32)]
+    monkeypatch.setattr(launcher.metadata, "version", lambda name: "3.6.0")
+    run = launcher.quick(under)
+    for _ in range(2):
+        run(5, 1, 1, 7, "function", "packed", None, None, None, *briefs, 48, 1.5)
+    expected = (5, 1, 1, 7, "function", False, True, None, None, "packed", None, None, None)
+    assert launched == [(*expected, "map", 16, "map", 32, 48, 1.5)] * 2
+    assert made == ["k's", "v's"]
+
+
+def test_an_unknown_launcher_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    under = Launcher([], ["k's", "v's"])
+    monkeypatch.setattr(launcher.metadata, "version", lambda name: "3.7.0")
+    assert launcher.quick(under) is under
+    monkeypatch.setattr(launcher.metadata, "version", lambda name: "3.6.0")
+    under.global_scratch_size = 8
+    assert launcher.quick(under) is under
+    assert launcher.quick(Launcher([], [None, "v's"])).__class__ is Launcher

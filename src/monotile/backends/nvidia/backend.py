@@ -15,7 +15,7 @@ from ...errors import ArgumentShape
 from ...passes import pipeline
 from ...passes.peel import peel_with_bounds
 from ..base import Backend, Emitted, Program
-from . import build, descriptors, gluon
+from . import build, descriptors, gluon, launcher
 from .render import Rendered, render
 from .schedule import Schedule, choose
 from .streams import Streams
@@ -224,7 +224,8 @@ def first(variant: Variant, programs: int, given: list[Any], tail: list[Any]) ->
         kernel = variant.function[(programs,)](*given, *tail, **schedule.options)
     except Exception as error:
         raise build.translated(error, variant.rendered.name) or error from None
-    return kernel, kernel.run, kernel.function, kernel.packed_metadata
+    run = launcher.quick(kernel.run) if variant.tiles else kernel.run
+    return kernel, run, kernel.function, kernel.packed_metadata
 
 
 # ---- in Triton's interpreter -----------------------------------------------------------------------------------------

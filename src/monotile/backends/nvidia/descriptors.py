@@ -131,15 +131,16 @@ def shared_layout(tile: Described) -> Any:
 
 
 class Brief:
-    """As much of a descriptor as Triton's launcher looks at."""
+    """As much of a descriptor as Triton's launcher looks at, and what it passes for it (launcher.py)."""
 
-    __slots__ = ("address", "shape", "strides")
+    __slots__ = ("address", "shape", "strides", "words")
     padding = "zero"
 
     def __init__(self, address: int, tile: Described, words: Sequence[int]) -> None:
         self.address = address
         self.shape = [words[at] for at in tile.dims]
         self.strides = [*[words[at] for at in tile.strides], 1]
+        self.words: list[Any] = []
 
     @property
     def base(self) -> Brief:

@@ -247,7 +247,7 @@ def _native() -> _Native:
 
     return _Native(
         code,
-        function("launch", number, address, address, address, address, number, number, number),
+        function("launch", number, *[address] * 7),  # its numbers too: ctypes takes an address twice as quickly
         function("drive", number, address),
         function("cancel", None, address, number),
         function("work", None, address, number, number),

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from . import arrays, backends, choices, schedule
 from .calls import SCALE, Draft, Op, Operand
 from .choices import Choice
-from .dtypes import DType, float32, uint8
+from .dtypes import DType, bool_, float32, uint8
 from .errors import MixedDTypes
 from .inputs import (
     Call,
@@ -109,14 +109,20 @@ def _forward(draft: Draft, call: Call, options: Any, out: Operand, lse: Operand 
     if mask is not None and call.mask is not None and call.keys > 0:
         shape = _map_shape(call.mask.shape, BQ, BK)
         kinds = draft.temporary(shape, uint8)
-        if (
-            options.mask_mod is None and _machine(call.q, run["backend"]) == "gpu"
-        ):  # which reads whole blocks of the mask
+        if options.mask_mod is None and _tells_apart(call.mask, options, _machine(call.q, run["backend"])):
             options = options._replace(fine=True)
         _map(draft, call.mask, kinds, BQ, BK, run, fine=options.fine)
         kinds = kinds.broadcast((*mask.shape[:2], *_map_shape(mask.shape, BQ, BK)[2:]))
     args = call.q, call.k, call.v, mask, kinds, call.sinks, out, lse, SCALE
     draft.launch(attention_kernel, *args, options=options, BQ=BQ, BK=BK, schedule=choice.schedule, **run)
+
+
+def _tells_apart(mask: Operand, options: Any, machine: str) -> bool:
+    """Whether a mask's map says where each key is seen. A GPU reads whole blocks of the mask anyway; a CPU reads
+    strips, and those of an additive mask seldom hide anything: then, where positions hide nothing either, all keys are
+    seen."""
+    strips = machine == "cpu" and mask.dtype != bool_ and options.causal is options.left is options.right is None
+    return machine == "gpu" or strips
 
 
 def _forward_choice(call: Call, options: Any, backend: str | None) -> Choice:

@@ -11,6 +11,7 @@ import monotile
 from arrays import Array, numpy_type
 from kernels.cases import normal
 from monotile.kernels import reference
+from monotile.kernels.mask_blocks import mask_blocks as mask_blocks_kernel
 
 
 def patches(shape: tuple[int, ...], kind: str, seed: int) -> Array:
@@ -51,6 +52,36 @@ def test_all_three_states() -> None:
 def test_a_large_negative_number_hides_nothing() -> None:
     mask = np.full((4, 4), -65504, np.float16)
     assert monotile.mask_blocks(mask, 4, 4).tolist() == [[1]]
+
+
+@pytest.mark.parametrize("strip", [8, 32])
+def test_a_fine_map_knows_where_every_key_is_seen(strip: int) -> None:
+    """3 is said only where it is so, and in strips at least where one of them hides nothing."""
+    for seed in range(30):
+        mask = patches((1, 1, 70, 100), "float32", seed)
+        kinds = np.full((1, 1, 3, 7), 255, np.uint8)
+        mask_blocks_kernel(mask, kinds, BQ=32, BK=16, STRIP=strip, fine=True, backend="cpu")
+        plain = reference.mask_blocks(mask, 32, 16)
+        np.testing.assert_array_equal(np.where(kinds == 3, 1, kinds), plain)
+        for i, j in np.argwhere(plain[0, 0] == 1):
+            seen = mask[0, 0, 32 * i : 32 * i + 32, 16 * j : 16 * j + 16] != -np.inf
+            if kinds[0, 0, i, j] == 3:
+                assert seen.any(axis=0).all()
+            else:
+                assert not any(seen[r : r + strip].all() for r in range(0, len(seen), strip))
+
+
+def test_a_key_that_only_some_strips_hide() -> None:
+    """A bias hides key 3 from most rows, and key 5 from all: what key 5 holds must not matter."""
+    q, k, v = normal(1, 2, 64, 16), normal(1, 2, 40, 16), normal(1, 2, 40, 16)
+    mask = normal(64, 40)
+    mask[8:, 3] = -np.inf
+    expected, _ = reference.attention(q, k, v, mask=mask)
+    np.testing.assert_allclose(monotile.attention(q, k, v, mask=mask, backend="cpu"), expected, atol=2e-6)
+    mask[:, 5] = -np.inf
+    expected, _ = reference.attention(q, k, v, mask=mask)
+    v[:, :, 5] = np.nan
+    np.testing.assert_allclose(monotile.attention(q, k, v, mask=mask, backend="cpu"), expected, atol=2e-6)
 
 
 def test_strided_masks(backend: str) -> None:

@@ -10,6 +10,7 @@ from monotile.language import (
     inf,
     int32,
     kernel,
+    maximum,
     minimum,
     program_id,
     where,
@@ -28,8 +29,8 @@ def mask_blocks(
 ):  # fmt: skip
     """Each program owns one row of blocks, or SPAN columns of it. 0 hidden, 1 mixed, 2 all visible (an additive mask:
     all zero). It reads STRIP rows at a time from end to end, in the order of memory; strips of a block that differ make
-    it mixed. `fine` (whole blocks only) tells apart what is mixed: 3 where every key of the block is seen by some
-    row."""
+    it mixed. `fine` tells apart what is mixed: 3 where every key of the block is seen by some row. In strips it says so
+    only where some strip hides nothing, which costs nothing to find out."""
     Nq, Nk = mask.shape[2], mask.shape[3]
     if SPAN is None:
         b, h, i = program_id(mask.shape[0], mask.shape[1], cdiv(Nq, BQ))
@@ -51,7 +52,9 @@ def mask_blocks(
                 unchanged = count(M == 0.0) - (STRIP * BK - area)  # outside the mask reads as zero
                 hidden = count(-inf == M)
             mixed = 1
-            if fine:
+            if fine and STRIP < BQ:
+                mixed = where(hidden == 0, 3, 1)
+            elif fine:
                 seen = M if mask.dtype == bool_ else -inf != M
                 cols = j + arange(BK)
                 there = (rows[:, None] < Nq) & seen
@@ -59,5 +62,6 @@ def mask_blocks(
             kind = where(unchanged == area, 2, where(hidden == area, 0, mixed)).astype(kinds.dtype)
             if STRIP < BQ:
                 before = kinds[b, h, i, j // BK]
-                kind = where((r == 0) | (kind == before), kind, 1).astype(kinds.dtype)
+                together = where(maximum(kind, before) >= 2, 3, 1) if fine else 1
+                kind = where((r == 0) | (kind == before), kind, together).astype(kinds.dtype)
             kinds[b, h, i, j // BK] = kind

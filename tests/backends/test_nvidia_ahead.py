@@ -233,6 +233,8 @@ def test_every_form_of_the_forward_kernel_can_share(options: dict[str, Any]) -> 
     assert not isinstance(streams, str), streams
     assert bool(streams.cleaned) == ("left" in options or "fine" in options)
     assert [ring.name for ring in streams.rings.values()] == ["k", "v"]
+    assert {op.attrs["tensor"].name for op in streams.own} == ({"mask"} if "fine" in options else set())
+    assert {len(arms.bodies) for arms in streams.arms.values()} == ({3} if "fine" in options else set())
 
 
 @compiled

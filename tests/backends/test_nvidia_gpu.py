@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+import monotile
 from backends.nvidia_kernels import (
     attention_oracle,
     copy,
@@ -13,7 +16,8 @@ from backends.nvidia_kernels import (
     product,
     scale_rows,
 )
-from monotile import errors
+from monotile import errors, ops
+from monotile.backends.nvidia import backend as nvidia
 from monotile.backends.nvidia import build
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -91,3 +95,35 @@ class TestOnGpu:
         x = torch.randn(512, 512, device="cuda").to(torch.bfloat16)
         with pytest.raises(errors.DeviceLimit, match="does not fit the GPU"):
             product(x, x.clone(), torch.empty(512, 512, device="cuda"))
+
+    def test_a_mask_gives_the_same_bits_every_time(self) -> None:
+        """Tiles of one program alone are fetched into one place again and again: none may overtake its reader."""
+        generator = torch.Generator("cuda").manual_seed(0)
+        q, k, v = (torch.randn((1, h, 704, 256), generator=generator, device="cuda").bfloat16() for h in (4, 2, 2))
+        seen = torch.rand((704, 704), generator=generator, device="cuda") < 0.7
+        seen[:, 350:358] = False
+        k[:, :, 350:358], v[:, :, 350:358] = torch.nan, torch.nan
+        bias = torch.where(seen, torch.randn((704, 704), generator=generator, device="cuda"), -torch.inf)
+        for mask in (seen, bias):
+            first = monotile.attention(q, k, v, mask=mask, return_lse=True)
+            keys, values = (x.nan_to_num(0.0).float() for x in (k, v))
+            expected = torch.nn.functional.scaled_dot_product_attention(
+                q.float(), keys, values, attn_mask=mask, enable_gqa=True
+            )
+            np.testing.assert_allclose(first[0].float().cpu().numpy(), expected.cpu().numpy(), atol=1e-2)
+            for _ in range(25):
+                again = monotile.attention(q, k, v, mask=mask, return_lse=True)
+                assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+    @pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": (100, 0)}])
+    def test_groups_that_go_on(self, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+        """Three laps, of which the last has programs that are not there; the same bits as in one."""
+        generator = torch.Generator("cuda").manual_seed(1)
+        sizes = (4, 700), (2, 650), (2, 650)
+        q, k, v = (torch.randn((2, h, n, 128), generator=generator, device="cuda").half() for h, n in sizes)
+        found = []
+        for laps in (1, 3):
+            monkeypatch.setattr(nvidia, "LAPS", (laps,))
+            monkeypatch.setattr(ops._ATTENTION, "table", {})
+            found.append(monotile.attention(q, k, v, **options))
+        assert torch.equal(*found)

@@ -1,34 +1,29 @@
 """Kernels of the kind that streams.py finds, as Gluon modules: Triton's language of explicit layouts and warps.
 
-A module has these functions. `bounds` computes the bounds of one program's loops, `united` those of all programs of a
-group together. `fetch` is run by one warp: it brings the programs' own operands and then block after block to shared
-memory, through TMA. `compute` (compute.py) is run by the warps of each program. A ring of blocks has two barriers for
-each place: `full` says that a block has arrived, `empty` that every program has done with it. Every program meets every
-block that the group fetches, in the same order, and walks past those that are not its own.
-
-For a loop with arms, `taken` says what each program of the group does with a block, from the scalars that its
-conditions read, and `seek` finds the next block that some program needs: the others are not fetched."""
+A module has functions that find blocks (finding.py) and these. `fetch` is run by one warp: it brings the programs' own
+operands and then block after block to shared memory, through TMA. `compute` (compute.py, loops.py) is run by the warps
+of each program. A ring of blocks has two barriers for each place: `full` says that a block has arrived, `empty` that
+every program has done with it; operands that stay for a lap have the like (`ready`, `empty`). Every program meets every
+block that the group fetches, in the same order, and walks past those that are not its own."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from functools import cache
 from importlib import metadata
 
-from ...ir import Kernel, Op, Value
+from ...ir import Kernel, Op
 from ...passes.grid import Grid
-from .arms import Arms
-from .compute import Compute, group_of
 from .descriptors import Described, Descriptors
+from .finding import LAPS, Finding
 from .functions import FUNCTIONS
-from .loops import GIVEN, Loops
-from .memory import Memory
+from .loops import GIVEN
+from .memory import Argument
 from .padding import padded
 from .render import ORDER, Rendered, Renderer
 from .schedule import Schedule
-from .streams import ARM_BITS, Ring, Streams, analyse, scalar_slice, tile_bytes
-from .text import Lines, Text, function_name
+from .streams import ARM_BITS, Ring, Streams, analyse, tile_bytes
+from .text import Lines, function_name
 
 IMPORTS = """\
 import triton
@@ -42,7 +37,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 """
-FAR, NEAR = 2**31 - 1, -(2**31)
 VERSIONS = ("3.6.", "3.7.")
 
 
@@ -65,82 +59,8 @@ def render(kernel: Kernel, schedule: Schedule, streams: Streams, *, wide: bool =
     return writer.rendered(name)
 
 
-class InlineMemory(Memory):
-    """Positions are written out where they are used: what they meet decides where they lie."""
-
-    def iota(self, side: int, place: int = 0, rank: int = 1) -> str:
-        return f"tl.arange(0, {side})"
-
-
-class Scalars(Renderer):
-    """Writes the arithmetic that some scalars need, for the program `which` of a group."""
-
-    def __init__(self, kernel: Kernel, schedule: Schedule, compute: Compute, which: str) -> None:
-        super().__init__(kernel, schedule, False, emulate=False)
-        self.memory, self.names, self.which = compute.memory, compute.names, which
-
-    def program_id(self, op: Op) -> None:
-        group_of(self, op, self.which)
-
-    def load(self, op: Op) -> None:
-        """Of a turn that a program may not have: `inside` says whether it does."""
-        address, mask = self._place(op, op.operands)
-        guard = f"inside & {mask}" if mask else "inside"
-        self.define(op.result, f"tl.load({address}, mask={guard}, other=0)", stem=op.attrs["tensor"].name)
-
-    def wanted(self, body: list[Op], values: Sequence[Value]) -> list[str]:
-        """Writes what is needed and gives the texts of the values."""
-        needed = {id(op) for op in scalar_slice(tuple(values)) or ()}
-        for op in body:
-            if id(op) in needed:
-                self.write(op)
-        return [self.tensor(v) for v in values]
-
-    def conditions(self, body: list[Op], arms: Arms) -> list[str]:
-        """Those of a loop's arms, at the position `at`."""
-        inside = {id(op) for op in arms.scalars}
-        outer = [v for op in arms.scalars for v in op.operands if v.op is not None and id(v.op) not in inside]
-        self.wanted(body, outer)
-        self.table[arms.loop.blocks[0].params[0]] = Text("at")
-        for op in arms.scalars:
-            self.write(op)
-        return [self.tensor(v) for v in arms.conditions]
-
-
-class Module:
-    def __init__(self, kernel: Kernel, schedule: Schedule, streams: Streams, wide: bool) -> None:
-        self.kernel, self.schedule, self.streams = kernel, schedule, streams
-        self.compute = Loops(kernel, schedule, streams, wide)
-        self.memory = self.compute.memory = InlineMemory(kernel, self.compute.names, wide, False)
-        self.compute.block(kernel.body)
-        self.fetched = [*streams.resident, *(ring.load for ring in streams.rings.values()), *streams.own[:1]]
-        bounds = [v for loop in streams.loops for v in loop.operands[:2]]
-        self.bounds = self._scalars("which", [*bounds, streams.program.results[-1]])
-        self.origins = self._scalars("which", [v for op in streams.resident for v in op.operands])
-        self.own_origins = self._scalars(
-            "which", [v for op in streams.own[:1] for v in op.operands if not self._is_counter(v)]
-        )
-        self.takes = {n: self._conditions(streams.arms[id(loop)]) for n, loop in self._armed()}
-        self.pointed = {a.index for a in self.memory.arguments.values() if a.kind == "pointer"}
-        steady = [v for ring in streams.rings.values() for v in ring.load.operands if not self._is_counter(v)]
-        self.steady = self._scalars("0", steady)
-
-    def _scalars(self, which: str, values: list[Value]) -> tuple[list[str], dict[Value, str]]:
-        writer = Scalars(self.kernel, self.schedule, self.compute, which)
-        texts = writer.wanted(self.kernel.body.ops, [self.streams.program.results[-1], *values])[1:]
-        return writer.lines.lines, dict(zip(values, texts, strict=True))
-
-    def _armed(self) -> list[tuple[int, Op]]:
-        return [(n, loop) for n, loop in enumerate(self.streams.loops) if id(loop) in self.streams.arms]
-
-    def _conditions(self, arms: Arms) -> tuple[list[str], list[str]]:
-        writer = Scalars(self.kernel, self.schedule, self.compute, "which")
-        writer.wanted(self.kernel.body.ops, [self.streams.program.results[-1]])
-        texts = writer.conditions(self.kernel.body.ops, arms)
-        return writer.lines.lines, texts
-
-    def _is_counter(self, value: Value) -> bool:
-        return any(value is loop.blocks[0].params[0] for loop in self.streams.loops)
+class Module(Finding):
+    """Writes a module."""
 
     # ---- the module --------------------------------------------------------------------------------------------------
 
@@ -149,8 +69,9 @@ class Module:
             self.memory.pointer(op.attrs["tensor"])
         arguments = sorted(self.memory.arguments.values(), key=lambda a: ORDER.index(a.kind))
         arguments = [a for a in arguments if a.kind != "pointer" or a.index in self.pointed]
+        arguments.append(Argument(LAPS, LAPS, 0))
         self.arguments = [a.name for a in arguments]
-        fixed = [a.name for a in arguments if a.kind in ("scalar", "dim")]
+        fixed = [a.name for a in arguments if a.kind in ("scalar", "dim", LAPS)]
         parts = [
             self._walk_past(),
             self._bounds(),
@@ -179,102 +100,25 @@ class Module:
     def _sides(self, op: Op) -> tuple[int, ...]:
         return tuple(padded(extent or 1) for extent in op.attrs["extents"])
 
-    def _function(self, name: str, first: Sequence[str], lines: Sequence[str]) -> str:
-        arguments = ", ".join([*first, *self.arguments])
-        return f"@gluon.jit\ndef {name}({arguments}):\n" + "\n".join(lines) + "\n"
-
-    def _walk_past(self) -> str:
-        """Blocks that others of the group need: waited for, so that nobody is a round ahead, and given back."""
-        stages, names, lines = self.schedule.num_stages, self._ring_barriers(), []
-        for full, empty in zip(names[::2], names[1::2], strict=True):
-            lines += [f"        mbarrier.wait({full}.index(turn % {stages}), (turn // {stages}) & 1)"]
-            lines += [f"        mbarrier.arrive({empty}.index(turn % {stages}), count=1)"]
-        head = f"@gluon.jit\ndef walk_past(first, last, {', '.join(names)}):\n    for turn in range(first, last):\n"
-        return head + "\n".join(lines) + "\n"
-
-    def _ring_barriers(self) -> list[str]:
-        return [f"{ring.name}_{part}" for ring in self.streams.rings.values() for part in ("full", "empty")]
-
-    def _bounds(self) -> str:
-        """An absent program, or a loop without turns, has bounds that a union does not notice."""
-        lines, texts = self.bounds
-        out, names = list(lines), []
-        for n, loop in enumerate(self.streams.loops):
-            low, high = (texts[v] for v in loop.operands[:2])
-            out += [f"    low_{n} = {low}", f"    high_{n} = {high}", f"    some_{n} = here & (low_{n} < high_{n})"]
-            names += [f"tl.where(some_{n}, low_{n}, {FAR})", f"tl.where(some_{n}, high_{n}, {NEAR})"]
-        return self._function("bounds", ["which"], [*out, f"    return {', '.join(names)}"])
-
-    def _bound_names(self) -> str:
-        return ", ".join(f"low_{n}, high_{n}" for n in range(len(self.streams.loops)))
-
-    def _united(self) -> str:
-        given, out, names = ", ".join(self.arguments), Lines(), []
-        for which in range(self.schedule.programs):
-            own = self._bound_names().replace(",", f"_of_{which},") + f"_of_{which}"
-            out.add(f"{own} = bounds({which}, {given})")
-        for n, loop in enumerate(self.streams.loops):
-            step = loop.attrs["step"]
-            for bound, function in (("low", "tl.minimum"), ("high", "tl.maximum")):
-                text = f"{bound}_{n}_of_0"
-                for which in range(1, self.schedule.programs):
-                    text = f"{function}({text}, {bound}_{n}_of_{which})"
-                out.add(f"{bound}_{n} = {text}")
-            out.add(f"blocks_{n} = tl.where(high_{n} > low_{n}, (high_{n} - low_{n} + {step - 1}) // {step}, 0)")
-            names += [f"low_{n}", f"blocks_{n}"]
-        out.add(f"return {', '.join(names)}")
-        return self._function("united", [], out.lines)
-
-    def _taken(self, n: int, loop: Op) -> str:
-        """What each program does with the block of a turn, or of several: the number of its arm, 0 for none."""
-        given, (lines, texts), out = ", ".join(self.arguments), self.takes[n], Lines()
-        out.add(f"at = first + turn * {loop.attrs['step']}")
-        out.add("taken = at * 0")
-        for which in range(self.schedule.programs):
-            out.add(f"which = {which}")
-            out.add(f"{self._bound_names()} = bounds(which, {given})")
-            out.add(f"inside = (at >= low_{n}) & (at < high_{n})")
-            out.lines += lines
-            arm = "0"
-            for number, text in reversed(list(enumerate(texts, 1))):
-                arm = f"tl.where(inside & {text}, {number}, {arm})"
-            out.add(f"taken = taken | ({arm} << {which * ARM_BITS})")
-        out.add("return taken")
-        return self._function(f"taken_{n}", ["turn", "first"], out.lines)
-
-    def _seek(self, n: int) -> str:
-        """The next turn that some program takes. Where the next one is not, 32 are looked at at once."""
-        given, out = ", ".join(self.arguments), Lines()
-        out.add(f"{self._united_names()} = united({given})")
-        out.add(f"taken = taken_{n}(turn, first_{n}, {given})")
-        out.add(f"while (taken == 0) & (turn < blocks_{n}):")
-        out.add("    layout: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])")
-        out.add("    ahead = turn + 1 + gl.arange(0, 32, layout=layout)")
-        out.add(f"    some = taken_{n}(ahead, first_{n}, {given}) != 0")
-        out.add("    turn = tl.min(tl.where(some, ahead, turn + 33), 0)")
-        out.add(f"    taken = taken_{n}(turn, first_{n}, {given})")
-        out.add("return turn, taken")
-        return self._function(f"seek_{n}", ["turn", "WARPS: gl.constexpr"], out.lines)
-
-    def _united_names(self) -> str:
-        return ", ".join(f"first_{n}, blocks_{n}" for n in range(len(self.streams.loops)))
-
     def _compute(self) -> str:
-        out, given = Lines(), ", ".join(self.arguments)
+        out = Lines()
         for width in sorted(self.streams.widths):
             out.add(f"products_{width}: gl.constexpr = {self._layout(width)}")
         for width in {padded(ring.load.result.shape[1]) for ring in self.streams.cleaned_rings}:
             across = min(32, width // 8)
             layout = f"gl.BlockedLayout([1, 8], [{32 // across}, {across}], [{self.schedule.num_warps}, 1], [1, 0])"
             out.add(f"rows_{width}: gl.constexpr = {layout}")
-        out.add(f"{self._united_names()} = united({given})")
-        out.add(f"{self._bound_names()} = bounds(WHICH, {given})")
         out.add("done = tl.full([], 0, tl.int32)")
         out.add("met = tl.full([], 0, tl.int32)")
+        out.add(f"for lap in range({LAPS}):")
+        out.depth += 1
+        out.add(f"{self._united_names()} = united({self.given})")
+        out.add(f"{self._bound_names()} = bounds(WHICH, {self.given})")
         for op in self.streams.resident:
-            out.add(f"mbarrier.wait({op.attrs['tensor'].name}_ready.index(WHICH), 0)")
-        lines = [line.replace(GIVEN, given) for line in self.compute.lines.lines]
-        return self._function("compute", ["WHICH: gl.constexpr", *self._places()], out.lines + lines)
+            out.add(f"mbarrier.wait({op.attrs['tensor'].name}_ready.index(WHICH), lap & 1)")
+        out.lines += ["    " + line.replace(GIVEN, self.given) for line in self.compute.lines.lines]
+        first = ["WHICH: gl.constexpr", *self._places()]
+        return self._function("compute", first, out.lines, ", ".join(self.arguments))
 
     def _layout(self, width: int) -> str:
         warps, across = self.schedule.num_warps, 1
@@ -286,7 +130,7 @@ class Module:
     def _places(self) -> list[str]:
         names = []
         for op in self.streams.resident:
-            names += [f"{op.attrs['tensor'].name}_{part}" for part in ("own", "ready")]
+            names += [f"{op.attrs['tensor'].name}_{part}" for part in ("own", "ready", "empty")]
         for ring in self.streams.rings.values():
             names += [f"{ring.name}_{part}" for part in ("blocks", "full", "empty")]
         for op in self.streams.own[:1]:
@@ -294,22 +138,15 @@ class Module:
         return names + [f"{ring.name}_clean" for ring in self.streams.cleaned_rings]
 
     def _fetch(self) -> str:
-        given, out = ", ".join(self.arguments), Lines()
-        lines, texts = self.origins
-        for which in range(self.schedule.programs):
-            out.add(f"which = {which}")
-            out.lines += lines
-            for op in self.streams.resident:
-                name = op.attrs["tensor"].name
-                places = ", ".join(texts[v] for v in op.operands)
-                out.add(f"mbarrier.expect({name}_ready.index({which}), {tile_bytes(op)})")
-                copied = f"{name}_tiles, [{places}], {name}_ready.index({which}), {name}_own.index({which})"
-                out.add(f"tma.async_copy_global_to_shared({copied})")
-        out.lines += self.steady[0]
-        out.add(f"{self._united_names()} = united({given})")
+        out = Lines()
         out.add("done = tl.full([], 0, tl.int32)")
         for which in range(self.schedule.programs):
             out.add(f"met_{which} = tl.full([], 0, tl.int32)")
+        out.add(f"for lap in range({LAPS}):")
+        out.depth += 1
+        self._fetch_resident(out)
+        out.lines += ["    " + line for line in self.steady[0]]
+        out.add(f"{self._united_names()} = united({self.given})")
         for n, loop in enumerate(self.streams.loops):
             if id(loop) in self.streams.arms:
                 self._fetch_some(out, n, loop)
@@ -323,11 +160,25 @@ class Module:
                     out.add(f"    {line}")
             out.add(f"done = done + blocks_{n}")
         first = [f"{op.attrs['tensor'].name}_tiles" for op in self.fetched] + self._places()
-        return self._function("fetch", first, out.lines)
+        return self._function("fetch", first, out.lines, ", ".join(self.arguments))
+
+    def _fetch_resident(self, out: Lines) -> None:
+        """What stays for a lap, once the lap before is done with it."""
+        lines, texts = self.origins
+        for which in range(self.schedule.programs):
+            out.add(f"which = {which}")
+            out.lines += ["    " + line for line in lines]
+            for op in self.streams.resident:
+                name = op.attrs["tensor"].name
+                places = ", ".join(texts[v] for v in op.operands)
+                out.add(f"mbarrier.wait({name}_empty.index({which}), (lap & 1) ^ 1)")
+                out.add(f"mbarrier.expect({name}_ready.index({which}), {tile_bytes(op)})")
+                copied = f"{name}_tiles, [{places}], {name}_ready.index({which}), {name}_own.index({which})"
+                out.add(f"tma.async_copy_global_to_shared({copied})")
 
     def _fetch_some(self, out: Lines, n: int, loop: Op) -> None:
         """The blocks that some program takes, and the own tiles of those that read one."""
-        seek = f"turn, taken = seek_{n}({{}}, 1, {', '.join(self.arguments)})"
+        seek = f"turn, taken = seek_{n}({{}}, 1, {self.given})"
         out.add(seek.format("tl.full([], 0, tl.int32)"))
         out.add("while taken != 0:")
         out.depth += 1
@@ -380,7 +231,7 @@ class Module:
             resident = op in self.streams.resident
             count, part = (programs, "own") if resident else (stages, "blocks")
             out.add(f"{tensor}_{part} = {self._memory(tensor, [count, *self._sides(op)])}")
-            barriers = (("ready", 1),) if resident else (("full", 1), ("empty", programs))
+            barriers = (("ready", 1), ("empty", 1)) if resident else (("full", 1), ("empty", programs))
             self._barriers(out, tensor, count, barriers)
         for ring in self.streams.cleaned_rings:
             rows, width = (padded(side) for side in ring.load.result.shape)

@@ -52,7 +52,13 @@ class Loops(Compute):
         arms = self.streams.arms.get(id(op))
         if arms is not None:
             self._chosen(arms, n, carried)
-            return
+        else:
+            self._walked(op, n, carried)
+        if n == len(self.streams.loops) - 1:  # what stayed for the lap is not read again
+            for load in self.streams.resident:
+                self.lines.add(f"mbarrier.arrive({load.attrs['tensor'].name}_empty.index(WHICH), count=1)")
+
+    def _walked(self, op: Op, n: int, carried: list[str]) -> None:
         step = op.attrs["step"]
         self.lines.add(f"own = tl.where(high_{n} > low_{n}, (high_{n} - low_{n} + {step - 1}) // {step}, 0)")
         self.lines.add(f"start = done + tl.where(own > 0, (low_{n} - first_{n}) // {step}, 0)")

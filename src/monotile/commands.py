@@ -165,7 +165,7 @@ Threads = Annotated[int | None, typer.Option(help="cpu: instead of every process
 Where = Annotated[str, typer.Option("--backend", help="cpu or nvidia")]
 FlexWhen = Annotated[str, typer.Option("--flex", help="nvidia: time FlexAttention where needed, always or never.")]
 Seconds = Annotated[float, typer.Option(help="nvidia: no row begins after so many seconds.")]
-Commit = Annotated[str | None, typer.Option(help="nvidia: of this source, where git is not there to tell.")]
+Commit = Annotated[str | None, typer.Option(help="nvidia: of this source, where git cannot tell.")]
 
 
 @app.command("bench")

@@ -120,8 +120,8 @@ def _setting(gpu: Gpu, quick: bool, commit: str | None) -> Report:
             "torch": str(torch.__version__),
             "triton": str(triton.__version__),
         },
-        "commit": found[0] if found else commit,
-        "dirty": found[1] if found else None,
+        "commit": commit or (found[0] if found else None),  # what is said counts: git may be that of a copied tree
+        "dirty": found[1] if found and not commit else None,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "quick": quick,
     }

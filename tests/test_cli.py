@@ -164,14 +164,14 @@ def test_bench_refuses_wrong_results() -> None:
 
 def test_the_limit_is_the_best_probe_of_the_run() -> None:
     limits = [{"kind": "byte", "rates_per_s": rates, "rate_per_s": 2.0} for rates in ({"a": 4.0, "b": 5.0}, {"a": 8.0})]
-    report._add_shares([{"threads": 1, "limit": limits[0]}, {"threads": 1, "limit": limits[1]}])
+    report._add_shares([{"threads": 1, "limits": [limit]} for limit in limits])
     assert [(x["share"], x["from"]) for x in limits] == [(0.25, "a")] * 2
 
 
 def test_a_busy_machine_is_said_to_be_busy() -> None:
-    rows = [{"threads": t, "limit": {"kind": "flop", "best_per_s": rate}} for t, rate in ((1, 10.0), (2, 11.0))]
+    rows = [{"threads": t, "limits": [{"kind": "flop", "best_per_s": rate}]} for t, rate in ((1, 10.0), (2, 11.0))]
     assert len(list(report._doubts(rows, 2.0))) == 2
-    rows[1]["limit"] = {"kind": "flop", "best_per_s": 19.0}
+    rows[1]["limits"] = [{"kind": "flop", "best_per_s": 19.0}]
     assert list(report._doubts(rows, 0.1)) == []
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -16,8 +14,7 @@ from backends.nvidia_kernels import (
     product,
     scale_rows,
 )
-from monotile import errors, ops
-from monotile.backends.nvidia import backend as nvidia
+from monotile import errors
 from monotile.backends.nvidia import build
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -114,16 +111,3 @@ class TestOnGpu:
             for _ in range(25):
                 again = monotile.attention(q, k, v, mask=mask, return_lse=True)
                 assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-
-    @pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": (100, 0)}])
-    def test_groups_that_go_on(self, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-        """Three laps, of which the last has programs that are not there; the same bits as in one."""
-        generator = torch.Generator("cuda").manual_seed(1)
-        sizes = (4, 700), (2, 650), (2, 650)
-        q, k, v = (torch.randn((2, h, n, 128), generator=generator, device="cuda").half() for h, n in sizes)
-        found = []
-        for laps in (1, 3):
-            monkeypatch.setattr(nvidia, "LAPS", (laps,))
-            monkeypatch.setattr(ops._ATTENTION, "table", {})
-            found.append(monotile.attention(q, k, v, **options))
-        assert torch.equal(*found)

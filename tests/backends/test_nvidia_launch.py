@@ -42,9 +42,7 @@ class Gpu:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     found = Gpu()
-    runtime = nvidia.Runtime(
-        lambda: found.current, lambda device: found.stream, found.device, lambda allocator: None, lambda device: 132
-    )
+    runtime = nvidia.Runtime(lambda: found.current, lambda device: found.stream, found.device, lambda allocator: None)
     monkeypatch.setattr(nvidia, "runtime", lambda: runtime)
     monkeypatch.setattr(nvidia, "first", found.first)
     monkeypatch.setattr(nvidia.NvidiaBackend, "why_not", lambda self: None)
@@ -149,11 +147,3 @@ def test_an_unknown_launcher_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> N
     under.global_scratch_size = 8
     assert launcher.quick(under) is under
     assert launcher.quick(Launcher([], [None, "v's"])).__class__ is Launcher
-
-
-@pytest.mark.parametrize(
-    "heads, places, laps",
-    [(1, 1, 1), (16, 4, 1), (256, 16, 4), (16, 128, 4), (16, 86, 1)],  # the last: 11 rounds of one, or 6 of two
-)
-def test_groups_go_on_where_that_fills_the_gpu(heads: int, places: int, laps: int) -> None:
-    assert nvidia.enough_laps(lambda n: heads * -(-places // n), 132) == laps

@@ -90,7 +90,7 @@ def _add_shares(rows: list[Report]) -> None:
         limit["best_per_s"], limit["from"] = best[limit["kind"], threads]
         limit["share"] = limit["rate_per_s"] / limit["best_per_s"]
     for row in rows:
-        if row["limits"]:
+        if row.get("limits"):
             row["limit"] = max(row["limits"], key=lambda limit: limit["share"])
 
 

@@ -13,10 +13,9 @@ from ... import ir, verify
 from ...dtypes import DType, int64
 from ...errors import ArgumentShape
 from ...passes import pipeline
-from ...passes.grid import Grid
 from ...passes.peel import peel_with_bounds
 from ..base import Backend, Emitted, Program
-from . import build, descriptors, finding, gluon, launcher
+from . import build, descriptors, gluon, launcher
 from .render import Rendered, render
 from .schedule import Schedule, choose
 from .streams import Streams
@@ -25,7 +24,6 @@ OPTIONS = pipeline.Options(peel_bounds=True)
 MOST_PROGRAMS = 2**31 - 1
 NARROW = 2**31
 MOST_BRIEFS = 64
-LAPS, START = (1, 2, 4), 0.05  # laps that are tried, and what a start costs, as a part of one
 
 
 @dataclass(slots=True)
@@ -36,7 +34,6 @@ class Bound:
     words: Sequence[int]
     tail: list[Any]  # lengths and strides
     programs: int | None  # None when it depends on scalars
-    laps: int = 1  # how often a group of programs goes on with others
     compiled: dict[Any, Any] = field(default_factory=dict)  # by alignment of the addresses, scalar types and device
     otherwise: Bound | None = None  # without descriptors
     briefs: dict[tuple[int, int], Any] = field(default_factory=dict)  # descriptors made before, by tile and address
@@ -61,7 +58,6 @@ class Variant:
         # An int64 is passed by Triton in 32 bits where that is enough, and makes another kernel then.
         self.long = [n for n in self.scalars if kernel.scalars[n][1] is int64]
         self.described = [d.index for d in self.rendered.described]
-        self.laps = any(a.kind == finding.LAPS for a in arguments)
         self.tiles = [d for d in self.rendered.described if d.sides]  # whose descriptors the host makes
 
 
@@ -102,13 +98,9 @@ class NvidiaProgram(Program):
         grid = variant.rendered.grid
         programs = None if grid.needs_scalars else _count(grid.programs(words, ()))
         _, _, number = device.partition(":")
-        at = int(number) if number else None
-        laps = 1
-        if variant.laps and programs is not None:
-            grids = {laps: Grid(self.kernel, self.schedule.programs * laps) for laps in LAPS}
-            laps = enough_laps(lambda laps: grids[laps].programs(words, ()), runtime().cores(at))
-            programs = grids[laps].programs(words, ())
-        return Bound(variant, words, [words[n] for n in variant.words], programs, laps=laps, device=at)
+        return Bound(
+            variant, words, [words[at] for at in variant.words], programs, device=int(number) if number else None
+        )
 
     def launch(
         self, bound: Bound, arrays: Sequence[Any], addresses: Sequence[int], scalars: Sequence[Any], threads: int | None
@@ -122,18 +114,12 @@ class NvidiaProgram(Program):
             return
         pointers = [addresses[n] for n in variant.pointers]
         tiles = [addresses[tile.index] for tile in variant.tiles]
-        tail = [*bound.tail, *[scalars[n] for n in variant.scalars], *([bound.laps] if variant.laps else ())]
+        tail = [*bound.tail, *[scalars[n] for n in variant.scalars]]
         if build.interpreting():
             _interpret(self.kernel, variant, programs, pointers, tail)
         else:
             widths = tuple([_width(scalars[n]) for n in variant.long])
             _launch(self.kernel, bound, programs, tiles, pointers, tail, widths)
-
-
-def enough_laps(groups: Callable[[int], int], cores: int) -> int:
-    """How often a group goes on, where there are `groups(laps)` of them: so that the multiprocessor with the most to do
-    has the least, of laps and of starts."""
-    return min(LAPS, key=lambda laps: -(-groups(laps) // cores) * (laps + START))
 
 
 def _count(programs: int) -> int:
@@ -152,7 +138,6 @@ class Runtime(NamedTuple):
     current_stream: Callable[[int], int]
     device: Callable[[int], Any]  # a context in which that device is the current one
     set_allocator: Callable[[Any], None]
-    cores: Callable[[int | None], int]  # multiprocessors of a device, or of the current one
 
 
 @cache
@@ -162,14 +147,7 @@ def runtime() -> Runtime:
     from triton.runtime import driver
 
     stream = driver.active.get_current_stream
-    return Runtime(torch.cuda.current_device, stream, torch.cuda.device, triton.set_allocator, _cores)
-
-
-@cache
-def _cores(device: int | None) -> int:
-    import torch
-
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    return Runtime(torch.cuda.current_device, stream, torch.cuda.device, triton.set_allocator)
 
 
 def _launch(

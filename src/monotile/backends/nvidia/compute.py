@@ -18,22 +18,7 @@ from .text import Text, meet, shape_text, triton_type
 
 SHARED = "shared"
 # Names that the text uses for itself.
-WORDS = {
-    "WHICH",
-    "lap",
-    "laps",
-    "lives",
-    "along",
-    "here",
-    "done",
-    "met",
-    "own",
-    "start",
-    "stop",
-    "turn",
-    "taken",
-    "arm",
-}
+WORDS = {"WHICH", "groups", "here", "done", "met", "own", "start", "stop", "turn", "taken", "arm"}
 WORDS |= {"at", "which", "inside", "slot", "phase", "gl", "gluon", "tma", "mbarrier"}
 
 
@@ -278,15 +263,14 @@ class Compute(Renderer):
 
 
 def group_of(writer: Renderer, op: Op, which: str) -> None:
-    """The place in the grid of one program of a group in a lap, and whether there is such a program."""
+    """The place in the grid of one program of a group, and whether there is such a program."""
     programs = writer.schedule.programs
     *sizes, last = [writer.value(v).text for v in op.operands]
     writer.lines.add("pid = tl.program_id(0)")
-    writer.lines.add(f"lives = ({last} + {programs} * laps - 1) // ({programs} * laps)")  # groups along the last size
-    writer.lines.add("along = lap * lives + tl.where(lap % 2 == 0, pid % lives, lives - 1 - pid % lives)")
-    writer.define(op.results[-1], f"along * {programs} + {which}", stem="i")
+    writer.lines.add(f"groups = ({last} + {programs - 1}) // {programs}")
+    writer.define(op.results[-1], f"(pid % groups) * {programs} + {which}", stem="i")
     writer.lines.add(f"here = {writer.value(op.results[-1])} < {last}")
-    writer.lines.add("pid = pid // lives")
+    writer.lines.add("pid = pid // groups")
     for n in range(len(sizes) - 1, -1, -1):
         writer.define(op.results[n], f"pid % {sizes[n]}" if n else "pid", stem="i")
         if n:

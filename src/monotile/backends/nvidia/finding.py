@@ -2,11 +2,7 @@
 
 `bounds` computes the bounds of one program's loops, `united` those of all programs of a group together. For a loop with
 arms, `taken` says what each program of the group does with a block, from the scalars that its conditions read, and
-`seek` finds the next block that some program needs: the others are not fetched.
-
-A group lives for several *laps*: when its programs are done, it goes on with others, while blocks for these are
-fetched already. The laps of a group are spread over the last size of the grid, to and fro: where programs have more to
-do the further they are along it, as under causality, all groups have the same to do."""
+`seek` finds the next block that some program needs: the others are not fetched."""
 
 from __future__ import annotations
 
@@ -23,7 +19,6 @@ from .streams import ARM_BITS, Streams, scalar_slice
 from .text import Lines, Text
 
 FAR, NEAR = 2**31 - 1, -(2**31)
-LAPS = "laps"  # the argument that says how many
 
 
 class InlineMemory(Memory):
@@ -109,11 +104,11 @@ class Finding:
 
     @property
     def given(self) -> str:
-        """What functions of one lap are given."""
-        return ", ".join(["lap", *self.arguments])
+        """What every function is given."""
+        return ", ".join(self.arguments)
 
-    def _function(self, name: str, first: Sequence[str], lines: Sequence[str], arguments: str = "") -> str:
-        given = ", ".join([*first, arguments or self.given])
+    def _function(self, name: str, first: Sequence[str], lines: Sequence[str]) -> str:
+        given = ", ".join([*first, self.given])
         return f"@gluon.jit\ndef {name}({given}):\n" + "\n".join(lines) + "\n"
 
     def _walk_past(self) -> str:

@@ -3,8 +3,8 @@
 A module has functions that find blocks (finding.py) and these. `fetch` is run by one warp: it brings the programs' own
 operands and then block after block to shared memory, through TMA. `compute` (compute.py, loops.py) is run by the warps
 of each program. A ring of blocks has two barriers for each place: `full` says that a block has arrived, `empty` that
-every program has done with it; operands that stay for a lap have the like (`ready`, `empty`). Every program meets every
-block that the group fetches, in the same order, and walks past those that are not its own."""
+every program has done with it. Every program meets every block that the group fetches, in the same order, and walks
+past those that are not its own."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from importlib import metadata
 from ...ir import Kernel, Op
 from ...passes.grid import Grid
 from .descriptors import Described, Descriptors
-from .finding import LAPS, Finding
+from .finding import Finding
 from .functions import FUNCTIONS
 from .loops import GIVEN
-from .memory import Argument
 from .padding import padded
 from .render import ORDER, Rendered, Renderer
 from .schedule import Schedule
@@ -69,9 +68,8 @@ class Module(Finding):
             self.memory.pointer(op.attrs["tensor"])
         arguments = sorted(self.memory.arguments.values(), key=lambda a: ORDER.index(a.kind))
         arguments = [a for a in arguments if a.kind != "pointer" or a.index in self.pointed]
-        arguments.append(Argument(LAPS, LAPS, 0))
         self.arguments = [a.name for a in arguments]
-        fixed = [a.name for a in arguments if a.kind in ("scalar", "dim", LAPS)]
+        fixed = [a.name for a in arguments if a.kind in ("scalar", "dim")]
         parts = [
             self._walk_past(),
             self._bounds(),
@@ -110,15 +108,12 @@ class Module(Finding):
             out.add(f"rows_{width}: gl.constexpr = {layout}")
         out.add("done = tl.full([], 0, tl.int32)")
         out.add("met = tl.full([], 0, tl.int32)")
-        out.add(f"for lap in range({LAPS}):")
-        out.depth += 1
         out.add(f"{self._united_names()} = united({self.given})")
         out.add(f"{self._bound_names()} = bounds(WHICH, {self.given})")
         for op in self.streams.resident:
-            out.add(f"mbarrier.wait({op.attrs['tensor'].name}_ready.index(WHICH), lap & 1)")
-        out.lines += ["    " + line.replace(GIVEN, self.given) for line in self.compute.lines.lines]
-        first = ["WHICH: gl.constexpr", *self._places()]
-        return self._function("compute", first, out.lines, ", ".join(self.arguments))
+            out.add(f"mbarrier.wait({op.attrs['tensor'].name}_ready.index(WHICH), 0)")
+        out.lines += [line.replace(GIVEN, self.given) for line in self.compute.lines.lines]
+        return self._function("compute", ["WHICH: gl.constexpr", *self._places()], out.lines)
 
     def _layout(self, width: int) -> str:
         warps, across = self.schedule.num_warps, 1
@@ -130,7 +125,7 @@ class Module(Finding):
     def _places(self) -> list[str]:
         names = []
         for op in self.streams.resident:
-            names += [f"{op.attrs['tensor'].name}_{part}" for part in ("own", "ready", "empty")]
+            names += [f"{op.attrs['tensor'].name}_{part}" for part in ("own", "ready")]
         for ring in self.streams.rings.values():
             names += [f"{ring.name}_{part}" for part in ("blocks", "full", "empty")]
         for op in self.streams.own[:1]:
@@ -142,10 +137,8 @@ class Module(Finding):
         out.add("done = tl.full([], 0, tl.int32)")
         for which in range(self.schedule.programs):
             out.add(f"met_{which} = tl.full([], 0, tl.int32)")
-        out.add(f"for lap in range({LAPS}):")
-        out.depth += 1
         self._fetch_resident(out)
-        out.lines += ["    " + line for line in self.steady[0]]
+        out.lines += self.steady[0]
         out.add(f"{self._united_names()} = united({self.given})")
         for n, loop in enumerate(self.streams.loops):
             if id(loop) in self.streams.arms:
@@ -160,18 +153,17 @@ class Module(Finding):
                     out.add(f"    {line}")
             out.add(f"done = done + blocks_{n}")
         first = [f"{op.attrs['tensor'].name}_tiles" for op in self.fetched] + self._places()
-        return self._function("fetch", first, out.lines, ", ".join(self.arguments))
+        return self._function("fetch", first, out.lines)
 
     def _fetch_resident(self, out: Lines) -> None:
-        """What stays for a lap, once the lap before is done with it."""
+        """What stays: once for each program."""
         lines, texts = self.origins
         for which in range(self.schedule.programs):
             out.add(f"which = {which}")
-            out.lines += ["    " + line for line in lines]
+            out.lines += lines
             for op in self.streams.resident:
                 name = op.attrs["tensor"].name
                 places = ", ".join(texts[v] for v in op.operands)
-                out.add(f"mbarrier.wait({name}_empty.index({which}), (lap & 1) ^ 1)")
                 out.add(f"mbarrier.expect({name}_ready.index({which}), {tile_bytes(op)})")
                 copied = f"{name}_tiles, [{places}], {name}_ready.index({which}), {name}_own.index({which})"
                 out.add(f"tma.async_copy_global_to_shared({copied})")
@@ -231,7 +223,7 @@ class Module(Finding):
             resident = op in self.streams.resident
             count, part = (programs, "own") if resident else (stages, "blocks")
             out.add(f"{tensor}_{part} = {self._memory(tensor, [count, *self._sides(op)])}")
-            barriers = (("ready", 1), ("empty", 1)) if resident else (("full", 1), ("empty", programs))
+            barriers = (("ready", 1),) if resident else (("full", 1), ("empty", programs))
             self._barriers(out, tensor, count, barriers)
         for ring in self.streams.cleaned_rings:
             rows, width = (padded(side) for side in ring.load.result.shape)

@@ -123,9 +123,12 @@ def on_device(value: Any, backend: str | None) -> Any:
     """An argument where a backend takes it: for nvidia on the GPU, arrays that a function refers to as well."""
     if backend != "nvidia" or backends.get("nvidia").accepts("cpu"):  # Triton's interpreter takes them as they are
         return value
-    if isinstance(value, types.FunctionType) and value.__closure__:
-        cells = tuple(types.CellType(on_device(cell.cell_contents, backend)) for cell in value.__closure__)
-        return types.FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, cells)
+    if isinstance(value, types.FunctionType):
+        cells = tuple(types.CellType(on_device(cell.cell_contents, backend)) for cell in value.__closure__ or ())
+        known = value.__globals__
+        named = [n for n in value.__code__.co_names if isinstance(known.get(n), np.ndarray)]
+        moved = known | {n: on_device(known[n], backend) for n in named} if named else known
+        return types.FunctionType(value.__code__, moved, value.__name__, value.__defaults__, cells)
     if not isinstance(value, np.ndarray):
         return value
     import torch

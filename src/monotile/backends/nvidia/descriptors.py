@@ -112,7 +112,8 @@ def apply(described: Sequence[Described], words: Sequence[int]) -> bool:
     for tensor in described:
         if any(words[at] < 1 for at in tensor.dims):
             return False
-        if any(words[at] < 0 or words[at] * tensor.bytes % ALIGNMENT for at in tensor.strides):
+        least = 0 if tensor.sides else 1  # the host can describe a tensor that is repeated along a dimension
+        if any(words[at] < least or words[at] * tensor.bytes % ALIGNMENT for at in tensor.strides):
             return False
     return True
 

@@ -61,8 +61,6 @@ def render(kernel: Kernel, schedule: Schedule, streams: Streams, *, wide: bool =
 class Module(Finding):
     """Writes a module."""
 
-    # ---- the module --------------------------------------------------------------------------------------------------
-
     def rendered(self, name: str) -> Rendered:
         for op in self.fetched:
             self.memory.pointer(op.attrs["tensor"])

@@ -167,14 +167,15 @@ class _Teams:
     """The teams of this process: one with workers, and one without for each further simultaneous caller."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may launch while this thread makes the crew
         self._crew: Team | None = None
         self.soloists: list[Team] = []
 
     def crew(self) -> Team:
         if self._crew is None:
             with self._lock:
-                self._crew = self._crew or Team()
+                made = self._crew or Team()
+                self._crew = self._crew or made  # that of the handler, if it launched meanwhile
         return self._crew
 
 

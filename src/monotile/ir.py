@@ -8,7 +8,7 @@ its meaning; the interpreter defines them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -157,6 +157,16 @@ def uses(block: Block) -> dict[Value, list[Op]]:
         for value in op.operands:
             table.setdefault(value, []).append(op)
     return table
+
+
+def needed(ops: list[Op], values: Iterable[Value]) -> list[Op]:
+    """Those of the ops that the values come from, in order."""
+    wanted, found = set(values), []
+    for op in reversed(ops):
+        if wanted.intersection(op.results):
+            found.append(op)
+            wanted.update(op.operands)
+    return found[::-1]
 
 
 def replace(block: Block, mapping: Mapping[Value, Value]) -> None:

@@ -31,6 +31,7 @@ from .kernels.decode import decode as decode_kernel
 from .kernels.mask_blocks import mask_blocks as mask_blocks_kernel
 from .kernels.merge import merge as merge_kernel
 from .kernels.merge import merge_lse as merge_lse_kernel
+from .kernels.scores import by_place
 from .schedule import recommended_splits as recommended_splits
 from .signature import check_threads
 
@@ -121,15 +122,15 @@ def _tells_apart(mask: Operand, options: Any, machine: str) -> bool:
     """Whether a mask's map says where each key is seen. A GPU reads whole blocks of the mask anyway; a CPU reads
     strips, and those of an additive mask seldom hide anything: then, where positions hide nothing either, all keys are
     seen."""
-    strips = machine == "cpu" and mask.dtype != bool_ and options.causal is options.left is options.right is None
+    strips = machine == "cpu" and mask.dtype != bool_ and not by_place(options)
     return machine == "gpu" or strips
 
 
 def _forward_choice(call: Call, options: Any, backend: str | None) -> Choice:
     size, machine = max(call.q.shape[3], call.v.shape[3]), _machine(call.q, backend)
     if machine == "gpu":
-        by_place = options.left is not None or options.causal == "upper_left"
-        cleans = by_place or call.mask is not None or options.mask_mod is not None
+        unseen = options.left is not None or options.causal == "upper_left"
+        cleans = unseen or call.mask is not None or options.mask_mod is not None
         return choices.forward(size, call.dtype, call.q.view.device, cleans=cleans)
     rows, keys = schedule.attention_blocks(call.out_shape[2], size, call.dtype.bytes, machine)
     return Choice({"BQ": rows, "BK": keys})

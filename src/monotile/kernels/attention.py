@@ -3,13 +3,9 @@
 from monotile.language import Const, Tensor, arange, blocks, cdiv, dot, float32, inf, kernel, program_id, where
 
 from . import softmax
+from .mask_blocks import DENSE, MIXED, UNCHANGED
 from .scores import Place, by_place, in_reach, left_out, live, scaled, seen_by_some, unit, visible
 from .softmax import LOG2E
-
-# What the map of a mask says of a block: nothing is seen (0), or
-MIXED = 1  # something is hidden or changed
-UNCHANGED = 2  # all is seen as it is
-DENSE = 3  # mixed, but each key is seen by some row; only a fine map tells
 
 
 @kernel

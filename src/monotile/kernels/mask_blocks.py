@@ -16,6 +16,12 @@ from monotile.language import (
     where,
 )
 
+# What a map says of a block: nothing is seen (HIDDEN), or
+HIDDEN = 0
+MIXED = 1  # something is hidden or changed
+UNCHANGED = 2  # all is seen as it is
+DENSE = 3  # mixed, but each key is seen by some row; only a fine map tells
+
 
 def count(tile):
     """How many elements of a bool tile are True."""
@@ -51,17 +57,17 @@ def mask_blocks(
                 M = M.astype(float32)
                 unchanged = count(M == 0.0) - (STRIP * BK - area)  # outside the mask reads as zero
                 hidden = count(-inf == M)
-            mixed = 1
+            mixed = MIXED
             if fine and STRIP < BQ:
-                mixed = where(hidden == 0, 3, 1)
+                mixed = where(hidden == 0, DENSE, MIXED)
             elif fine:
                 seen = M if mask.dtype == bool_ else -inf != M
                 cols = j + arange(BK)
                 there = (rows[:, None] < Nq) & seen
-                mixed = where((there.max(axis=0) | ~(cols < Nk)).min(axis=0), 3, 1)
-            kind = where(unchanged == area, 2, where(hidden == area, 0, mixed)).astype(kinds.dtype)
+                mixed = where((there.max(axis=0) | ~(cols < Nk)).min(axis=0), DENSE, MIXED)
+            kind = where(unchanged == area, UNCHANGED, where(hidden == area, HIDDEN, mixed)).astype(kinds.dtype)
             if STRIP < BQ:
                 before = kinds[b, h, i, j // BK]
-                together = where(maximum(kind, before) >= 2, 3, 1) if fine else 1
+                together = where(maximum(kind, before) >= UNCHANGED, DENSE, MIXED) if fine else MIXED
                 kind = where((r == 0) | (kind == before), kind, together).astype(kinds.dtype)
             kinds[b, h, i, j // BK] = kind

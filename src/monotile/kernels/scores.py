@@ -36,7 +36,7 @@ class Place(NamedTuple):
     there: Any
 
 
-def by_place(options):
+def by_place(options: Options) -> bool:
     """Whether what a query sees depends on its position."""
     return not (options.causal is options.left is options.right is None)
 

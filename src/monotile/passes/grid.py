@@ -10,7 +10,7 @@ import numpy as np
 
 from ..dtypes import DType, to_numpy
 from ..errors import InternalError
-from ..ir import Kernel, Op, Value
+from ..ir import Kernel, Op, Value, needed
 from .fold import EVALUATE
 
 UFUNCS = {"exp": np.exp, "exp2": np.exp2, "log": np.log, "log2": np.log2, "tanh": np.tanh, "sqrt": np.sqrt}
@@ -25,12 +25,7 @@ class Grid:
         body = kernel.body.ops
         at = next((n for n, op in enumerate(body) if op.kind == "program_id"), None)
         self.sizes: tuple[Value, ...] = () if at is None else body[at].operands
-        wanted, needed = set(self.sizes), []
-        for op in reversed(body[: at or 0]):
-            if wanted.intersection(op.results):
-                needed.append(op)
-                wanted.update(op.operands)
-        self.ops = needed[::-1]
+        self.ops = needed(body[: at or 0], self.sizes)
         self.scalar_at = {name: n for n, (name, _) in enumerate(kernel.scalars)}
         self.dim_at, words = [], 0
         for tensor in kernel.tensors:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...ir import Block, Kernel, Op, Value
+from ...ir import Block, Kernel, Op, Value, needed
 
 SCALARS = ("for", "if", "reduce", "dot", "store", "gather", "program_id")
 
@@ -44,7 +44,7 @@ def arms_of(kernel: Kernel, loop: Op) -> Arms | None:
         conditions.append(branch.operands[0])
         taken.append([*before, *branch.blocks[0].ops])
         block = branch.blocks[1]
-    scalars = _needed(before, set(conditions))
+    scalars = needed(before, conditions)
     plain = not any(op.kind in SCALARS or any(v.shape for v in op.results) for op in scalars)
     known = all(op.kind != "load" or op.attrs["tensor"].index not in kernel.written for op in scalars)
     if not conditions or not plain or not known:
@@ -58,17 +58,7 @@ def _alone(loop: Op, ops: list[Op]) -> Op:
     *inside, last = ops
     alone = Block()
     alone.params = body.params
-    alone.ops = [*_needed(inside, set(last.operands)), last]
+    alone.ops = [*needed(inside, last.operands), last]
     found = Op("for", loop.operands, loop.attrs, blocks=(alone,), loc=loop.loc)
     found.results = loop.results
     return found
-
-
-def _needed(ops: list[Op], wanted: set[Value]) -> list[Op]:
-    """Those of the ops that the values need, in order."""
-    found = []
-    for op in reversed(ops):
-        if wanted.intersection(op.results):
-            found.append(op)
-            wanted.update(op.operands)
-    return found[::-1]

@@ -238,7 +238,7 @@ class Module(Finding):
             out.add(f"{tensor}_blocks = {room}")
             self._barriers(out, tensor, programs, (("full", 1), ("empty", 1)))
         out.add("fence_async_shared()")
-        shared, given = ", ".join(self._places()), ", ".join(self.arguments)
+        shared, given = ", ".join(self._places()), self.given
         tiles = ", ".join(f"{op.attrs['tensor'].name}_tiles" for op in self.fetched)
         out.add("gl.warp_specialize(")
         out.add("    [")

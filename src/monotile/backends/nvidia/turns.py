@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...ir import Op, Value, uses
+from ...ir import Op, Value, needed, uses
 
 
 @dataclass
@@ -46,7 +46,7 @@ def split(loop: Op) -> Turn | None:
         return None
     added = {id(op) for item in late for op in uses(body)[item.product.result]}
     scaling = [op for op in body.ops if op.results and id(op) not in added and needs[op.results[0]] & sums]
-    before = _closure(body.ops, early)
+    before = needed(body.ops, (v for op in early for v in op.operands))
     special = {id(op) for op in (*before, *early, *scaling, *(item.product for item in late))} | added
     middle = [op for op in body.ops[:-1] if id(op) not in special]
     readers = uses(body)
@@ -84,14 +84,3 @@ def _needs(loop: Op) -> dict[Value, set[int]]:
         if op.kind == "dot":  # by itself a product does not count
             found[op.result] = set().union(*(found.get(v, set()) for v in op.operands))
     return found
-
-
-def _closure(body: list[Op], products: list[Op]) -> list[Op]:
-    """What the operands of products need, in the order of the body."""
-    wanted = {v for op in products for v in op.operands}
-    found = []
-    for op in reversed(body):
-        if wanted.intersection(op.results):
-            found.append(op)
-            wanted.update(op.operands)
-    return found[::-1]

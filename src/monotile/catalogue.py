@@ -75,7 +75,7 @@ def completed(kernel: Kernel, request: Request, backend: str) -> Request:
     return replace(request, values=values, dtypes={**habits.dtypes, **request.dtypes})
 
 
-def _blocks(kernel: Kernel, request: Request, element: DType, backend: str) -> dict[str, int]:
+def _blocks(kernel: Kernel, request: Request, element: DType, backend: str) -> dict[str, int | None]:
     """Head sizes and block sizes that are not given."""
     machine = {"nvidia": "gpu", "metal": "metal"}.get(backend, "cpu")
     if kernel is mask_blocks.mask_blocks:
@@ -86,7 +86,7 @@ def _blocks(kernel: Kernel, request: Request, element: DType, backend: str) -> d
         shapes = [request.shapes[p.name][-1] for p in kernel.parameters if _ends_in(p.dims, name, request, p.name)]
         fallback = sizes.get("D", HEAD_SIZE)
         sizes[name] = int(request.values.get(name, shapes[0] if shapes else fallback))
-    found = {name: size for name, size in sizes.items() if name in kernel.const_names}
+    found: dict[str, int | None] = {name: size for name, size in sizes.items() if name in kernel.const_names}
     size = max(sizes.values())
     if kernel is attention.attention:
         found["BQ"], found["BK"] = schedule.attention_blocks(2**20, size, element.bytes, machine)
@@ -94,7 +94,7 @@ def _blocks(kernel: Kernel, request: Request, element: DType, backend: str) -> d
         found["BR"] = schedule.row_block(schedule.ROW_BLOCKS[-1], size, machine)
         found["BK"] = schedule.decode_block(size, element.bytes, machine)
     else:
-        found["BS"] = schedule.merge_block(64, machine)
+        found["BS"], found["SPAN"] = schedule.merge_block(64, machine), schedule.merge_span(machine)
     return found
 
 

@@ -17,7 +17,7 @@ from .dtypes import DType
 MEASURED = "sm_90"
 LEAST_KEYS = 128  # of a split: fewer do not outweigh its output
 MANY_KEYS = 512  # of a split: with so many, two programs on a multiprocessor are faster than one twice as long
-TWO_FIT = 128  # up to this head size two decode programs fit a multiprocessor
+TWO_FIT = 16384  # bytes of a tile of keys: up to so many, two decode programs fit a multiprocessor
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def _forward_table(cleans: bool) -> tuple[tuple[int, Choice], ...]:
         )
     return (
         (64, Choice({"BQ": 64, "BK": 128}, Schedule(4, 3, programs=3, registers=160))),
-        (128, Choice({"BQ": 64, "BK": 128}, Schedule(4, 2, programs=2))),
+        (128, Choice({"BQ": 64, "BK": 128}, Schedule(4, 2, programs=2, registers=232))),
         (256, Choice({"BQ": 64, "BK": 64}, Schedule(4, 2, programs=2))),
         (512, Choice({"BQ": 64, "BK": 64}, Schedule(8, 1, programs=1))),
     )
@@ -90,26 +90,27 @@ def decode(head_size: int, dtype: DType, device: str) -> Choice:
 def _decode_table() -> tuple[tuple[int, Choice], ...]:
     from .backends.nvidia.schedule import Schedule
 
+    usual = Schedule(4, 3, edge_stages=1, leads=True)
     return (
-        (64, Choice({"BK": 128}, Schedule(4, 3, leads=True))),
-        (256, Choice({"BK": 64}, Schedule(4, 3, leads=True))),
-        (512, Choice({"BK": 32}, Schedule(4, 3, leads=True))),
+        (64, Choice({"BK": 128}, usual)),
+        (128, Choice({"BK": 64}, usual)),
+        (512, Choice({"BK": 32}, usual)),
     )
 
 
-def merge_after_decode(head_size: int, device: str) -> Any:
+def merge_after_decode(device: str) -> Any:
     """The schedule of a merge right behind the decode whose parts it reads; None leaves it to the rule."""
     if architecture(device) != MEASURED:
         return None
     from .backends.nvidia.schedule import Schedule
 
-    return Schedule(4 if head_size <= 128 else 8, follows=True)
+    return Schedule(4, follows=True)
 
 
-def keys_per_split(keys: int, heads: int, head_size: int, block: int, device: str) -> int:
+def keys_per_split(keys: int, heads: int, row_bytes: int, block: int, device: str) -> int:
     """So many keys that every multiprocessor has a program, in whole blocks; two programs where two fit and have
-    enough to do. `heads`: KV heads of all batches."""
-    for together in (2, 1) if head_size <= TWO_FIT else (1,):
+    enough to do. `heads`: KV heads of all batches. `row_bytes`: of a key or value."""
+    for together in (2, 1) if block * row_bytes <= TWO_FIT else (1,):
         splits = max(1, round(together * cores(device) / max(1, heads)))
         per = _up(_up(keys, splits) // splits, block)
         if per >= MANY_KEYS:

@@ -88,7 +88,7 @@ def _plan_attention(
             _decode(draft, call, options, per, parts, call.sinks, out, lse, run)
             if splits > 1:
                 gpu = _machine(call.q, backend) == "gpu"
-                behind = choices.merge_after_decode(call.v.shape[3], call.q.view.device) if gpu else None
+                behind = choices.merge_after_decode(call.q.view.device) if gpu else None
                 run = {"backend": backend, "threads": threads, "schedule": behind}
                 _merge(draft, parts, call.sinks, out, lse, run)
     return tuple if return_lse else _only
@@ -214,8 +214,8 @@ def _keys_per_split(call: Call, backend: str | None) -> int:
     if _machine(call.q, backend) != "gpu":
         return schedule.KEYS_PER_SPLIT
     block, heads = _decode_choice(call, backend, 1).blocks["BK"], call.k.shape[0] * call.k.shape[1]
-    size = max(call.q.shape[3], call.v.shape[3])
-    return choices.keys_per_split(call.keys, heads, size, block, call.q.view.device)
+    row = max(call.q.shape[3], call.v.shape[3]) * call.dtype.bytes
+    return choices.keys_per_split(call.keys, heads, row, block, call.q.view.device)
 
 
 # ---- merging ---------------------------------------------------------------------------------------------------------
@@ -252,8 +252,9 @@ def _merge(
     flat = draft.reshaped(o, rows, S, Dv), draft.reshaped(m, rows, S), draft.reshaped(l, rows, S)
     total = None if lse is None else lse.reshaped(rows)
     queries = lead[-1] if lead else 1
-    block = schedule.merge_block(S, _machine(o, run["backend"]))
-    draft.launch(merge_kernel, *flat, sinks, out.reshaped(rows, Dv), total, queries, BS=block, **run)
+    draft.launch(
+        merge_kernel, *flat, sinks, out.reshaped(rows, Dv), total, queries, **_merge_blocks(o, run["backend"]), **run
+    )
 
 
 def merge_lse(
@@ -284,9 +285,14 @@ def _plan_merge_lse(draft: Draft, backend: str | None, threads: int | None) -> F
     if rows:
         run = _run(backend, threads, 0, outs.dtype.bytes * rows * S * Dv)
         flat = draft.reshaped(outs, rows, S, Dv), draft.reshaped(lses, rows, S)
-        block = schedule.merge_block(S, _machine(outs, backend))
-        draft.launch(merge_lse_kernel, *flat, out.reshaped(rows, Dv), total.reshaped(rows), BS=block, **run)
+        blocks = _merge_blocks(outs, backend)
+        draft.launch(merge_lse_kernel, *flat, out.reshaped(rows, Dv), total.reshaped(rows), **blocks, **run)
     return tuple
+
+
+def _merge_blocks(parts: Operand, backend: str | None) -> dict[str, Any]:
+    machine = _machine(parts, backend)
+    return {"BS": schedule.merge_block(parts.shape[-2], machine), "SPAN": schedule.merge_span(machine)}
 
 
 # ---- masks -----------------------------------------------------------------------------------------------------------

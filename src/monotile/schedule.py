@@ -62,8 +62,15 @@ def second_level_cache() -> int:
 
 def merge_block(parts: int, machine: str) -> int:
     """BS of the merge: how many parts of a row are taken at once. Follows from their number and not from the rows', as
-    results depend on it."""
+    results depend on it. A GPU takes all at once where it can: a second turn waits for memory once more."""
+    if machine == "gpu":
+        return next((block for block in (16, 32, 64) if parts <= block), 128)
     return 16 if machine == "cpu" and parts <= 32 else 64
+
+
+def merge_span(machine: str) -> int | None:
+    """How many columns of a row one program merges; None for all. GPUs need many programs."""
+    return 32 if machine == "gpu" else None
 
 
 def mask_span(block: int, machine: str) -> int | None:

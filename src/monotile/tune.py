@@ -116,8 +116,10 @@ def _forward_space(base: Schedule, *, shared: bool) -> Iterator[tuple[int, int, 
     with jobs of their own, neither."""
     plain = replace(base, programs=0, warp_specialize=False, peel=True, tensor_descriptors=False)
     for programs, BK, warps, stages in itertools.product(PROGRAMS if shared else (), KEYS[::-1], WARPS, STAGES[1::-1]):
-        registers = min(MOST_REGISTERS, ALL_REGISTERS // (32 * warps * programs) // 8 * 8)
-        yield ROWS[0], BK, replace(plain, num_warps=warps, num_stages=stages, programs=programs, registers=registers)
+        most = min(MOST_REGISTERS, ALL_REGISTERS // (32 * warps * programs) // 8 * 8)
+        for registers in (most, most - 8):  # with all of them the assembler sometimes finds a slower order
+            shares = replace(plain, programs=programs, registers=registers)
+            yield ROWS[0], BK, replace(shares, num_warps=warps, num_stages=stages)
     for (tma, special), BQ, BK, warps, stages in itertools.product(WAYS, ROWS[::-1], KEYS[::-1], WARPS, STAGES[::-1]):
         if stages > 1 or not special:
             words = {"warp_specialize": special, "peel": not special, "tensor_descriptors": tma}
@@ -176,7 +178,7 @@ class Bench:
         self.scale, self.device = key.head_size**-0.5, str(self.inputs.q.device)
         self.asked = key.head_size, dtypes.BY_NAME[key.dtype], self.device
 
-    def arguments(self) -> tuple[Any, ...]:
+    def arguments(self, choice: Choice) -> tuple[Any, ...]:
         """Of one call, with outputs of its own."""
         import torch
 
@@ -198,11 +200,11 @@ class Bench:
         found = self.chosen()
         if found.schedule is not None:
             return found
-        made = type(self).kernel.ir(*self.arguments(), **self.constants(), **found.blocks)
+        made = type(self).kernel.ir(*self.arguments(found), **self.constants(), **found.blocks)
         return Choice(found.blocks, choose(BACKEND.lower(made)))
 
     def run(self, choice: Choice) -> tuple[Any, ...]:
-        arguments = self.arguments()
+        arguments = self.arguments(choice)
         words = {**self.constants(), **choice.blocks}
         type(self).kernel(*arguments, **words, backend="nvidia", schedule=choice.schedule)
         return arguments
@@ -233,12 +235,12 @@ class DecodeBench(Bench):
     kernel = decode_kernel
     cold = True
 
-    def arguments(self) -> tuple[Any, ...]:
+    def arguments(self, choice: Choice) -> tuple[Any, ...]:
         import torch
 
         q, k, v = self.inputs.q, self.inputs.k, self.inputs.v
         (B, Hq, _, D), (_, Hkv, Nk, _) = q.shape, k.shape
-        per = choices.keys_per_split(Nk, B * Hkv, D, max(DECODE_KEYS), self.device)
+        per = choices.keys_per_split(Nk, B * Hkv, D * q.element_size(), choice.blocks["BK"], self.device)
         parts = B, Hkv, Hq // Hkv, -(-Nk // per)
         o = torch.empty((*parts, D), dtype=torch.float32, device=q.device)
         m, l = (torch.empty(parts, dtype=torch.float32, device=q.device) for _ in range(2))

@@ -308,6 +308,8 @@ def _copy(
     mapping: dict[Value, Value] = {}
     copy = clone(loop, mapping)
     copy.operands = (start, end, *inits)
+    if tests is None:
+        copy.attrs["edge"] = True  # few turns: a backend may spend less on them
     (body,) = copy.blocks
     known = {mapping[op.result]: op for op in tests or ()}
     ops, body.ops = body.ops, []

@@ -356,14 +356,18 @@ class Renderer:
         turn = self.names.fresh(f"turn_{counter}")
         form = "whole({})" if self.emulate else "{}"
         bounds = f"{form.format(self.value(low))}, {form.format(self.value(high))}, {op.attrs['step']}"
-        turns = f"tl.range({bounds}, warp_specialize=True)" if op is self.special else f"range({bounds})"
-        self.lines.add(f"for {turn} in {turns}:")
+        asked = ", warp_specialize=True" if op is self.special else self._stages(op)
+        self.lines.add(f"for {turn} in {'tl.range' if asked else 'range'}({bounds}{asked}):")
         self.lines.depth += 1
         self.lines.add(f"{counter} = tl.cast({turn}, tl.int32)")
         self.table[body.params[0]] = Text(counter)
         self.block(body)
         self._assign(carried, body)
         self.lines.depth -= 1
+
+    def _stages(self, loop: Op) -> str:
+        few = loop.attrs.get("edge") and self.schedule.edge_stages
+        return f", num_stages={self.schedule.edge_stages}" if few else ""
 
     def branch(self, op: Op) -> None:
         names = [self.names.fresh(result.hint or "picked") for result in op.results]

@@ -15,6 +15,9 @@ from . import schedule
 from .dtypes import DType
 
 MEASURED = "sm_90"
+# Up to so many keys a forward program's start and end count for more than a slightly slower loop: groups of programs go
+# on (Schedule.laps). Measured at D 128; at D 64 and 256 they are slower or no faster.
+SHORT, SHORT_CAUSAL = 1024, 8192
 LEAST_KEYS = 128  # of a split: fewer do not outweigh its output
 MANY_KEYS = 512  # of a split: with so many, two programs on a multiprocessor are faster than one twice as long
 TWO_FIT = 16384  # bytes of a tile of keys: up to so many, two decode programs fit a multiprocessor
@@ -36,7 +39,9 @@ def _tuned(kernel: str, head_size: int, dtype: DType, device: str) -> Choice | N
     return tuning.lookup(kernel, head_size, dtype.name, device)
 
 
-def forward(head_size: int, dtype: DType, device: str, *, cleans: bool = False) -> Choice:
+def forward(
+    head_size: int, dtype: DType, device: str, *, keys: int = 2**20, causal: bool = False, cleans: bool = False
+) -> Choice:
     """The attention kernel. `cleans`: it makes copies of blocks in which it hides rows, which takes room."""
     tuned = _tuned("attention", head_size, dtype, device) if not cleans else None  # measured without copies
     if tuned is not None:
@@ -45,7 +50,8 @@ def forward(head_size: int, dtype: DType, device: str, *, cleans: bool = False) 
     usual = Choice({"BQ": rows, "BK": keys})
     if architecture(device) != MEASURED or dtype.bytes != 2 or not _shares():
         return usual
-    return next((choice for most, choice in _forward_table(cleans) if head_size <= most), usual)
+    table = _cleaning_table() if cleans else _forward_table(keys <= (SHORT_CAUSAL if causal else SHORT))
+    return next((choice for most, choice in table if head_size <= most), usual)
 
 
 def _shares() -> bool:
@@ -56,22 +62,28 @@ def _shares() -> bool:
 
 
 @cache
-def _forward_table(cleans: bool) -> tuple[tuple[int, Choice], ...]:
+def _forward_table(laps: bool) -> tuple[tuple[int, Choice], ...]:
     """Up to a head size."""
     from .backends.nvidia.schedule import Schedule
 
-    if cleans:
-        return (
-            (64, Choice({"BQ": 64, "BK": 128}, Schedule(4, 3, programs=3, registers=152))),
-            (128, Choice({"BQ": 64, "BK": 128}, Schedule(4, 2, programs=2, registers=232))),
-            (256, Choice({"BQ": 64, "BK": 32}, Schedule(4, 2, programs=2, registers=232))),
-            (512, Choice({"BQ": 64, "BK": 32}, Schedule(8, 1, programs=1))),
-        )
     return (
         (64, Choice({"BQ": 64, "BK": 128}, Schedule(4, 3, programs=3, registers=160))),
-        (128, Choice({"BQ": 64, "BK": 128}, Schedule(4, 2, programs=2, registers=232))),
+        (128, Choice({"BQ": 64, "BK": 128}, Schedule(4, 2, programs=2, registers=232, laps=laps))),
         (256, Choice({"BQ": 64, "BK": 64}, Schedule(4, 2, programs=2))),
         (512, Choice({"BQ": 64, "BK": 64}, Schedule(8, 1, programs=1))),
+    )
+
+
+@cache
+def _cleaning_table() -> tuple[tuple[int, Choice], ...]:
+    """The same for kernels that make copies."""
+    from .backends.nvidia.schedule import Schedule
+
+    return (
+        (64, Choice({"BQ": 64, "BK": 128}, Schedule(4, 3, programs=3, registers=152))),
+        (128, Choice({"BQ": 64, "BK": 128}, Schedule(4, 2, programs=2))),
+        (256, Choice({"BQ": 64, "BK": 32}, Schedule(4, 2, programs=2, registers=232))),
+        (512, Choice({"BQ": 64, "BK": 32}, Schedule(8, 1, programs=1))),
     )
 
 

@@ -131,7 +131,8 @@ def _forward_choice(call: Call, options: Any, backend: str | None) -> Choice:
     if machine == "gpu":
         unseen = options.left is not None or options.causal == "upper_left"
         cleans = unseen or call.mask is not None or options.mask_mod is not None
-        return choices.forward(size, call.dtype, call.q.view.device, cleans=cleans)
+        causal, device = options.causal is not None, call.q.view.device
+        return choices.forward(size, call.dtype, device, keys=call.keys, causal=causal, cleans=cleans)
     rows, keys = schedule.attention_blocks(call.out_shape[2], size, call.dtype.bytes, machine)
     return Choice({"BQ": rows, "BK": keys})
 

@@ -21,8 +21,11 @@ from monotile import errors
 from monotile.backends.nvidia import backend as nvidia
 from monotile.backends.nvidia import build
 from monotile.backends.nvidia.padding import padded
-from monotile.backends.nvidia.schedule import choose
+from monotile.backends.nvidia.render import render
+from monotile.backends.nvidia.schedule import Schedule, choose
 from monotile.dtypes import float32
+from monotile.kernels.decode import decode
+from monotile.kernels.scores import Options
 from monotile.language import Const, Tensor, kernel
 from monotile.tensors import View
 
@@ -55,6 +58,18 @@ def test_clean_blocks_have_no_bounds() -> None:
     clean = source.split("    for ")[1]
     assert "tl.load" in clean and "tl.where(seen" not in clean
     assert all("iota" not in line.partition("mask=")[2] for line in clean.splitlines() if "tl.load" in line)
+
+
+def test_decode_has_two_loops() -> None:
+    """Blocks that are whole, and the last one, which is not pipelined: code that runs once is fetched from memory."""
+    q, k = random((1, 2, 4, 1, 64), "bfloat16"), random((1, 2, 300, 64), "bfloat16")
+    o, m = random((1, 2, 4, 2, 64)), random((1, 2, 4, 2))
+    arrays = q, k, k.copy(), None, o, m, m.copy(), None, None, None
+    made = nvidia.BACKEND.lower(decode.ir(*arrays, 0.1, 256, options=Options(), BR=4, BK=64))
+    text = render(made, Schedule(4, 3, edge_stages=1)).source
+    loops = [line.split(" in ")[1] for line in text.splitlines() if line.strip().startswith("for ")]
+    assert len(loops) == 2 and loops[0].startswith("range(0, ")
+    assert loops[1].startswith("tl.range(") and loops[1].endswith("num_stages=1):")
 
 
 def test_a_load_after_a_store_waits_for_all_threads() -> None:

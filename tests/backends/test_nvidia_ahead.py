@@ -137,10 +137,10 @@ def test_the_largest_head_sizes(dtype: str, D: int, spills: int) -> None:
 
 
 @compiled
-@pytest.mark.parametrize(("D", "spills"), [(64, 0), (128, 0), (256, 16)])
-def test_measured_choices(D: int, spills: int) -> None:
+@pytest.mark.parametrize(("D", "laps", "spills"), [(64, False, 0), (128, False, 0), (128, True, 16), (256, False, 16)])
+def test_measured_choices(D: int, laps: bool, spills: int) -> None:
     """The rows of the table for sm_90, but for head size 512, whose module takes long to compile."""
-    choice = dict(choices._forward_table(False))[D]
+    choice = dict(choices._forward_table(laps))[D]
     q = random((1, 4, 256, D), "bfloat16")
     arrays = q, q[:, :2], q[:, 2:], None, None, None, q.copy(), None
     call = attention.ir(*arrays, 0.1, options=Options("lower_right", None, None, None, None, None), **choice.blocks)

@@ -14,8 +14,9 @@ from backends.nvidia_kernels import (
     product,
     scale_rows,
 )
-from monotile import errors
-from monotile.backends.nvidia import build
+from monotile import errors, ops
+from monotile.backends.nvidia import build, laps
+from monotile.kernels import reference
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -111,3 +112,19 @@ class TestOnGpu:
             for _ in range(25):
                 again = monotile.attention(q, k, v, mask=mask, return_lse=True)
                 assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+    @pytest.mark.parametrize("sizes", [(700, 650), (9, 650), (513, 40)])
+    @pytest.mark.parametrize("causal", [False, True])
+    def test_groups_that_go_on(self, causal: bool, sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+        """Three laps, of which the last may have programs that are not there; the same bits as in one."""
+        generator = torch.Generator("cuda").manual_seed(1)
+        shapes = (2, 4, sizes[0], 128), (2, 2, sizes[1], 128), (2, 2, sizes[1], 128)
+        q, k, v = (torch.randn(shape, generator=generator, device="cuda").half() for shape in shapes)
+        found = []
+        for many in (1, 3):
+            monkeypatch.setattr(laps, "TRIED", (many,))
+            monkeypatch.setattr(ops._ATTENTION, "table", {})
+            found.append(monotile.attention(q, k, v, causal=causal, return_lse=True))
+        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+        exact, _ = reference.attention(*(x.double().cpu().numpy() for x in (q, k, v)), causal=causal)
+        np.testing.assert_allclose(found[0][0].double().cpu().numpy(), exact, atol=4e-3)

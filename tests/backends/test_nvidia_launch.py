@@ -12,7 +12,7 @@ import pytest
 import monotile
 from monotile import ops
 from monotile.backends.nvidia import backend as nvidia
-from monotile.backends.nvidia import build, launcher
+from monotile.backends.nvidia import build, laps, launcher
 
 torch = pytest.importorskip("torch", reason="the nvidia backend needs torch")
 pytest.importorskip("triton", reason="the nvidia backend needs triton")
@@ -42,7 +42,9 @@ class Gpu:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     found = Gpu()
-    runtime = nvidia.Runtime(lambda: found.current, lambda device: found.stream, found.device, lambda allocator: None)
+    runtime = nvidia.Runtime(
+        lambda: found.current, lambda device: found.stream, found.device, lambda allocator: None, lambda device: 132
+    )
     monkeypatch.setattr(nvidia, "runtime", lambda: runtime)
     monkeypatch.setattr(nvidia, "first", found.first)
     monkeypatch.setattr(nvidia.NvidiaBackend, "why_not", lambda self: None)
@@ -147,3 +149,11 @@ def test_an_unknown_launcher_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> N
     under.global_scratch_size = 8
     assert launcher.quick(under) is under
     assert launcher.quick(Launcher([], [None, "v's"])).__class__ is Launcher
+
+
+@pytest.mark.parametrize(
+    ("heads", "places", "most"),
+    [(1, 1, 1), (256, 16, 16), (32, 16, 4), (16, 128, 16), (96, 12, 1)],  # the last: 9 rounds of one, or 5 of two
+)
+def test_groups_go_on_where_that_fills_the_gpu(heads: int, places: int, most: int) -> None:
+    assert laps.enough(lambda n: heads * -(-places // n), 132) == most

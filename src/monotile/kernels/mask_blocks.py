@@ -23,9 +23,13 @@ UNCHANGED = 2  # all is seen as it is
 DENSE = 3  # mixed, but each key is seen by some row; only a fine map tells
 
 
-def count(tile):
-    """How many elements of a bool tile are True."""
-    return tile.astype(int32).sum(axis=1).sum(axis=0)
+def counts(tile, axis):
+    """How many elements of a bool tile are True along one axis."""
+    return tile.astype(int32).sum(axis=axis)
+
+
+def total(numbers):
+    return numbers.sum(axis=0)
 
 
 @kernel
@@ -45,26 +49,28 @@ def mask_blocks(
         b, h, i, c = program_id(mask.shape[0], mask.shape[1], cdiv(Nq, BQ), cdiv(Nk, SPAN))
         low, high = c * SPAN, minimum(c * SPAN + SPAN, Nk)
     height = minimum(BQ, Nq - i * BQ)
+    first = 0 if fine and STRIP == BQ else 1  # the axis that is counted along first
     for r in range(0, height, STRIP):
         rows = i * BQ + r + arange(STRIP)
         for j in range(low, high, BK):
             area = minimum(STRIP, height - r) * minimum(BK, Nk - j)  # of the strip, inside the mask
-            M = mask[b, h, rows, j + arange(BK)]
+            cols = j + arange(BK)
+            M = mask[b, h, rows, cols]
             if mask.dtype == bool_:
-                unchanged = count(M)
+                seen = counts(M, first)
+                unchanged = total(seen)
                 hidden = area - unchanged
             else:
                 M = M.astype(float32)
-                unchanged = count(M == 0.0) - (STRIP * BK - area)  # outside the mask reads as zero
-                hidden = count(-inf == M)
+                unchanged = total(counts(M == 0.0, first)) - (STRIP * BK - area)  # outside the mask reads as zero
+                unseen = counts(-inf == M, first)
+                hidden = total(unseen)
+                seen = height - unseen
             mixed = MIXED
             if fine and STRIP < BQ:
                 mixed = where(hidden == 0, DENSE, MIXED)
-            elif fine:
-                seen = M if mask.dtype == bool_ else -inf != M
-                cols = j + arange(BK)
-                there = (rows[:, None] < Nq) & seen
-                mixed = where((there.max(axis=0) | ~(cols < Nk)).min(axis=0), DENSE, MIXED)
+            elif fine:  # `seen` is by how many rows each key is seen
+                mixed = where(((seen > 0) | ~(cols < Nk)).min(axis=0), DENSE, MIXED)
             kind = where(unchanged == area, UNCHANGED, where(hidden == area, HIDDEN, mixed)).astype(kinds.dtype)
             if STRIP < BQ:
                 before = kinds[b, h, i, j // BK]

@@ -7,7 +7,7 @@ it fails at its best. Both are bounds on the counter, so they are computed befor
 
     for j in low .. high       ->   for j in low .. a      every test kept
                                     for j in a .. b        the guards are gone
-                                    for j in b .. high     every test kept
+                                    for j in b .. high     guards that begin to hold at a are gone
 """
 
 from __future__ import annotations
@@ -227,12 +227,13 @@ def _peel_loop(
         last.hint = "whole_end"  # of the blocks without tests
     carried = tuple(inits)
     if low is not None:
-        carried = _copy(block, loop, start, b.binary("min", first, end), carried)
-    carried = _copy(block, loop, first, last, carried, tests, accesses)
+        carried = _copy(block, loop, start, b.binary("min", first, end), carried, {}, {}, edge=True)
+    carried = _copy(block, loop, first, last, carried, tests, accesses, edge=False)
     if high is not None:
         rest = _on_grid(b, first, last, step)
         rest.hint = "rest_start"
-        carried = _copy(block, loop, rest, end, carried)
+        begun = {op: g for op, g in tests.items() if g.factor < 0}
+        carried = _copy(block, loop, rest, end, carried, begun, {}, edge=True)
     return dict(zip(loop.results, carried, strict=True))
 
 
@@ -301,17 +302,18 @@ def _copy(
     start: Value,
     end: Value,
     inits: tuple[Value, ...],
-    tests: dict[Op, Guard] | None = None,
-    accesses: Accesses | None = None,
+    tests: dict[Op, Guard],
+    accesses: Accesses,
+    edge: bool,
 ) -> tuple[Value, ...]:
-    """One of the loops the original becomes. In the clean one the tests are true and the accesses inside."""
+    """One of the loops the original becomes. These tests are true in it, and these accesses inside."""
     mapping: dict[Value, Value] = {}
     copy = clone(loop, mapping)
     copy.operands = (start, end, *inits)
-    if tests is None:
+    if edge:
         copy.attrs["edge"] = True  # few turns: a backend may spend less on them
     (body,) = copy.blocks
-    known = {mapping[op.result]: op for op in tests or ()}
+    known = {mapping[op.result] for op in tests}
     ops, body.ops = body.ops, []
     b = Builder(body)
     truths: dict[Value, Value] = {}
@@ -321,7 +323,7 @@ def _copy(
             b.loc = op.loc
             truths[op.result] = b.broadcast(b.const(True, bool_), op.result.shape)
             continue
-        for axis, _ in (accesses or {}).get(inner[op], ()):
+        for axis, _ in accesses.get(inner[op], ()):
             checked = list(op.attrs["checked"])
             checked[axis] = False
             op.attrs["checked"] = tuple(checked)

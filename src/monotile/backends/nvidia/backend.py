@@ -13,9 +13,10 @@ from ... import ir, verify
 from ...dtypes import DType, int64
 from ...errors import ArgumentShape
 from ...passes import pipeline
+from ...passes.grid import Grid
 from ...passes.peel import peel_with_bounds
 from ..base import Backend, Emitted, Program
-from . import build, descriptors, gluon, launcher
+from . import build, descriptors, gluon, laps, launcher
 from .render import Rendered, render
 from .schedule import Schedule, choose
 from .streams import Streams
@@ -34,6 +35,7 @@ class Bound:
     words: Sequence[int]
     tail: list[Any]  # lengths and strides
     programs: int | None  # None when it depends on scalars
+    laps: int = 1
     compiled: dict[Any, Any] = field(default_factory=dict)  # by alignment of the addresses, scalar types and device
     otherwise: Bound | None = None  # without descriptors
     briefs: dict[tuple[int, int], Any] = field(default_factory=dict)  # descriptors made before, by tile and address
@@ -58,6 +60,7 @@ class Variant:
         # An int64 is passed by Triton in 32 bits where that is enough, and makes another kernel then.
         self.long = [n for n in self.scalars if kernel.scalars[n][1] is int64]
         self.described = [d.index for d in self.rendered.described]
+        self.laps = any(a.kind == laps.ARGUMENT for a in arguments)
         self.tiles = [d for d in self.rendered.described if d.sides]  # whose descriptors the host makes
 
 
@@ -98,9 +101,12 @@ class NvidiaProgram(Program):
         grid = variant.rendered.grid
         programs = None if grid.needs_scalars else _count(grid.programs(words, ()))
         _, _, number = device.partition(":")
-        return Bound(
-            variant, words, [words[at] for at in variant.words], programs, device=int(number) if number else None
-        )
+        at, many = int(number) if number else None, 1
+        if variant.laps and programs:
+            grids = {n: Grid(self.kernel, self.schedule.programs * n) for n in laps.TRIED}
+            many = laps.enough(lambda n: grids[n].programs(words, ()), runtime().cores(at))
+            programs = grids[many].programs(words, ())
+        return Bound(variant, words, [words[n] for n in variant.words], programs, many, device=at)
 
     def launch(
         self, bound: Bound, arrays: Sequence[Any], addresses: Sequence[int], scalars: Sequence[Any], threads: int | None
@@ -114,7 +120,7 @@ class NvidiaProgram(Program):
             return
         pointers = [addresses[n] for n in variant.pointers]
         tiles = [addresses[tile.index] for tile in variant.tiles]
-        tail = [*bound.tail, *[scalars[n] for n in variant.scalars]]
+        tail = [*bound.tail, *[scalars[n] for n in variant.scalars], *([bound.laps] if variant.laps else ())]
         if build.interpreting():
             _interpret(self.kernel, variant, programs, pointers, tail)
         else:
@@ -138,6 +144,7 @@ class Runtime(NamedTuple):
     current_stream: Callable[[int], int]
     device: Callable[[int], Any]  # a context in which that device is the current one
     set_allocator: Callable[[Any], None]
+    cores: Callable[[int | None], int]  # multiprocessors of a device, or of the current one
 
 
 @cache
@@ -147,7 +154,14 @@ def runtime() -> Runtime:
     from triton.runtime import driver
 
     stream = driver.active.get_current_stream
-    return Runtime(torch.cuda.current_device, stream, torch.cuda.device, triton.set_allocator)
+    return Runtime(torch.cuda.current_device, stream, torch.cuda.device, triton.set_allocator, _cores)
+
+
+@cache
+def _cores(device: int | None) -> int:
+    import torch
+
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def _launch(

@@ -18,8 +18,23 @@ from .text import Text, meet, shape_text, triton_type
 
 SHARED = "shared"
 # Names that the text uses for itself.
-WORDS = {"WHICH", "groups", "here", "done", "met", "own", "start", "stop", "turn", "taken", "arm"}
-WORDS |= {"at", "which", "inside", "slot", "phase", "gl", "gluon", "tma", "mbarrier"}
+WORDS = {
+    "WHICH",
+    "groups",
+    "lap",
+    "laps",
+    "along",
+    "here",
+    "done",
+    "met",
+    "own",
+    "start",
+    "stop",
+    "turn",
+    "taken",
+    "arm",
+}
+WORDS |= {"arm", "at", "which", "inside", "slot", "phase", "gl", "gluon", "tma", "mbarrier"}
 
 
 class Compute(Renderer):
@@ -263,12 +278,17 @@ class Compute(Renderer):
 
 
 def group_of(writer: Renderer, op: Op, which: str) -> None:
-    """The place in the grid of one program of a group, and whether there is such a program."""
-    programs = writer.schedule.programs
+    """The place in the grid of one program of a group (in a lap), and whether there is such a program."""
+    programs, laps = writer.schedule.programs, writer.schedule.laps
     *sizes, last = [writer.value(v).text for v in op.operands]
     writer.lines.add("pid = tl.program_id(0)")
-    writer.lines.add(f"groups = ({last} + {programs - 1}) // {programs}")
-    writer.define(op.results[-1], f"(pid % groups) * {programs} + {which}", stem="i")
+    each = f"({programs} * laps)" if laps else programs
+    writer.lines.add(f"groups = ({last} + {each} - 1) // {each}")
+    along = "(pid % groups)"
+    if laps:
+        along = "along"
+        writer.lines.add("along = lap * groups + tl.where(lap % 2 == 0, pid % groups, groups - 1 - pid % groups)")
+    writer.define(op.results[-1], f"{along} * {programs} + {which}", stem="i")
     writer.lines.add(f"here = {writer.value(op.results[-1])} < {last}")
     writer.lines.add("pid = pid // groups")
     for n in range(len(sizes) - 1, -1, -1):

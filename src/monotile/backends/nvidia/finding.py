@@ -104,11 +104,11 @@ class Finding:
 
     @property
     def given(self) -> str:
-        """What every function is given."""
-        return ", ".join(self.arguments)
+        """What every function is given that is called in a lap."""
+        return ", ".join(["lap", *self.arguments] if self.schedule.laps else self.arguments)
 
-    def _function(self, name: str, first: Sequence[str], lines: Sequence[str]) -> str:
-        given = ", ".join([*first, self.given])
+    def _function(self, name: str, first: Sequence[str], lines: Sequence[str], arguments: str = "") -> str:
+        given = ", ".join([*first, arguments or self.given])
         return f"@gluon.jit\ndef {name}({given}):\n" + "\n".join(lines) + "\n"
 
     def _walk_past(self) -> str:

@@ -4,7 +4,7 @@ A module has functions that find blocks (finding.py) and these. `fetch` is run b
 operands and then block after block to shared memory, through TMA. `compute` (compute.py, loops.py) is run by the warps
 of each program. A ring of blocks has two barriers for each place: `full` says that a block has arrived, `empty` that
 every program has done with it. Every program meets every block that the group fetches, in the same order, and walks
-past those that are not its own."""
+past those that are not its own. Where groups go on (laps.py), operands that stay do so for a lap."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from importlib import metadata
 
 from ...ir import Kernel, Op
 from ...passes.grid import Grid
+from . import laps
 from .descriptors import Described, Descriptors
 from .finding import Finding
 from .functions import FUNCTIONS
 from .loops import GIVEN
+from .memory import Argument
 from .padding import padded
 from .render import ORDER, Rendered, Renderer
 from .schedule import Schedule
@@ -66,8 +68,10 @@ class Module(Finding):
             self.memory.pointer(op.attrs["tensor"])
         arguments = sorted(self.memory.arguments.values(), key=lambda a: ORDER.index(a.kind))
         arguments = [a for a in arguments if a.kind != "pointer" or a.index in self.pointed]
+        if self.schedule.laps:
+            arguments.append(Argument(laps.ARGUMENT, laps.ARGUMENT, 0))
         self.arguments = [a.name for a in arguments]
-        fixed = [a.name for a in arguments if a.kind in ("scalar", "dim")]
+        fixed = [a.name for a in arguments if a.kind in ("scalar", "dim", laps.ARGUMENT)]
         parts = [
             self._walk_past(),
             self._bounds(),
@@ -106,12 +110,22 @@ class Module(Finding):
             out.add(f"rows_{width}: gl.constexpr = {layout}")
         out.add("done = tl.full([], 0, tl.int32)")
         out.add("met = tl.full([], 0, tl.int32)")
+        indent = self._each_lap(out)
         out.add(f"{self._united_names()} = united({self.given})")
         out.add(f"{self._bound_names()} = bounds(WHICH, {self.given})")
         for op in self.streams.resident:
-            out.add(f"mbarrier.wait({op.attrs['tensor'].name}_ready.index(WHICH), 0)")
-        out.lines += [line.replace(GIVEN, self.given) for line in self.compute.lines.lines]
-        return self._function("compute", ["WHICH: gl.constexpr", *self._places()], out.lines)
+            phase = "lap & 1" if self.schedule.laps else "0"
+            out.add(f"mbarrier.wait({op.attrs['tensor'].name}_ready.index(WHICH), {phase})")
+        out.lines += [indent + line.replace(GIVEN, self.given) for line in self.compute.lines.lines]
+        return self._function("compute", ["WHICH: gl.constexpr", *self._places()], out.lines, ", ".join(self.arguments))
+
+    def _each_lap(self, out: Lines) -> str:
+        """Opens the loop over laps, if there are any, and gives the indentation of what is inside."""
+        if not self.schedule.laps:
+            return ""
+        out.add(f"for lap in range({laps.ARGUMENT}):")
+        out.depth += 1
+        return "    "
 
     def _layout(self, width: int) -> str:
         warps, across = self.schedule.num_warps, 1
@@ -123,7 +137,8 @@ class Module(Finding):
     def _places(self) -> list[str]:
         names = []
         for op in self.streams.resident:
-            names += [f"{op.attrs['tensor'].name}_{part}" for part in ("own", "ready")]
+            parts = ("own", "ready", "empty") if self.schedule.laps else ("own", "ready")
+            names += [f"{op.attrs['tensor'].name}_{part}" for part in parts]
         for ring in self.streams.rings.values():
             names += [f"{ring.name}_{part}" for part in ("blocks", "full", "empty")]
         for op in self.streams.own[:1]:
@@ -135,8 +150,9 @@ class Module(Finding):
         out.add("done = tl.full([], 0, tl.int32)")
         for which in range(self.schedule.programs):
             out.add(f"met_{which} = tl.full([], 0, tl.int32)")
-        self._fetch_resident(out)
-        out.lines += self.steady[0]
+        indent = self._each_lap(out)
+        self._fetch_resident(out, indent)
+        out.lines += [indent + line for line in self.steady[0]]
         out.add(f"{self._united_names()} = united({self.given})")
         for n, loop in enumerate(self.streams.loops):
             if id(loop) in self.streams.arms:
@@ -151,17 +167,19 @@ class Module(Finding):
                     out.add(f"    {line}")
             out.add(f"done = done + blocks_{n}")
         first = [f"{op.attrs['tensor'].name}_tiles" for op in self.fetched] + self._places()
-        return self._function("fetch", first, out.lines)
+        return self._function("fetch", first, out.lines, ", ".join(self.arguments))
 
-    def _fetch_resident(self, out: Lines) -> None:
-        """What stays: once for each program."""
+    def _fetch_resident(self, out: Lines, indent: str) -> None:
+        """What stays: once for each program, or for each lap, when the lap before is done with it."""
         lines, texts = self.origins
         for which in range(self.schedule.programs):
             out.add(f"which = {which}")
-            out.lines += lines
+            out.lines += [indent + line for line in lines]
             for op in self.streams.resident:
                 name = op.attrs["tensor"].name
                 places = ", ".join(texts[v] for v in op.operands)
+                if self.schedule.laps:
+                    out.add(f"mbarrier.wait({name}_empty.index({which}), (lap & 1) ^ 1)")
                 out.add(f"mbarrier.expect({name}_ready.index({which}), {tile_bytes(op)})")
                 copied = f"{name}_tiles, [{places}], {name}_ready.index({which}), {name}_own.index({which})"
                 out.add(f"tma.async_copy_global_to_shared({copied})")
@@ -221,7 +239,9 @@ class Module(Finding):
             resident = op in self.streams.resident
             count, part = (programs, "own") if resident else (stages, "blocks")
             out.add(f"{tensor}_{part} = {self._memory(tensor, [count, *self._sides(op)])}")
-            barriers = (("ready", 1),) if resident else (("full", 1), ("empty", programs))
+            barriers = [("ready", 1)] if resident else [("full", 1), ("empty", programs)]
+            if resident and self.schedule.laps:
+                barriers.append(("empty", 1))
             self._barriers(out, tensor, count, barriers)
         for ring in self.streams.cleaned_rings:
             rows, width = (padded(side) for side in ring.load.result.shape)
@@ -236,9 +256,9 @@ class Module(Finding):
             for ring in self.streams.cleaned_rings:
                 room = f"{ring.name}_clean._reinterpret({tensor}_tiles.dtype, {shape}, {tensor}_tiles.layout)"
             out.add(f"{tensor}_blocks = {room}")
-            self._barriers(out, tensor, programs, (("full", 1), ("empty", 1)))
+            self._barriers(out, tensor, programs, [("full", 1), ("empty", 1)])
         out.add("fence_async_shared()")
-        shared, given = ", ".join(self._places()), self.given
+        shared, given = ", ".join(self._places()), ", ".join(self.arguments)
         tiles = ", ".join(f"{op.attrs['tensor'].name}_tiles" for op in self.fetched)
         out.add("gl.warp_specialize(")
         out.add("    [")
@@ -258,7 +278,7 @@ class Module(Finding):
         return f"gl.allocate_shared_memory({tensor}_tiles.dtype, {shape}, {tensor}_tiles.layout)"
 
     @staticmethod
-    def _barriers(out: Lines, tensor: str, count: int, barriers: tuple[tuple[str, int], ...]) -> None:
+    def _barriers(out: Lines, tensor: str, count: int, barriers: list[tuple[str, int]]) -> None:
         """For each of so many places; each barrier with how many arrivals it waits for."""
         for barrier, arrivals in barriers:
             made = f"gl.allocate_shared_memory(gl.int64, [{count}, 1], mbarrier.MBarrierLayout())"

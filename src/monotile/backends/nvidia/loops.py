@@ -54,6 +54,9 @@ class Loops(Compute):
             self._chosen(arms, n, carried)
         else:
             self._walked(op, n, carried)
+        if self.schedule.laps and n == len(self.streams.loops) - 1:  # what stayed for the lap is not read again
+            for load in self.streams.resident:
+                self.lines.add(f"mbarrier.arrive({load.attrs['tensor'].name}_empty.index(WHICH), count=1)")
 
     def _walked(self, op: Op, n: int, carried: list[str]) -> None:
         step = op.attrs["step"]

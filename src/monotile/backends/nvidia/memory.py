@@ -18,7 +18,7 @@ NARROW = 2**31
 class Argument:
     """A parameter of the Triton function. `index` is a tensor's number, a word of the launch, or a scalar's number."""
 
-    kind: str  # pointer, dim, stride or scalar
+    kind: str  # pointer, dim, stride, scalar, or laps: how often a group of programs goes on
     name: str
     index: int
 

@@ -71,7 +71,7 @@ def render(kernel: Kernel, schedule: Schedule, *, wide: bool = False, emulate: b
     return Rendered(name, source, arguments, reach, Grid(kernel), tuple(writer.descriptors.described.values()))
 
 
-ORDER = ("pointer", "dim", "stride", "scalar")
+ORDER = ("pointer", "dim", "stride", "scalar", "laps")
 EARLY = ("wait", "launch_dependents")  # for the launch in front, and before the launch behind
 
 

@@ -23,6 +23,7 @@ class Schedule:
     tensor_descriptors: bool = False  # operands of products come through TMA where their layout allows it
     programs: int = 0  # how many programs share what one more warp fetches for them (gluon.py); 0: none does
     registers: int = 240  # of a thread that computes, where programs share
+    laps: bool = False  # a group of programs that share goes on with others (laps.py)
     edge_stages: int = 0  # like num_stages, of loops over blocks with masks, which have few turns; 0: as of others
     leads: bool = False  # the launch after this one may begin before this one ends
     follows: bool = False  # begins before the launch in front of it ends, and waits for its end before anything else

@@ -1,0 +1,37 @@
+"""Loops that are cut where their tests become known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from arrays import random
+from monotile import ir
+from monotile.kernels.attention import attention
+from monotile.kernels.scores import Options
+from monotile.passes import pipeline
+
+
+def loops(options: Options) -> Iterator[ir.Op]:
+    q = random((1, 2, 256, 64))
+    made = attention.ir(q, q, q, None, None, None, q.copy(), None, 0.1, options=options, BQ=64, BK=64)
+    pipeline.run(made, pipeline.Options())
+    return (op for op in made.body.ops if op.kind == "for")
+
+
+def comparisons(loop: ir.Op) -> int:
+    """Comparisons of positions."""
+    ops = ir.walk(loop.blocks[0])
+    return sum(op.kind in ("lt", "le") and op.operands[0].dtype.is_int for op in ops)
+
+
+def test_whole_blocks_have_no_tests() -> None:
+    before, whole, behind = loops(Options("lower_right", left=100))
+    assert [loop.attrs.get("edge", False) for loop in (before, whole, behind)] == [True, False, True]
+    assert comparisons(before) > 0 == comparisons(whole)
+
+
+def test_what_has_begun_to_hold_is_not_tested_behind() -> None:
+    """A window's begin: behind the whole blocks there is as little to test as without a window."""
+    *_, windowed = loops(Options("lower_right", left=100))
+    *_, causal = loops(Options("lower_right"))
+    assert 0 < comparisons(windowed) == comparisons(causal)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ...dtypes import bool_
 from ...errors import InternalError
 from ...ir import Block, Kernel, Op, Value
-from . import elementwise
+from . import elementwise, hiding
 from .padding import identity, padded, padded_shape
 from .render import TENSORS_ONLY, Renderer
 from .schedule import Schedule
@@ -18,23 +18,9 @@ from .text import Text, meet, shape_text, triton_type
 
 SHARED = "shared"
 # Names that the text uses for itself.
-WORDS = {
-    "WHICH",
-    "groups",
-    "lap",
-    "laps",
-    "along",
-    "here",
-    "done",
-    "met",
-    "own",
-    "start",
-    "stop",
-    "turn",
-    "taken",
-    "arm",
-}
-WORDS |= {"arm", "at", "which", "inside", "slot", "phase", "gl", "gluon", "tma", "mbarrier"}
+WORDS = {"WHICH", "groups", "lap", "laps", "along", "here", "done", "met", "own"}
+WORDS |= {"start", "stop", "turn", "taken", "arm", "at", "which", "inside", "slot", "phase"}
+WORDS |= {"gl", "gluon", "tma", "mbarrier"}
 
 
 class Compute(Renderer):
@@ -46,7 +32,8 @@ class Compute(Renderer):
         self.names.taken |= WORDS
         self.slot, self.phase = "", ""
         self.waited: set[str] = set()
-        self.cleans = False  # whether the turn at hand replaces rows of a tile by zero
+        self.bytes: set[Value] = set()  # bool tiles that are bytes in the text
+        self.owed = ""  # whose tile in the program's own room was read in this turn; the room is not given back yet
 
     # ---- layouts -----------------------------------------------------------------------------------------------------
 
@@ -106,6 +93,10 @@ class Compute(Renderer):
         if op.result in self.streams.cleaned:
             self._clean(op)
             return
+        if hiding.mask_of(op.result) is not None and hiding.only_hides(op.result, self.uses):
+            return  # compared where it is used
+        if hiding.hides(op) and self._hide(op):
+            return
         form = elementwise.form(op) if op.kind != "cast" else self._cast(op)
         if op.kind in ("floordiv", "mod"):
             form = self._division(op) or form
@@ -119,6 +110,17 @@ class Compute(Renderer):
         for value, text in zip(op.operands, texts, strict=True):
             atoms.append(self.tensor(value) if typed and text.literal else self.in_layout(text, layout))
         self.place(op.result, form.format(*atoms), shape, op.kind, layout)
+
+    def _hide(self, op: Op) -> bool:
+        seen, scores, _ = op.operands
+        mask = hiding.mask_of(seen)
+        if not hiding.only_hides(seen, self.uses) or (mask is None and seen not in self.bytes):
+            return False
+        shape, layout = padded_shape(op.result.shape), self.layout(padded_shape(op.result.shape))
+        texts = [self.value(v) for v in (scores, seen if mask is None else mask)]
+        given = ", ".join(self.in_layout(text, layout) for text in texts)
+        self.place(op.result, f"hide_{'bytes' if mask is None else 'numbers'}({given})", shape, "hidden", layout)
+        return True
 
     def expand(self, op: Op) -> None:
         text, at = self.value(op.operands[0]), op.attrs["position"]
@@ -179,15 +181,24 @@ class Compute(Renderer):
         self.place(op.result, f"gl.set_auto_layout(tl.load({address}{guard}), {layout})", shape, "tile", layout)
 
     def _own_tile(self, op: Op, shape: tuple[int, ...]) -> None:
-        """A tile that was fetched for this program alone, into registers. Its room is given back at once, unless the
-        turn cleans another tile there."""
+        """A tile that was fetched for this program alone, into registers."""
         name, room = op.attrs["tensor"].name, self.streams.own_place("WHICH")
         self.lines.add(f"mbarrier.wait({name}_full.index(WHICH), met & 1)")
         tile = f"{name}_blocks.index({room}).reshape({shape_text(shape)}).load({self.layout(shape)})"
-        self.place(op.result, f"{tile} != 0" if op.result.dtype is bool_ else tile, shape, "tile", self.layout(shape))
-        if not self.cleans:
+        if hiding.only_hides(op.result, self.uses):
+            self.bytes.add(op.result)
+        elif op.result.dtype is bool_:
+            tile += " != 0"
+        self.place(op.result, tile, shape, "tile", self.layout(shape))
+        self.owed = name
+
+    def give_back_own(self) -> None:
+        """The room of the tile above. Not at once: what is read of it would have to wait in registers on the other side
+        of a barrier, truth values packed and unpacked by bits."""
+        if self.owed:
             self.lines.add("fence_async_shared()")  # or the next tile could overtake these reads
-            self.lines.add(f"mbarrier.arrive({name}_empty.index(WHICH), count=1)")
+            self.lines.add(f"mbarrier.arrive({self.owed}_empty.index(WHICH), count=1)")
+            self.owed = ""
 
     def store(self, op: Op) -> None:
         address, mask = self._place(op, op.operands[1:])

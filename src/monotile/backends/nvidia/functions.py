@@ -83,6 +83,22 @@ def float_to_int(x, least: tl.constexpr, most: tl.constexpr, via: tl.constexpr, 
     inside = tl.where((x == x) & ~(below | above), x, 0.0).to(via)
     return tl.where(below, least, tl.where(above, most, inside)).to(dtype)
 ''',
+    "hide_bytes": '''\
+@triton.jit
+def hide_bytes(x, seen):
+    """-inf where a byte is zero, two at a time."""
+    one: tl.constexpr = "and.b32 t, $4, 0xff; setp.ne.u32 p, t, 0; selp.b32 $0, $2, 0xff800000, p;"
+    other: tl.constexpr = "and.b32 t, $4, 0xff00; setp.ne.u32 p, t, 0; selp.b32 $1, $3, 0xff800000, p;"
+    asm: tl.constexpr = "{ .reg .pred p; .reg .b32 t; " + one + other + " }"
+    return tl.inline_asm_elementwise(asm, "=r,=r,r,r,r", [x, seen], tl.float32, is_pure=True, pack=2)
+''',
+    "hide_numbers": '''\
+@triton.jit
+def hide_numbers(x, mask):
+    """-inf where the mask is."""
+    asm: tl.constexpr = "{ .reg .pred p; setp.neu.f32 p, $2, 0fFF800000; selp.b32 $0, $1, 0xff800000, p; }"
+    return tl.inline_asm_elementwise(asm, "=r,r,r", [x, mask], tl.float32, is_pure=True, pack=1)
+''',
     "to_bf16": """\
 @triton.jit
 def to_bf16(x):

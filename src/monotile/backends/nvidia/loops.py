@@ -80,8 +80,8 @@ class Loops(Compute):
 
     def _parts(self, op: Op) -> Turn | None:
         """The parts of a turn. A tile that is cleaned has one place, so that such turns follow each other."""
-        self.cleans = any(o.results and o.results[0] in self.streams.cleaned for o in walk(op.blocks[0]))
-        return split(op) if not self.cleans else None
+        cleans = any(o.results and o.results[0] in self.streams.cleaned for o in walk(op.blocks[0]))
+        return split(op) if not cleans else None
 
     def _walk_past(self, first: str, last: str) -> None:
         """Past blocks that only other programs of the group need."""
@@ -110,9 +110,7 @@ class Loops(Compute):
             self.lines.add(enter)
             self.lines.depth += 1
             self._plain(body, place, carried)
-            if owns:
-                name = self.streams.own[0].attrs["tensor"].name
-                self.lines.add(f"mbarrier.arrive({name}_empty.index(WHICH), count=1)")
+            self.give_back_own()
             self.lines.add(end)
             self.lines.add(ahead)
             self.lines.depth -= 1
@@ -225,7 +223,10 @@ class Loops(Compute):
     def _middle(self, turn: Turn, body: Block, carried: list[str], lefts: list[str], before: str = "") -> None:
         """Everything between the products. `before`: the place whose late products end here."""
         for op in turn.middle:
+            if op.kind == "reduce":  # of the scores: what changes them has been read
+                self.give_back_own()
             self.write(op)
+        self.give_back_own()
         if before:
             for late in turn.late:
                 name = carried[late.carried]

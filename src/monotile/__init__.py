@@ -39,7 +39,8 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         from . import ops
 
-        return getattr(ops, name)
+        globals()[name] = found = getattr(ops, name)  # the next time nobody asks here
+        return found
     raise AttributeError(f"module 'monotile' has no attribute {name!r}")
 
 

@@ -40,9 +40,11 @@ def _tuned(kernel: str, head_size: int, dtype: DType, device: str) -> Choice | N
 
 
 def forward(
-    head_size: int, dtype: DType, device: str, *, keys: int = 2**20, causal: bool = False, cleans: bool = False
-) -> Choice:
-    """The attention kernel. `cleans`: it makes copies of blocks in which it hides rows, which takes room."""
+    head_size: int, dtype: DType, device: str, *, keys: int = 2**20, causal: bool = False, masked: bool = False,
+    cleans: bool = False,
+) -> Choice:  # fmt: skip
+    """The attention kernel. `cleans`: it makes copies of blocks in which it hides rows, which takes room; all kernels
+    with a mask do, and some without."""
     tuned = _tuned("attention", head_size, dtype, device) if not cleans else None  # measured without copies
     if tuned is not None:
         return tuned
@@ -50,7 +52,7 @@ def forward(
     usual = Choice({"BQ": rows, "BK": keys})
     if architecture(device) != MEASURED or dtype.bytes != 2 or not _shares():
         return usual
-    table = _cleaning_table() if cleans else _forward_table(keys <= (SHORT_CAUSAL if causal else SHORT))
+    table = _cleaning_table(masked) if cleans else _forward_table(keys <= (SHORT_CAUSAL if causal else SHORT))
     return next((choice for most, choice in table if head_size <= most), usual)
 
 
@@ -75,13 +77,13 @@ def _forward_table(laps: bool) -> tuple[tuple[int, Choice], ...]:
 
 
 @cache
-def _cleaning_table() -> tuple[tuple[int, Choice], ...]:
+def _cleaning_table(masked: bool) -> tuple[tuple[int, Choice], ...]:
     """The same for kernels that make copies."""
     from .backends.nvidia.schedule import Schedule
 
     return (
         (64, Choice({"BQ": 64, "BK": 128}, Schedule(4, 3, programs=3, registers=152))),
-        (128, Choice({"BQ": 64, "BK": 128}, Schedule(4, 2, programs=2))),
+        (128, Choice({"BQ": 64, "BK": 128}, Schedule(4, 2, programs=2, registers=240 if masked else 232))),
         (256, Choice({"BQ": 64, "BK": 32}, Schedule(4, 2, programs=2, registers=232))),
         (512, Choice({"BQ": 64, "BK": 32}, Schedule(8, 1, programs=1))),
     )

@@ -129,10 +129,10 @@ def _tells_apart(mask: Operand, options: Any, machine: str) -> bool:
 def _forward_choice(call: Call, options: Any, backend: str | None) -> Choice:
     size, machine = max(call.q.shape[3], call.v.shape[3]), _machine(call.q, backend)
     if machine == "gpu":
-        unseen = options.left is not None or options.causal == "upper_left"
-        cleans = unseen or call.mask is not None or options.mask_mod is not None
-        causal, device = options.causal is not None, call.q.view.device
-        return choices.forward(size, call.dtype, device, keys=call.keys, causal=causal, cleans=cleans)
+        masked, unseen = call.mask is not None, options.left is not None or options.causal == "upper_left"
+        device, causal = call.q.view.device, options.causal is not None
+        cleans = unseen or masked or options.mask_mod is not None
+        return choices.forward(size, call.dtype, device, keys=call.keys, causal=causal, masked=masked, cleans=cleans)
     rows, keys = schedule.attention_blocks(call.out_shape[2], size, call.dtype.bytes, machine)
     return Choice({"BQ": rows, "BK": keys})
 

@@ -12,6 +12,9 @@ from arrays import Array, bfloat16
 from kernels.cases import check, equal, normal, qkv
 from monotile import arrays
 from monotile.errors import ArgumentDevice, ArgumentKind
+from usable import ON_GPU
+
+pytestmark = pytest.mark.skipif(ON_GPU, reason="these are about arrays in this machine's memory")
 
 
 @pytest.fixture

@@ -111,8 +111,12 @@ class NvidiaProgram(Program):
     def launch(
         self, bound: Bound, arrays: Sequence[Any], addresses: Sequence[int], scalars: Sequence[Any], threads: int | None
     ) -> None:
-        if bound.otherwise is not None and any(addresses[n] % descriptors.ALIGNMENT for n in bound.variant.described):
-            bound = bound.otherwise
+        if bound.otherwise is not None:
+            bits = 0
+            for n in bound.variant.described:
+                bits |= addresses[n]
+            if bits % descriptors.ALIGNMENT:  # a power of two
+                bound = bound.otherwise
         variant, programs = bound.variant, bound.programs
         if programs is None:
             programs = _count(variant.rendered.grid.programs(bound.words, scalars))

@@ -20,17 +20,16 @@ def quick(run: Any) -> Any:
         return run
     launch, forms = inside
     make = _maker()
-    cooperative, early, count = run.launch_cooperative_grid, run.launch_pdl, len(forms)
+    cooperative, early, count = run.launch_cooperative_grid, run.launch_pdl, 4 + len(forms)
 
     def launched(x: int, y: int, z: int, stream: int, function: int, *rest: Any) -> None:
-        packed, given, enter, leave, *args = rest
         words: list[Any] = []
-        for brief, form in zip(args, forms, strict=False):
+        for brief, form in zip(rest[4:], forms, strict=False):
             if not brief.words:
                 brief.words = make(brief, form)
             words += brief.words
-        fixed = cooperative, early, None, None, packed, given, enter, leave  # no memory for the kernel's own use
-        launch(x, y, z, stream, function, *fixed, *words, *args[count:])
+        fixed = cooperative, early, None, None  # no memory for the kernel's own use
+        launch(x, y, z, stream, function, *fixed, *rest[:4], *words, *rest[count:])
 
     return launched
 

@@ -121,6 +121,16 @@ def merge_after_decode(device: str) -> Any:
     return Schedule(4, follows=True)
 
 
+def mask_map(device: str) -> Any:
+    """The schedule of a mask's map: without a limit its edges, which seldom run, take all registers, and only two
+    programs fit a multiprocessor."""
+    if architecture(device) != MEASURED:
+        return None
+    from .backends.nvidia.schedule import Schedule
+
+    return Schedule(4, most_registers=128)
+
+
 def keys_per_split(keys: int, heads: int, row_bytes: int, block: int, device: str) -> int:
     """So many keys that every multiprocessor has a program, in whole blocks; two programs where two fit and have
     enough to do. `heads`: KV heads of all batches. `row_bytes`: of a key or value."""

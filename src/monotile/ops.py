@@ -325,7 +325,9 @@ def _map(
 ) -> None:
     machine = _machine(mask, run["backend"])
     strip, span = schedule.mask_strip(BQ, machine), schedule.mask_span(BK, machine)
-    draft.launch(mask_blocks_kernel, mask, kinds, BQ=BQ, BK=BK, STRIP=strip, SPAN=span, fine=fine, **run)
+    way = choices.mask_map(mask.view.device) if machine == "gpu" else None
+    blocks = {"BQ": BQ, "BK": BK, "STRIP": strip, "SPAN": span}
+    draft.launch(mask_blocks_kernel, mask, kinds, **blocks, fine=fine, schedule=way, **run)
 
 
 def _map_shape(mask: tuple[int, ...], BQ: int, BK: int) -> tuple[int, ...]:

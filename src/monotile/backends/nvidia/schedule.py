@@ -25,6 +25,7 @@ class Schedule:
     registers: int = 240  # of a thread that computes, where programs share
     laps: bool = False  # a group of programs that share goes on with others (laps.py)
     edge_stages: int = 0  # like num_stages, of loops over blocks with masks, which have few turns; 0: as of others
+    most_registers: int = 0  # of a thread, where no programs share: more threads fit then; 0: as many as it wants
     leads: bool = False  # the launch after this one may begin before this one ends
     follows: bool = False  # begins before the launch in front of it ends, and waits for its end before anything else
 
@@ -32,7 +33,8 @@ class Schedule:
     def options(self) -> dict[str, Any]:
         """What Triton is told."""
         told = {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
-        return told | {"launch_pdl": True} if self.follows else told
+        told |= {"launch_pdl": True} if self.follows else {}
+        return told | ({"maxnreg": self.most_registers} if self.most_registers else {})
 
 
 def choose(kernel: Kernel, shared_bytes: int = SHARED_BYTES) -> Schedule:

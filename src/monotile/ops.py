@@ -326,7 +326,7 @@ def _map(
     machine = _machine(mask, run["backend"])
     strip, span = schedule.mask_strip(BQ, machine), schedule.mask_span(BK, machine)
     way = choices.mask_map(mask.view.device) if machine == "gpu" else None
-    blocks = {"BQ": BQ, "BK": BK, "STRIP": strip, "SPAN": span}
+    blocks: dict[str, Any] = {"BQ": BQ, "BK": BK, "STRIP": strip, "SPAN": span}
     draft.launch(mask_blocks_kernel, mask, kinds, **blocks, fine=fine, schedule=way, **run)
 
 

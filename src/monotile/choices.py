@@ -89,22 +89,24 @@ def _cleaning_table(masked: bool) -> tuple[tuple[int, Choice], ...]:
     )
 
 
-def decode(head_size: int, dtype: DType, device: str) -> Choice:
-    """The decode kernel, but for its rows."""
+def decode(head_size: int, dtype: DType, device: str, *, whole: bool = False) -> Choice:
+    """The decode kernel, but for its rows. `whole`: keys are not split, as there are many heads."""
     tuned = _tuned("decode", head_size, dtype, device)
     if tuned is not None:
         return tuned
     usual = Choice({"BK": schedule.decode_block(head_size, dtype.bytes, "gpu")})
     if architecture(device) != MEASURED or dtype.bytes != 2:
         return usual
-    return next((choice for most, choice in _decode_table() if head_size <= most), usual)
+    return next((choice for most, choice in _decode_table(whole) if head_size <= most), usual)
 
 
 @cache
-def _decode_table() -> tuple[tuple[int, Choice], ...]:
+def _decode_table(whole: bool) -> tuple[tuple[int, Choice], ...]:
+    """Edges that are not pipelined make the code shorter, which counts where programs are short. They also take less
+    room, so that three programs fit a multiprocessor; many long ones are better taken two by two."""
     from .backends.nvidia.schedule import Schedule
 
-    usual = Schedule(4, 3, edge_stages=1, leads=True)
+    usual = Schedule(4, 3, edge_stages=0 if whole else 1, leads=True)
     return (
         (64, Choice({"BK": 128}, usual)),
         (128, Choice({"BK": 64}, usual)),

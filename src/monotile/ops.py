@@ -207,7 +207,7 @@ def _decode_choice(call: Call, backend: str | None, per: int) -> Choice:
     """For splits of so many keys."""
     size, machine = max(call.q.shape[3], call.v.shape[3]), _machine(call.q, backend)
     if machine == "gpu":
-        return choices.decode(size, call.dtype, call.q.view.device)
+        return choices.decode(size, call.dtype, call.q.view.device, whole=per >= call.keys)
     return Choice({"BK": schedule.decode_block(size, call.dtype.bytes, machine, per)})
 
 

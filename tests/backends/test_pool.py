@@ -131,6 +131,28 @@ def test_launches_after_pauses_of_every_length() -> None:
         assert launch("count", arguments(7, 50), 3) == [1] * 7
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not say where threads may run")
+@pytest.mark.usefixtures("fresh_teams")
+def test_waking_a_worker_leaves_it_every_processor() -> None:
+    """It is woken on another processor than the caller's, if there is one, and may then run where it could before."""
+    mine = os.sched_getaffinity(0)
+    for allowed in (mine, {min(mine)}):
+        os.sched_setaffinity(0, allowed)
+        try:
+            before = set(threading.enumerate())
+            pool._teams = pool._Teams()
+            assert launch("count", arguments(40, 2000), 2) == [1] * 40
+            (worker,) = set(threading.enumerate()) - before
+            for _ in range(5):
+                time.sleep(0.02)
+                assert launch("count", arguments(40, MILLISECOND // 20), 2) == [1] * 40
+            time.sleep(0.02)
+            assert worker.native_id is not None and os.sched_getaffinity(worker.native_id) == allowed
+            assert os.sched_getaffinity(0) == allowed
+        finally:
+            os.sched_setaffinity(0, mine)
+
+
 def test_polling_workers_take_part(fresh_teams: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sleep of systems without a futex, which this one can run as well."""
     data = jit.compile_code(native_text(host().triple.replace("linux", "other").replace("apple", "other")))

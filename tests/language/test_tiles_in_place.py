@@ -1,4 +1,3 @@
-# ruff: noqa: UP037 (a tensor annotation such as Tensor["N"] names dimensions, not types)
 """Tiles that a product reads where they lie, if memory holds them as a copy would: other strides change no bit."""
 
 from __future__ import annotations

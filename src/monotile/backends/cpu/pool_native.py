@@ -7,9 +7,12 @@ def native_text(triple: str) -> str:
     """The pool in LLVM IR for one kind of machine."""
     arm = triple.startswith(("aarch64", "arm64"))
     if "linux" in triple:
-        sleep = _FUTEX.replace("FUTEX", "98" if arm else "202")
+        numbers = {"FUTEX": 98, "CHANGE": 122, "ASK": 123} if arm else {"FUTEX": 202, "CHANGE": 203, "ASK": 204}
+        sleep = _FUTEX + _AFFINITY
+        for name, number in numbers.items():
+            sleep = sleep.replace(f"i64 {name}", f"i64 {number}")
     else:
-        sleep = _ULOCK if "apple" in triple else _POLL
+        sleep = (_ULOCK if "apple" in triple else _POLL) + _ANYWHERE
     return (_ARM if arm else _X86) + sleep + _POOL
 
 
@@ -66,10 +69,54 @@ define internal void @wake(ptr %slot) nounwind { ret void }
 declare i32 @usleep(i32)
 """
 
+# Where a worker wakes up. A hypervisor makes processors without work look busy, and the system then wakes a worker on
+# the caller's processor, where it waits for the caller to pause. So the caller takes its own processor from those the
+# worker may use (@keep_off; taking the last one is refused), and the worker, once awake, takes it back (@return_to).
+_AFFINITY = """
+define internal i64 @processors(i64 %thread, ptr %set) nounwind {
+  %size = call i64 (i64, ...) @syscall(i64 ASK, i64 %thread, i64 128, ptr %set)
+  ret i64 %size
+}
+define internal void @return_to(i64 %size, ptr %set) nounwind {
+  %r = call i64 (i64, ...) @syscall(i64 CHANGE, i64 0, i64 %size, ptr %set)
+  ret void
+}
+define internal void @keep_off(i64 %thread) nounwind {
+  %set = alloca [128 x i8], align 8
+  %size = call i64 @processors(i64 %thread, ptr %set)
+  %mine = call i32 @sched_getcpu()
+  %number = zext i32 %mine to i64
+  %byte = lshr i64 %number, 3
+  %inside = icmp slt i64 %byte, %size
+  %another = icmp ne i64 %thread, 0
+  %known = and i1 %inside, %another
+  br i1 %known, label %narrow, label %end
+narrow:
+  %place = getelementptr i8, ptr %set, i64 %byte
+  %eight = load i8, ptr %place
+  %low = trunc i64 %number to i8
+  %shift = and i8 %low, 7
+  %bit = shl i8 1, %shift
+  %others = xor i8 %bit, -1
+  %left = and i8 %eight, %others
+  store i8 %left, ptr %place
+  %r = call i64 (i64, ...) @syscall(i64 CHANGE, i64 %thread, i64 %size, ptr %set)
+  br label %end
+end:
+  ret void
+}
+declare i32 @sched_getcpu()
+"""
+_ANYWHERE = """
+define internal i64 @processors(i64 %thread, ptr %set) nounwind { ret i64 0 }
+define internal void @return_to(i64 %size, ptr %set) nounwind { ret void }
+define internal void @keep_off(i64 %thread) nounwind { ret void }
+"""
+
 # Slot states: 0 idle, 1 posted, 2 running, 3 sleeping. Plain fields are written by the owner before it posts a slot and
 # read by a worker after it saw its slot posted; results travel back with the release store that makes the slot idle.
 _POOL = """
-%slot = type { i32, ptr, [6 x i64] }
+%slot = type { i32, ptr, i64, [5 x i64] }
 %team = type { i64, [7 x i64], i64, i64, ptr, ptr, i64, i64, i64, i64, [1024 x %slot] }
 declare i32 @sched_yield()
 
@@ -114,6 +161,9 @@ offer:
   %asleep = icmp eq i32 %was, 3
   br i1 %asleep, label %rouse, label %offered
 rouse:
+  %p.thread = getelementptr %slot, ptr %slot, i32 0, i32 2
+  %thread = load i64, ptr %p.thread
+  call void @keep_off(i64 %thread)
   call void @wake(ptr %slot)
   br label %offered
 offered:
@@ -213,6 +263,7 @@ end:
 }
 
 define void @work(ptr %team, i64 %me, i64 %patience) nounwind {
+  %set = alloca [128 x i8], align 8
   %slot = getelementptr %team, ptr %team, i32 0, i32 10, i64 %me
   %p.n = getelementptr %team, ptr %team, i32 0, i32 3
   %p.kernel = getelementptr %team, ptr %team, i32 0, i32 4
@@ -232,6 +283,7 @@ wait:
   %patient = icmp ult i64 %spins1, %patience
   br i1 %patient, label %look, label %doze
 doze:
+  %size = call i64 @processors(i64 0, ptr %set)
   %dozed = cmpxchg ptr %slot, i32 0, i32 3 seq_cst monotonic
   %quiet = extractvalue { i32, i1 } %dozed, 1
   br i1 %quiet, label %sleep, label %idle
@@ -239,7 +291,10 @@ sleep:
   call void @wait(ptr %slot)
   %woken = load atomic i32, ptr %slot monotonic, align 4
   %asleep = icmp eq i32 %woken, 3
-  br i1 %asleep, label %sleep, label %idle
+  br i1 %asleep, label %sleep, label %awake
+awake:
+  call void @return_to(i64 %size, ptr %set)
+  br label %idle
 join:
   %joined = cmpxchg ptr %slot, i32 1, i32 2 acquire monotonic
   %joining = extractvalue { i32, i1 } %joined, 1

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,12 @@ def test_more_than_one_thread_works() -> None:
     """Long programs are shared: with two workers awake or asleep, one caller never has to do them all."""
     args = arguments(400, MILLISECOND, 64)
     assert len(set(launch("mark", args, 2))) == 2
+
+
+def test_threads_take_runs_of_programs() -> None:
+    """Programs next to each other are mostly run by one thread: what they read lies next to each other, too."""
+    owners = launch("mark", arguments(400, MILLISECOND // 50, 64), 2)
+    assert sum(a != b for a, b in pairwise(owners)) < 50
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])

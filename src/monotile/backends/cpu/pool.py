@@ -78,13 +78,15 @@ def _processors() -> int:
 
 
 class _Slot(ctypes.Structure):
-    """One thread's cache line. `thread` is what the system calls it."""
+    """One thread's cache line. `thread` is what the system calls it, `next` to `end` the programs of its run."""
 
     _fields_ = (
         ("state", ctypes.c_int32),
         ("scratch", ctypes.c_void_p),
         ("thread", ctypes.c_int64),
-        ("_padding", ctypes.c_int64 * 5),
+        ("next", ctypes.c_int64),
+        ("end", ctypes.c_int64),
+        ("_padding", ctypes.c_int64 * 3),
     )
 
 

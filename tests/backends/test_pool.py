@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,28 @@ def test_launches_after_pauses_of_every_length() -> None:
         assert launch("count", arguments(7, 50), 3) == [1] * 7
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not say where threads may run")
+@pytest.mark.usefixtures("fresh_teams")
+def test_waking_a_worker_leaves_it_every_processor() -> None:
+    """It is woken on another processor than the caller's, if there is one, and may then run where it could before."""
+    mine = os.sched_getaffinity(0)
+    for allowed in (mine, {min(mine)}):
+        os.sched_setaffinity(0, allowed)
+        try:
+            before = set(threading.enumerate())
+            pool._teams = pool._Teams()
+            assert launch("count", arguments(40, 2000), 2) == [1] * 40
+            (worker,) = set(threading.enumerate()) - before
+            for _ in range(5):
+                time.sleep(0.02)
+                assert launch("count", arguments(40, MILLISECOND // 20), 2) == [1] * 40
+            time.sleep(0.02)
+            assert worker.native_id is not None and os.sched_getaffinity(worker.native_id) == allowed
+            assert os.sched_getaffinity(0) == allowed
+        finally:
+            os.sched_setaffinity(0, mine)
+
+
 def test_polling_workers_take_part(fresh_teams: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sleep of systems without a futex, which this one can run as well."""
     data = jit.compile_code(native_text(host().triple.replace("linux", "other").replace("apple", "other")))
@@ -170,6 +193,12 @@ def test_more_than_one_thread_works() -> None:
     """Long programs are shared: with two workers awake or asleep, one caller never has to do them all."""
     args = arguments(400, MILLISECOND, 64)
     assert len(set(launch("mark", args, 2))) == 2
+
+
+def test_threads_take_runs_of_programs() -> None:
+    """Programs next to each other are mostly run by one thread: what they read lies next to each other, too."""
+    owners = launch("mark", arguments(400, MILLISECOND // 50, 64), 2)
+    assert sum(a != b for a, b in pairwise(owners)) < 50
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])

@@ -179,7 +179,8 @@ def interleave(entries: Mapping[str, Callable[[], object]], plan: Plan, *, settl
     times: dict[str, list[Timing]] = {name: [] for name in entries}
     usual = {name: _time(run, 1).wall for name, run in entries.items()}
     for name, run in entries.items():
-        if usual[name] < WARM_S:  # the first call has compiled something, or woken threads
+        if usual[name] < WARM_S:  # the first call has compiled something, the next wakes threads
+            run()
             usual[name] = _time(run, 1).wall
     begin = time.perf_counter()
     for number in range(plan.most):

@@ -132,7 +132,7 @@ class Carrying(Scalars):
                 element, strides, lane, panels * height * width, 0 if panels == 1 else height * width
             )
         width = -(-lane.extent // self.target.lanes) * self.target.lanes
-        if other is not None and width % 256 == 0:
+        if other is not None and width % 256 == 0 and value.op not in self.layout.in_place:
             width += self.target.lanes  # rows a power of two apart would share few cache sets
         strides = {lane: 1} | ({other: width} if other is not None else {})
         return self.scratch.new(element, strides, lane, height * width)

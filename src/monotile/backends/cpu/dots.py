@@ -14,6 +14,7 @@ from ...ir import Op, Value
 from ...passes.axes import Axis
 from ...passes.fuse import Nest, strip
 from .emit import Index, Reg
+from .layout import Layout
 from .nests import NestEmitter, Panel
 from .point import Point
 from .scratch import Buffer
@@ -75,11 +76,31 @@ class Multiply:
 
 
 class DotEmitter(NestEmitter):
+    layout: Layout
+
     def _body(self, nest: Nest, panel: Panel, edge: bool) -> None:
         if nest.dot is None:
             super()._body(nest, panel, edge)
         else:
             self.dot(nest, nest.dot, panel, edge)
+
+    def found_in_place(self, nest: Nest, inside: str | None, copy: Callable[[], None]) -> bool:
+        """A tile whose rows follow one another in memory as they would in scratch is read where it is."""
+        load = nest.made[0] if nest.made else None
+        if load is None or load not in self.layout.in_place:
+            return False
+        e, tile, buffer = self.e, self.ev.tensors.tiles[load], self.ev.buffers[load.result]
+        tests = [inside] if inside is not None else []
+        for dim in tile.dims:
+            if dim.axis is not None and dim.stride != buffer.strides[dim.axis]:
+                tests.append(e.compare("eq", dim.stride, buffer.strides[dim.axis]))
+        there = e.all(tests)
+        if there is None:
+            buffer.place = tile.base
+        else:
+            e.when(there, lambda: None, copy)
+            buffer.place = e.op(f"select i1 {there}, ptr {tile.base}, ptr {buffer.name}")
+        return True
 
     def operands(self, nest: Nest, dot: Op) -> tuple[Operand, Operand, Axis | None]:
         """The operand with the lanes, the one with the rows, and the axis of the rows."""
@@ -115,6 +136,7 @@ class DotEmitter(NestEmitter):
 
             def block(row: Index, count: int) -> None:
                 grid = [[self.below(pt, rows, self.e.add(row, i)) for pt in points] for i in range(count)]
+                self.fetch_share(nest, rows, panel, row)
                 sums = self._accumulate(points, row, count, depth, how, deep)
                 for line, values in zip(grid, sums, strict=True):
                     for i, (pt, value) in enumerate(zip(line, values, strict=True)):
@@ -130,6 +152,9 @@ class DotEmitter(NestEmitter):
                 self.close_folds(nest, pt, [t[i] for t in totals])
 
         self.each_group(nest.lane, panel, edge, {}, group)
+
+    def fetch_share(self, nest: Nest, rows: Axis | None, panel: Panel, row: Index) -> None:
+        """Asks for a part of what the dot will read in the next turn of a loop, if nothing else does."""
 
     def below(self, pt: Point, rows: Axis | None, row: Index) -> Point:
         """The point of one row under a group of lanes."""

@@ -48,6 +48,8 @@ class Layout:
         self.next_streamed = self._order_streams(kernel)
         self.eager = {op for op in self._ops if op.kind == "load" and op.result.shape and self._needs_copy(op, kernel)}
         self.next_turn = self._turned_loads() | self._strips()
+        self.shared = self._shared_tiles(kernel)
+        self.in_place = {op for op in self.eager if self._lies_as_kept(op, kernel)}
         self.eager |= {o for o in self._ops if o.kind == "gather" and o.result.shape and self._keep_gather(o, kernel)}
         self.apart = {op for op in self._ops if op.kind == "store" and self._transposes(op)}
 
@@ -175,6 +177,34 @@ class Layout:
                     if turns[self.axes.dims(op.result).index(unit)]:
                         found[op] = turns
         return found
+
+    def _shared_tiles(self, kernel: Kernel) -> dict[Value, tuple[Op, tuple[int, ...]]]:
+        """For each tile that every panel of a dot reads, and that moves from one turn of a loop to the next: its load,
+        and how far that moves along each dimension."""
+        found: dict[Value, tuple[Op, tuple[int, ...]]] = {}
+        for loop in (op for op in self._ops if op.kind == "for" and self.panel_axis is not None):
+            (body,) = loop.blocks
+            for dot in (op for op in walk(body) if op.kind == "dot"):
+                for tile in (strip(v) for v in dot.operands if self.panel_axis not in self.axes.of(v)):
+                    way = self._way(tile, _block_of(kernel, dot))
+                    turns = _turn(way[0], body.params[0], loop.attrs["step"]) if way is not None else ()
+                    if way is not None and len(turns) == 2 and any(turns):
+                        found[tile] = (way[0], turns)
+        return found
+
+    def _lies_as_kept(self, op: Op, kernel: Kernel) -> bool:
+        """Whether memory may hold a load's tile as scratch would, so that dots can read it where it is: float32, in
+        whole vectors along the lanes. Strides and bounds are known when the kernel runs."""
+        value, tensor, lane = op.result, op.attrs["tensor"], self.lane(op.result)
+        if len(self.axes.of(value)) != 2 or tensor.dtype.name != "float32" or tensor.index in kernel.written:
+            return False
+        if lane is None or lane is self.panel_axis or lane is not self.unit(op) or lane.extent % self.target.lanes:
+            return False
+        return self._only_dots(value)
+
+    def _only_dots(self, value: Value) -> bool:
+        users = self._users.get(value, [])
+        return all(u.kind == "dot" or (u.kind in ("trans", "expand") and self._only_dots(u.result)) for u in users)
 
     def _strips(self) -> dict[Op, tuple[int, ...]]:
         """For each load whose tile moves along its rows in one loop, and from strip to strip of rows in the loop

@@ -42,10 +42,17 @@ class NestEmitter:
         numbers = [op for op in (*nest.folds, *nest.made, *nest.ends.values()) if not op.result.shape]
         self._numbers = {op.result: self._number(op) for op in numbers}
         inside = self._inside(nest)
-        if inside is None:
-            self._body(nest, panel, edge=False)
-        else:
-            self.e.when(inside, lambda: self._body(nest, panel, edge=False), lambda: self._body(nest, panel, edge=True))
+
+        def body() -> None:
+            if inside is None:
+                self._body(nest, panel, edge=False)
+            else:
+                self.e.when(
+                    inside, lambda: self._body(nest, panel, edge=False), lambda: self._body(nest, panel, edge=True)
+                )
+
+        if not self.found_in_place(nest, inside, body):
+            body()
         for value, variable in self._numbers.items():
             self.ev.scalars[value] = Reg(self.e.get(variable), variable.type)
         self.ev.making = set()
@@ -308,6 +315,10 @@ class NestEmitter:
 
     def _scalar(self, op: Op, variable: Var) -> Reg:
         return Reg(self.e.get(variable), variable.type)
+
+    def found_in_place(self, nest: Nest, inside: str | None, copy: Callable[[], None]) -> bool:
+        """Whether a nest is a copy that may not be needed; then it is made where it is."""
+        return False
 
     def fetch_next(self, load: Op, points: list[Point]) -> None:
         """Asks for what a load will read at these points in the next turn of a loop, if nothing else does."""

@@ -78,9 +78,16 @@ def _processors() -> int:
 
 
 class _Slot(ctypes.Structure):
-    """One thread's cache line."""
+    """One thread's cache line. `thread` is what the system calls it, `next` to `end` the programs of its run."""
 
-    _fields_ = (("state", ctypes.c_int32), ("scratch", ctypes.c_void_p), ("_padding", ctypes.c_int64 * 6))
+    _fields_ = (
+        ("state", ctypes.c_int32),
+        ("scratch", ctypes.c_void_p),
+        ("thread", ctypes.c_int64),
+        ("next", ctypes.c_int64),
+        ("end", ctypes.c_int64),
+        ("_padding", ctypes.c_int64 * 3),
+    )
 
 
 class _Team(ctypes.Structure):
@@ -160,6 +167,7 @@ class Team:
             worker.start()
         except RuntimeError:
             return False
+        self._shared.slots[slot].thread = worker.native_id or 0
         return True
 
 

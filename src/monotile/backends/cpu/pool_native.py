@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+# Programs next to each other read memory next to each other, and a streamed tile is fetched while the one before it is
+# read, in another program or not. So a thread takes runs of them, each of its part of those that are left divided by
+# this, down to single ones, which let all threads end at about the same time.
+RUNS = 2
+
 
 def native_text(triple: str) -> str:
     """The pool in LLVM IR for one kind of machine."""
     arm = triple.startswith(("aarch64", "arm64"))
     if "linux" in triple:
-        sleep = _FUTEX.replace("FUTEX", "98" if arm else "202")
+        numbers = {"FUTEX": 98, "CHANGE": 122, "ASK": 123} if arm else {"FUTEX": 202, "CHANGE": 203, "ASK": 204}
+        sleep = _FUTEX + _AFFINITY
+        for name, number in numbers.items():
+            sleep = sleep.replace(f"i64 {name}", f"i64 {number}")
     else:
-        sleep = _ULOCK if "apple" in triple else _POLL
-    return (_ARM if arm else _X86) + sleep + _POOL
+        sleep = (_ULOCK if "apple" in triple else _POLL) + _ANYWHERE
+    return (_ARM if arm else _X86) + sleep + _POOL.replace("RUNS", str(RUNS))
 
 
 # A launch comes back to Python after about a sixteenth of a second to let signal handlers run: `slice` in ticks.
@@ -66,12 +74,95 @@ define internal void @wake(ptr %slot) nounwind { ret void }
 declare i32 @usleep(i32)
 """
 
+# Where a worker wakes up. A hypervisor makes processors without work look busy, and the system then wakes a worker on
+# the caller's processor, where it waits for the caller to pause. So the caller takes its own processor from those the
+# worker may use (@keep_off; taking the last one is refused), and the worker, once awake, takes it back (@return_to).
+_AFFINITY = """
+define internal i64 @processors(i64 %thread, ptr %set) nounwind {
+  %size = call i64 (i64, ...) @syscall(i64 ASK, i64 %thread, i64 128, ptr %set)
+  ret i64 %size
+}
+define internal void @return_to(i64 %size, ptr %set) nounwind {
+  %r = call i64 (i64, ...) @syscall(i64 CHANGE, i64 0, i64 %size, ptr %set)
+  ret void
+}
+define internal void @keep_off(i64 %thread) nounwind {
+  %set = alloca [128 x i8], align 8
+  %size = call i64 @processors(i64 %thread, ptr %set)
+  %mine = call i32 @sched_getcpu()
+  %number = zext i32 %mine to i64
+  %byte = lshr i64 %number, 3
+  %inside = icmp slt i64 %byte, %size
+  %another = icmp ne i64 %thread, 0
+  %known = and i1 %inside, %another
+  br i1 %known, label %narrow, label %end
+narrow:
+  %place = getelementptr i8, ptr %set, i64 %byte
+  %eight = load i8, ptr %place
+  %low = trunc i64 %number to i8
+  %shift = and i8 %low, 7
+  %bit = shl i8 1, %shift
+  %others = xor i8 %bit, -1
+  %left = and i8 %eight, %others
+  store i8 %left, ptr %place
+  %r = call i64 (i64, ...) @syscall(i64 CHANGE, i64 %thread, i64 %size, ptr %set)
+  br label %end
+end:
+  ret void
+}
+declare i32 @sched_getcpu()
+"""
+_ANYWHERE = """
+define internal i64 @processors(i64 %thread, ptr %set) nounwind { ret i64 0 }
+define internal void @return_to(i64 %size, ptr %set) nounwind { ret void }
+define internal void @keep_off(i64 %thread) nounwind { ret void }
+"""
+
 # Slot states: 0 idle, 1 posted, 2 running, 3 sleeping. Plain fields are written by the owner before it posts a slot and
 # read by a worker after it saw its slot posted; results travel back with the release store that makes the slot idle.
 _POOL = """
-%slot = type { i32, ptr, [6 x i64] }
+%slot = type { i32, ptr, i64, i64, i64, [3 x i64] }
 %team = type { i64, [7 x i64], i64, i64, ptr, ptr, i64, i64, i64, i64, [1024 x %slot] }
 declare i32 @sched_yield()
+
+; The next program for a thread, or -1: of the run that it has, or the first of a new one.
+define internal i64 @take(ptr %team, ptr %slot, i64 %n, i64 %size) nounwind {
+  %p.next = getelementptr %slot, ptr %slot, i32 0, i32 3
+  %p.end = getelementptr %slot, ptr %slot, i32 0, i32 4
+  %counter = load atomic i64, ptr %team monotonic, align 8
+  %cancelled = icmp sgt i64 %counter, %n
+  br i1 %cancelled, label %none, label %have
+have:
+  %next = load i64, ptr %p.next
+  %end = load i64, ptr %p.end
+  %inside = icmp slt i64 %next, %end
+  br i1 %inside, label %go_on, label %look
+go_on:
+  %after = add i64 %next, 1
+  store i64 %after, ptr %p.next
+  ret i64 %next
+look:
+  %first = load atomic i64, ptr %team monotonic, align 8
+  %left = sub i64 %n, %first
+  %some = icmp sgt i64 %left, 0
+  br i1 %some, label %begin, label %none
+begin:
+  %parts = mul i64 %size, RUNS
+  %share = udiv i64 %left, %parts
+  %many = call i64 @llvm.umax.i64(i64 %share, i64 1)
+  %last = add i64 %first, %many
+  %taken = cmpxchg ptr %team, i64 %first, i64 %last monotonic monotonic
+  %mine = extractvalue { i64, i1 } %taken, 1
+  br i1 %mine, label %keep, label %look
+keep:
+  %second = add i64 %first, 1
+  store i64 %second, ptr %p.next
+  store i64 %last, ptr %p.end
+  ret i64 %first
+none:
+  ret i64 -1
+}
+declare i64 @llvm.umax.i64(i64, i64)
 
 define i64 @launch(ptr %team, ptr %kernel, ptr %programs, ptr %args, i64 %bytes, i64 %threads, i64 %token) nounwind {
   %owner = getelementptr %team, ptr %team, i32 0, i32 2
@@ -103,6 +194,8 @@ post:
   store ptr %args, ptr %p.args
   %p.size = getelementptr %team, ptr %team, i32 0, i32 6
   store i64 %wanted, ptr %p.size
+  %p.mine = getelementptr %team, ptr %team, i32 0, i32 10, i64 0, i32 4
+  store i64 0, ptr %p.mine
   br label %next
 next:
   %i = phi i64 [ 1, %post ], [ %i1, %offered ]
@@ -110,10 +203,15 @@ next:
   br i1 %another, label %offer, label %go
 offer:
   %slot = getelementptr %team, ptr %team, i32 0, i32 10, i64 %i
+  %p.end = getelementptr %slot, ptr %slot, i32 0, i32 4
+  store i64 0, ptr %p.end
   %was = atomicrmw xchg ptr %slot, i32 1 seq_cst
   %asleep = icmp eq i32 %was, 3
   br i1 %asleep, label %rouse, label %offered
 rouse:
+  %p.thread = getelementptr %slot, ptr %slot, i32 0, i32 2
+  %thread = load i64, ptr %p.thread
+  call void @keep_off(i64 %thread)
   call void @wake(ptr %slot)
   br label %offered
 offered:
@@ -140,14 +238,15 @@ define i64 @drive(ptr %team) nounwind {
   %args = load ptr, ptr %p.args
   %p.size = getelementptr %team, ptr %team, i32 0, i32 6
   %size = load i64, ptr %p.size
-  %p.scratch = getelementptr %team, ptr %team, i32 0, i32 10, i64 0, i32 1
+  %me = getelementptr %team, ptr %team, i32 0, i32 10, i64 0
+  %p.scratch = getelementptr %slot, ptr %me, i32 0, i32 1
   %scratch = load ptr, ptr %p.scratch
   %slice = call i64 @slice()
   %start = call i64 @ticks()
   br label %take
 take:
-  %program = atomicrmw add ptr %team, i64 1 monotonic
-  %left = icmp slt i64 %program, %n
+  %program = call i64 @take(ptr %team, ptr %me, i64 %n, i64 %size)
+  %left = icmp sge i64 %program, 0
   br i1 %left, label %compute, label %next
 compute:
   call void %kernel(ptr %args, i64 %program, ptr %scratch)
@@ -202,7 +301,8 @@ define void @cancel(ptr %team, i64 %token) nounwind {
 stop:
   %p.n = getelementptr %team, ptr %team, i32 0, i32 3
   %n = load i64, ptr %p.n
-  store atomic i64 %n, ptr %team monotonic, align 8
+  %beyond = add i64 %n, 1
+  store atomic i64 %beyond, ptr %team monotonic, align 8
   br label %finish
 finish:
   %status = call i64 @drive(ptr %team)
@@ -213,10 +313,12 @@ end:
 }
 
 define void @work(ptr %team, i64 %me, i64 %patience) nounwind {
+  %set = alloca [128 x i8], align 8
   %slot = getelementptr %team, ptr %team, i32 0, i32 10, i64 %me
   %p.n = getelementptr %team, ptr %team, i32 0, i32 3
   %p.kernel = getelementptr %team, ptr %team, i32 0, i32 4
   %p.args = getelementptr %team, ptr %team, i32 0, i32 5
+  %p.size = getelementptr %team, ptr %team, i32 0, i32 6
   %p.scratch = getelementptr %slot, ptr %slot, i32 0, i32 1
   br label %idle
 idle:
@@ -232,6 +334,7 @@ wait:
   %patient = icmp ult i64 %spins1, %patience
   br i1 %patient, label %look, label %doze
 doze:
+  %bytes = call i64 @processors(i64 0, ptr %set)
   %dozed = cmpxchg ptr %slot, i32 0, i32 3 seq_cst monotonic
   %quiet = extractvalue { i32, i1 } %dozed, 1
   br i1 %quiet, label %sleep, label %idle
@@ -239,20 +342,24 @@ sleep:
   call void @wait(ptr %slot)
   %woken = load atomic i32, ptr %slot monotonic, align 4
   %asleep = icmp eq i32 %woken, 3
-  br i1 %asleep, label %sleep, label %idle
+  br i1 %asleep, label %sleep, label %awake
+awake:
+  call void @return_to(i64 %bytes, ptr %set)
+  br label %idle
 join:
   %joined = cmpxchg ptr %slot, i32 1, i32 2 acquire monotonic
   %joining = extractvalue { i32, i1 } %joined, 1
   br i1 %joining, label %begin, label %idle
 begin:
   %n = load i64, ptr %p.n
+  %size = load i64, ptr %p.size
   %kernel = load ptr, ptr %p.kernel
   %args = load ptr, ptr %p.args
   %scratch = load ptr, ptr %p.scratch
   br label %take
 take:
-  %program = atomicrmw add ptr %team, i64 1 monotonic
-  %left = icmp slt i64 %program, %n
+  %program = call i64 @take(ptr %team, ptr %slot, i64 %n, i64 %size)
+  %left = icmp sge i64 %program, 0
   br i1 %left, label %compute, label %finish
 compute:
   call void %kernel(ptr %args, i64 %program, ptr %scratch)

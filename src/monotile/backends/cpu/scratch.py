@@ -21,6 +21,7 @@ class Buffer:
     lane: Axis | None
     size: int
     panel_stride: int = 0
+    place: str = ""  # where its contents lie instead, if that is known while the kernel runs
     first: int = -1
     last: int = -1
 
@@ -73,7 +74,7 @@ class Scratch:
                 offset = e.add(offset, e.add(e.mul(panel[0], buffer.panel_stride), panel[1] * e.lanes))
             else:
                 offset = e.add(offset, e.mul(at[axis], stride))
-        return e.element(buffer.name, offset, buffer.element)
+        return e.element(buffer.place or buffer.name, offset, buffer.element)
 
     def read(self, buffer: Buffer, pt: Point) -> Reg:
         e = self.e

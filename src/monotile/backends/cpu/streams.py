@@ -18,33 +18,21 @@ from functools import partial
 from ...ir import Op
 from ...passes.axes import Axis
 from ...passes.fuse import Fusion, Nest, strip
-from .dots import DotEmitter, Operand
+from .dots import Operand
 from .emit import Emitter, Index, Reg
 from .evaluate import Evaluator
-from .layout import Layout
+from .fetching import LINE, Ahead, FetchEmitter
 from .nests import Panel
 from .pairs import Packed, add_products, in_pairs, in_panels, outer, stretch
 from .pairs import panel as in_panel
 from .point import Point
 from .target import Target
-from .tiles import Tile
 from .transpose import exchange, lane_sums
 from .vectors import BYTES, lane_mask
 
-LINE = 64  # bytes fetched at once
 AT_ONCE = 512  # bytes of a tile that are read in any order
 FEW = 4  # rows: with fewer, what is read of them is little beside the tile
 MUCH_WORK = 128  # multiply-adds for a line of memory that take longer than the line
-
-
-@dataclass(frozen=True)
-class Ahead:
-    """The next tile: where it starts, how far apart its rows are, and how many."""
-
-    base: str
-    element: str
-    stride: Index
-    rows: int
 
 
 @dataclass(frozen=True)
@@ -60,9 +48,7 @@ class Inner:
     packed: Packed | None  # the rows as pairs of bfloat16, if they are multiplied so
 
 
-class StreamEmitter(DotEmitter):
-    layout: Layout
-
+class StreamEmitter(FetchEmitter):
     def __init__(self, emitter: Emitter, target: Target, fusion: Fusion, evaluator: Evaluator) -> None:
         super().__init__(emitter, target, fusion, evaluator)
         self.packed: dict[Op, Packed] = {}
@@ -96,14 +82,14 @@ class StreamEmitter(DotEmitter):
             if not edge and in_pairs(self.target, dot, load, lanes, others, inner=False):
                 how = outer(self, load, lanes, Packed(self, others, height))
             whole_rows = self._shape(nest, load, height)
-            ahead = None if edge else self._find_ahead(load, whole_rows)
-            how = replace(how, before=partial(self._fetch_rows, ahead, how.steps))
+            ahead = None if edge else self.find_ahead(load, whole_rows)
+            how = replace(how, before=partial(self.fetch_rows, ahead, how.steps))
             self.blocks(nest, how, others.deep, rows, dot.operands[0].shape[1], panel, edge)
             self.vectors, self.height = self.target.vectors, self.target.rows
         else:
             paired = not edge and in_pairs(self.target, dot, load, lanes, others, inner=True)
             packed = Packed(self, others, height) if paired else None
-            ahead = None if edge else self._find_ahead(load, True)
+            ahead = None if edge else self.find_ahead(load, True)
             self._inner(nest, Inner(load, lanes, others, height, edge, ahead, packed), rows)
 
     def _shape(self, nest: Nest, load: Op, height: int) -> bool:
@@ -119,27 +105,6 @@ class StreamEmitter(DotEmitter):
         pieces = -(-row // most)
         self.vectors, self.height = -(-row // pieces), height
         return pieces == 1
-
-    def _fetch_rows(self, ahead: Ahead | None, steps: int, points: list[Point], k: Index) -> None:
-        """Asks for the same place of the next tile, and again half a tile later: what is asked for while memory is busy
-        may be forgotten."""
-        e = self.e
-        for i in range(steps):
-            row = e.add(k, i)
-            rows = [row]
-            if ahead is not None and ahead.rows & (ahead.rows - 1) == 0 and ahead.rows > 1:
-                half = ahead.rows // 2
-                rows.append(row ^ half if isinstance(row, int) else e.op(f"xor i64 {row}, {half}"))
-            for pt in points:
-                assert pt.lane is not None
-                for place in rows:
-                    self._fetch(ahead, place, pt.at[pt.lane], self._known(pt))
-
-    def _known(self, pt: Point) -> int:
-        """Which vector of its group a point is, in lanes."""
-        assert pt.lane is not None
-        at = pt.at[pt.lane]
-        return at if isinstance(at, int) else pt.group * self.e.lanes
 
     # ---- pairs in panels ---------------------------------------------------------------------------------------------
 
@@ -202,7 +167,7 @@ class StreamEmitter(DotEmitter):
             for s in starts:
                 k = e.add(first, s)
                 for i in positions:
-                    self._fetch(dot.ahead, e.add(start, i), k, s)
+                    self.fetch_line(dot.ahead, e.add(start, i), k, s)
                 places = [Point(lanes.at(e.add(start, i), k), lanes.deep, valid, dot.edge) for i in positions]
                 tile = [self._stretch(dot, pt) for pt in places]
                 for r in range(dot.height):
@@ -259,57 +224,3 @@ class StreamEmitter(DotEmitter):
             self.total(nest, pt, Reg(results[row], "float", True), group)
             self.finish(nest, pt, [t[0] for t in totals])
         self.close_folds(nest, group, [t[0] for t in totals])
-
-    # ---- fetching ahead ----------------------------------------------------------------------------------------------
-
-    def _find_ahead(self, load: Op, in_order: bool) -> Ahead | None:
-        """Where the tile that is streamed after this one lies, if it has the same shape. A tile that is read in order
-        and followed by its own next turn needs no help."""
-        following = self.layout.next_streamed.get(load)
-        if following is None or following[0] not in self.ev.tensors.tiles:
-            return None
-        if following[0] is load and in_order:
-            return None
-        op, turns = following
-        e, tile = self.e, self.ev.tensors.tiles[op]
-        mine = self.ev.tensors.tiles[load]
-        if [d.extent for d in tile.dims] != [d.extent for d in mine.dims] or tile.dims[-1].stride != 1 != mine.dims[
-            -1
-        ].stride:
-            return None
-        base = e.element(tile.base, self._moved(tile, turns), tile.element)
-        return Ahead(base, tile.element, tile.dims[0].stride, tile.dims[0].extent)
-
-    def fetch_next(self, load: Op, points: list[Point]) -> None:
-        turns, at, lane = self.layout.next_turn.get(load), points[0].at, points[0].lane
-        if turns is None:
-            return
-        tile = self.ev.tensors.tiles[load]
-        if any(d.axis not in at for d in tile.dims if d.axis is not None):
-            return
-        if not any(d.axis is lane and d.stride == 1 for d in tile.dims):
-            return
-        offset = self._moved(tile, turns)
-        for pt in points:
-            if self._known(pt) * BYTES[tile.element] % LINE == 0:
-                self._ask(self.e.element(self.ev.tensors.address(load, pt), offset, tile.element))
-
-    def _moved(self, tile: Tile, turns: tuple[int, ...]) -> Index:
-        """How far away in memory a tile is that lies so far along each dimension."""
-        offset: Index = 0
-        for dim, step in zip(tile.dims, turns, strict=True):
-            offset = self.e.add(offset, self.e.mul(dim.stride, step))
-        return offset
-
-    def _ask(self, pointer: str) -> None:
-        """For a line of memory, in the second-level cache."""
-        self.e.call("void", "llvm.prefetch.p0", ("ptr", pointer), ("i32", "0"), ("i32", "2"), ("i32", "1"))
-
-    def _fetch(self, ahead: Ahead | None, row: Index, column: Index, offset: int) -> None:
-        """Asks for the line at a place of the next tile; `offset` is the part of the column known now, so that each
-        line is asked for once."""
-        e = self.e
-        if ahead is None or offset * BYTES[ahead.element] % LINE:
-            return
-        at = e.element(ahead.base, e.add(e.mul(row, ahead.stride), column), ahead.element)
-        self._ask(at)

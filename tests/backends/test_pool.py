@@ -154,6 +154,22 @@ def test_waking_a_worker_leaves_it_every_processor() -> None:
             os.sched_setaffinity(0, mine)
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not say where threads may run")
+@pytest.mark.usefixtures("fresh_teams")
+def test_a_worker_stays_where_it_was_put_while_it_slept() -> None:
+    before = set(threading.enumerate())
+    pool._teams = pool._Teams()
+    assert launch("count", arguments(40, 2000), 2) == [1] * 40
+    (worker,) = set(threading.enumerate()) - before
+    assert worker.native_id is not None
+    for allowed in ({max(os.sched_getaffinity(0))}, {min(os.sched_getaffinity(0))}, os.sched_getaffinity(0)):
+        time.sleep(0.02)
+        os.sched_setaffinity(worker.native_id, allowed)
+        assert launch("count", arguments(40, MILLISECOND // 20), 2) == [1] * 40
+        time.sleep(0.02)
+        assert os.sched_getaffinity(worker.native_id) == allowed
+
+
 def test_polling_workers_take_part(fresh_teams: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sleep of systems without a futex, which this one can run as well."""
     data = jit.compile_code(native_text(host().triple.replace("linux", "other").replace("apple", "other")))

@@ -78,7 +78,8 @@ def _processors() -> int:
 
 
 class _Slot(ctypes.Structure):
-    """One thread's cache line. `thread` is what the system calls it, `next` to `end` the programs of its run."""
+    """One thread's cache line. `thread` is what the system calls it, `next` to `end` the programs of its run, `home`
+    where it may run."""
 
     _fields_ = (
         ("state", ctypes.c_int32),
@@ -86,7 +87,8 @@ class _Slot(ctypes.Structure):
         ("thread", ctypes.c_int64),
         ("next", ctypes.c_int64),
         ("end", ctypes.c_int64),
-        ("_padding", ctypes.c_int64 * 3),
+        ("home", ctypes.c_void_p),
+        ("_padding", ctypes.c_int64 * 2),
     )
 
 

@@ -75,37 +75,35 @@ declare i32 @usleep(i32)
 """
 
 # Where a worker wakes up. A hypervisor makes processors without work look busy, and the system then wakes a worker on
-# the caller's processor, where it waits for the caller to pause. So the caller takes its own processor from those the
-# worker may use (@keep_off; taking the last one is refused), and the worker, once awake, takes it back (@return_to).
+# the caller's processor, where it waits for the caller to pause. So the caller notes where a sleeping worker may run
+# (`home`) and takes its own processor from it (@keep_off; taking the last one is refused) before anything can wake it;
+# once awake, the worker takes it back (@go_home). Where nothing was noted, the empty set is refused too.
 _AFFINITY = """
-define internal i64 @processors(i64 %thread, ptr %set) nounwind {
-  %size = call i64 (i64, ...) @syscall(i64 ASK, i64 %thread, i64 128, ptr %set)
-  ret i64 %size
-}
-define internal void @return_to(i64 %size, ptr %set) nounwind {
-  %r = call i64 (i64, ...) @syscall(i64 CHANGE, i64 0, i64 %size, ptr %set)
+define internal void @go_home(ptr %home) nounwind {
+  %r = call i64 (i64, ...) @syscall(i64 CHANGE, i64 0, i64 128, ptr %home)
+  store <16 x i64> zeroinitializer, ptr %home, align 8
   ret void
 }
-define internal void @keep_off(i64 %thread) nounwind {
-  %set = alloca [128 x i8], align 8
-  %size = call i64 @processors(i64 %thread, ptr %set)
+define internal void @keep_off(i64 %thread, ptr %home) nounwind {
+  %others = alloca [128 x i8], align 8
+  %size = call i64 (i64, ...) @syscall(i64 ASK, i64 %thread, i64 128, ptr %home)
   %mine = call i32 @sched_getcpu()
   %number = zext i32 %mine to i64
   %byte = lshr i64 %number, 3
   %inside = icmp slt i64 %byte, %size
-  %another = icmp ne i64 %thread, 0
-  %known = and i1 %inside, %another
-  br i1 %known, label %narrow, label %end
+  br i1 %inside, label %narrow, label %end
 narrow:
-  %place = getelementptr i8, ptr %set, i64 %byte
+  %all = load <16 x i64>, ptr %home, align 8
+  store <16 x i64> %all, ptr %others, align 8
+  %place = getelementptr i8, ptr %others, i64 %byte
   %eight = load i8, ptr %place
   %low = trunc i64 %number to i8
   %shift = and i8 %low, 7
   %bit = shl i8 1, %shift
-  %others = xor i8 %bit, -1
-  %left = and i8 %eight, %others
+  %rest = xor i8 %bit, -1
+  %left = and i8 %eight, %rest
   store i8 %left, ptr %place
-  %r = call i64 (i64, ...) @syscall(i64 CHANGE, i64 %thread, i64 %size, ptr %set)
+  %r = call i64 (i64, ...) @syscall(i64 CHANGE, i64 %thread, i64 128, ptr %others)
   br label %end
 end:
   ret void
@@ -113,15 +111,14 @@ end:
 declare i32 @sched_getcpu()
 """
 _ANYWHERE = """
-define internal i64 @processors(i64 %thread, ptr %set) nounwind { ret i64 0 }
-define internal void @return_to(i64 %size, ptr %set) nounwind { ret void }
-define internal void @keep_off(i64 %thread) nounwind { ret void }
+define internal void @go_home(ptr %home) nounwind { ret void }
+define internal void @keep_off(i64 %thread, ptr %home) nounwind { ret void }
 """
 
 # Slot states: 0 idle, 1 posted, 2 running, 3 sleeping. Plain fields are written by the owner before it posts a slot and
 # read by a worker after it saw its slot posted; results travel back with the release store that makes the slot idle.
 _POOL = """
-%slot = type { i32, ptr, i64, i64, i64, [3 x i64] }
+%slot = type { i32, ptr, i64, i64, i64, ptr, [2 x i64] }
 %team = type { i64, [7 x i64], i64, i64, ptr, ptr, i64, i64, i64, i64, [1024 x %slot] }
 declare i32 @sched_yield()
 
@@ -205,13 +202,23 @@ offer:
   %slot = getelementptr %team, ptr %team, i32 0, i32 10, i64 %i
   %p.end = getelementptr %slot, ptr %slot, i32 0, i32 4
   store i64 0, ptr %p.end
+  %now = load atomic i32, ptr %slot acquire, align 4
+  %sleeps = icmp eq i32 %now, 3
+  %p.thread = getelementptr %slot, ptr %slot, i32 0, i32 2
+  %thread = load i64, ptr %p.thread
+  %known = icmp ne i64 %thread, 0
+  %moves = and i1 %sleeps, %known
+  br i1 %moves, label %aside, label %post_it
+aside:
+  %p.home = getelementptr %slot, ptr %slot, i32 0, i32 5
+  %home = load ptr, ptr %p.home
+  call void @keep_off(i64 %thread, ptr %home)
+  br label %post_it
+post_it:
   %was = atomicrmw xchg ptr %slot, i32 1 seq_cst
   %asleep = icmp eq i32 %was, 3
   br i1 %asleep, label %rouse, label %offered
 rouse:
-  %p.thread = getelementptr %slot, ptr %slot, i32 0, i32 2
-  %thread = load i64, ptr %p.thread
-  call void @keep_off(i64 %thread)
   call void @wake(ptr %slot)
   br label %offered
 offered:
@@ -313,8 +320,11 @@ end:
 }
 
 define void @work(ptr %team, i64 %me, i64 %patience) nounwind {
-  %set = alloca [128 x i8], align 8
+  %home = alloca [16 x i64], align 8
+  store <16 x i64> zeroinitializer, ptr %home, align 8
   %slot = getelementptr %team, ptr %team, i32 0, i32 10, i64 %me
+  %p.home = getelementptr %slot, ptr %slot, i32 0, i32 5
+  store ptr %home, ptr %p.home
   %p.n = getelementptr %team, ptr %team, i32 0, i32 3
   %p.kernel = getelementptr %team, ptr %team, i32 0, i32 4
   %p.args = getelementptr %team, ptr %team, i32 0, i32 5
@@ -334,7 +344,6 @@ wait:
   %patient = icmp ult i64 %spins1, %patience
   br i1 %patient, label %look, label %doze
 doze:
-  %bytes = call i64 @processors(i64 0, ptr %set)
   %dozed = cmpxchg ptr %slot, i32 0, i32 3 seq_cst monotonic
   %quiet = extractvalue { i32, i1 } %dozed, 1
   br i1 %quiet, label %sleep, label %idle
@@ -344,7 +353,7 @@ sleep:
   %asleep = icmp eq i32 %woken, 3
   br i1 %asleep, label %sleep, label %awake
 awake:
-  call void @return_to(i64 %bytes, ptr %set)
+  call void @go_home(ptr %home)
   br label %idle
 join:
   %joined = cmpxchg ptr %slot, i32 1, i32 2 acquire monotonic

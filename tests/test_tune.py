@@ -207,3 +207,16 @@ def test_what_was_tuned_is_not_for_kernels_that_need_more_room(monkeypatch: pyte
     monkeypatch.setattr(choices, "architecture", lambda device: "sm_90")
     assert choices.forward(128, bfloat16, "cuda:0") is found
     assert choices.forward(128, bfloat16, "cuda:0", cleans=True) is not found
+
+
+@pytest.mark.parametrize(
+    ("keys", "causal", "laps"),
+    [(1024, False, True), (2048, False, False), (8192, True, True), (16384, True, False), (2**20, False, False)],
+)
+def test_groups_go_on_where_keys_are_few(keys: int, causal: bool, laps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "architecture", lambda device: choices.MEASURED)
+    monkeypatch.setattr(choices, "_shares", lambda: True)
+    monkeypatch.setattr(choices, "_tuned", lambda *key: None)
+    assert choices.forward(128, bfloat16, "cuda:0", keys=keys, causal=causal).schedule.laps is laps
+    assert not choices.forward(64, bfloat16, "cuda:0", keys=keys, causal=causal).schedule.laps
+    assert not choices.forward(128, bfloat16, "cuda:0", keys=keys, causal=causal, cleans=True).schedule.laps

@@ -48,8 +48,8 @@ def forward(
     tuned = _tuned("attention", head_size, dtype, device) if not cleans else None  # measured without copies
     if tuned is not None:
         return tuned
-    rows, keys = schedule.attention_blocks(2**20, head_size, dtype.bytes, "gpu")
-    usual = Choice({"BQ": rows, "BK": keys})
+    BQ, BK = schedule.attention_blocks(2**20, head_size, dtype.bytes, "gpu")
+    usual = Choice({"BQ": BQ, "BK": BK})
     if architecture(device) != MEASURED or dtype.bytes != 2 or not _shares():
         return usual
     table = _cleaning_table(masked) if cleans else _forward_table(keys <= (SHORT_CAUSAL if causal else SHORT))

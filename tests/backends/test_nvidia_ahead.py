@@ -214,10 +214,10 @@ def test_a_schedule_that_does_not_fit_shared_memory() -> None:
 # ---- programs that share ---------------------------------------------------------------------------------------------
 
 
-def shared_call(D: int, **options: Any) -> Any:
+def shared_call(D: int, mask_type: Any = bool, **options: Any) -> Any:
     """The library's forward kernel after the passes, with a mask where `fine` asks for one."""
     q = random((1, 2, 256, D), "bfloat16")
-    mask = np.zeros((1, 2, 256, 256), bool) if options.get("fine") else None
+    mask = np.zeros((1, 2, 256, 256), mask_type) if options.get("fine") else None
     kinds = np.zeros((1, 2, 4, 4), np.uint8) if mask is not None else None
     chosen = Options(**options)
     call = attention.ir(q, q.copy(), q.copy(), mask, kinds, None, q.copy(), None, 0.1, options=chosen, BQ=64, BK=64)
@@ -235,6 +235,17 @@ def test_every_form_of_the_forward_kernel_can_share(options: dict[str, Any]) -> 
     assert [ring.name for ring in streams.rings.values()] == ["k", "v"]
     assert {op.attrs["tensor"].name for op in streams.own} == ({"mask"} if "fine" in options else set())
     assert {len(arms.bodies) for arms in streams.arms.values()} == ({3} if "fine" in options else set())
+
+
+@compiled
+@pytest.mark.parametrize(("mask_type", "word"), [(bool, "hide_bytes"), (np.float32, "hide_numbers")])
+def test_masks_are_compared_where_they_hide(mask_type: Any, word: str) -> None:
+    """In whole blocks in which every key is seen; truth values are made where keys are counted."""
+    schedule = Schedule(4, 2, programs=2)
+    rendered = nvidia.NvidiaProgram(shared_call(64, mask_type, fine=True), schedule).usual.rendered
+    text = rendered.source[rendered.source.index("def compute(") :]
+    assert text.count(f"{word}(") >= 2  # a run of such blocks begins with one outside its loop
+    assert "where(" in text and "-inf" in text
 
 
 @compiled

@@ -94,6 +94,11 @@ def test_environment_variables() -> None:
     assert found <= VARIABLES
 
 
+def test_every_file_is_text() -> None:
+    """A package that was fetched for a moment does not belong here."""
+    assert [name(path) for path in files() if b"\0" in path.read_bytes()] == []
+
+
 def test_no_file_names_a_place_of_one_machine() -> None:
     homes = re.compile(r"/(?:home|Users|root|work|mnt)/\w|[A-Z]:\\Users\\")
     assert {name(p): m[0] for p in files() if (m := homes.search(p.read_text(errors="replace")))} == {}

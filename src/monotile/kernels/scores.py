@@ -72,20 +72,20 @@ def scaled(options, products, scale, at, mask, rough=False):
     Factors meet each other before they meet a score. `rough`: scores may be off by 2^-16, and lack `left_out`."""
     additive = mask is not None and mask.dtype != bool_
     in_unit = LOG2E / unit(options)
-    units = 1.0 if additive else in_unit  # natural until the mask is added: one product less for each score
     S = -products if options.negative else products
     factor = maximum(abs(scale), LEAST_SCALE)
     if options.score_mod is not None:
         S = options.score_mod(S * factor, at.b, at.h, at.i, at.j)
         factor = 1.0
     if options.softcap is None:
-        S = S * (factor * units)
+        S = S * (factor * in_unit)
     elif capped_shortly(options, rough):  # softcap * tanh(x / softcap) = softcap - 2 softcap / (1 + e^(2 x / softcap))
         factor = minimum(factor * (2.0 * LOG2E / options.softcap), GREATEST)
-        S = reciprocal(-1.0 - exp2(S * factor)) * (2.0 * units * options.softcap)
+        S = reciprocal(-1.0 - exp2(S * factor)) * (2.0 * LOG2E * options.softcap)
     else:
-        S = tanh(S * minimum(factor * (1.0 / options.softcap), GREATEST)) * (units * options.softcap)
-    return (S + mask.astype(float32)) * in_unit if additive else S
+        S = tanh(S * minimum(factor * (1.0 / options.softcap), GREATEST)) * (LOG2E * options.softcap)
+    # Scaled by itself: a large bias that all keys share is then rounded alike for all of them, and matters less.
+    return S + mask.astype(float32) * in_unit if additive else S
 
 
 def unit(options):

@@ -159,11 +159,10 @@ def architecture(device: str) -> str:
     return f"sm_{major}{minor}"
 
 
-@cache
 def cores(device: str) -> int:
-    """Multiprocessors of a GPU."""
+    """Multiprocessors of a GPU; 1 where there is none (Triton's interpreter)."""
     if not device.startswith("cuda"):
         return 1
-    import torch
+    from .backends.nvidia import backend
 
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    return backend.cores(device)

@@ -33,6 +33,7 @@ def decode(
     split and its program gives the output itself."""
     G, Nq, Nk, R = q.shape[2], q.shape[3], k.shape[2], o.shape[2]
     b, g, s, n = program_id(k.shape[0], k.shape[1], maximum(o.shape[3], 1), cdiv(R, BR))
+    # Never negative, which the compiler cannot know of `per`: there is no loop over keys before the first.
     low, high = maximum(minimum(s * per, Nk), 0), minimum(s * per + per, Nk)
     row = (n * BR + arange(BR))[:, None]
     head, i = row // Nq, row % Nq

@@ -35,7 +35,7 @@ class Bound:
     words: Sequence[int]
     tail: list[Any]  # lengths and strides
     programs: int | None  # None when it depends on scalars
-    laps: int = 1
+    laps: int = 1  # how many a group of programs has
     compiled: dict[Any, Any] = field(default_factory=dict)  # by alignment of the addresses, scalar types and device
     otherwise: Bound | None = None  # without descriptors
     briefs: dict[tuple[int, int], Any] = field(default_factory=dict)  # descriptors made before, by tile and address
@@ -158,11 +158,12 @@ def runtime() -> Runtime:
     from triton.runtime import driver
 
     stream = driver.active.get_current_stream
-    return Runtime(torch.cuda.current_device, stream, torch.cuda.device, triton.set_allocator, _cores)
+    return Runtime(torch.cuda.current_device, stream, torch.cuda.device, triton.set_allocator, cores)
 
 
 @cache
-def _cores(device: int | None) -> int:
+def cores(device: int | str | None) -> int:
+    """Multiprocessors of a GPU."""
     import torch
 
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

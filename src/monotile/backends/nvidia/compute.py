@@ -193,8 +193,8 @@ class Compute(Renderer):
         self.owed = name
 
     def give_back_own(self) -> None:
-        """The room of the tile above. Not at once: what is read of it would have to wait in registers on the other side
-        of a barrier, truth values packed and unpacked by bits."""
+        """The room of the tile above, once what was read of it has been used: it need not wait in registers behind a
+        barrier, and where the room is cleaned into, that has happened too."""
         if self.owed:
             self.lines.add("fence_async_shared()")  # or the next tile could overtake these reads
             self.lines.add(f"mbarrier.arrive({self.owed}_empty.index(WHICH), count=1)")

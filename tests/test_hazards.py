@@ -221,6 +221,29 @@ def test_logits_near_300(backend: str) -> None:
         assert lse.max() > 250
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_scores_of_any_size(dtype: str, causal: bool, backend: str) -> None:
+    """A score is scaled and the maximum taken off in one instruction: what rounding took off the scaled maximum becomes
+    a power of two, and past 1e10 the weights are infinity or 0. Rows of very different size are neighbours here."""
+    great = 1e4 if dtype == "float16" else 1e9
+    for Nq, Nk in ((1, 70), (130, 150)):
+        q, k, v = qkv(Nq, Nk, 64, dtype=dtype)
+        size = great ** np.random.default_rng(3).random((1, 1, Nq, 1), np.float32)
+        q = (q.astype(np.float32) * size).astype(q.dtype)
+        k = (k.astype(np.float32) * (1e2 if dtype == "float16" else 1e6)).astype(q.dtype)
+        check(q, k, v, backend, causal=causal)
+
+
+def test_biases_of_any_size(backend: str) -> None:
+    """A bias of 1e4 leaves a score three digits: they must not become fewer."""
+    for Nq in (1, 20):
+        q, k, v = qkv(Nq, 70, 64)
+        sign = np.random.default_rng(4).random((Nq, 70)) < 0.5
+        check(q, k, v, backend, mask=np.where(sign, 1e4, -1e4).astype(np.float32))
+        check(q, k, v, backend, mask=np.full((Nq, 70), np.finfo(np.float32).min))
+
+
 # ---- masks and infinities --------------------------------------------------------------------------------------------
 
 

@@ -218,5 +218,6 @@ def test_groups_go_on_where_keys_are_few(keys: int, causal: bool, laps: bool, mo
     monkeypatch.setattr(choices, "_shares", lambda: True)
     monkeypatch.setattr(choices, "_tuned", lambda *key: None)
     assert choices.forward(128, bfloat16, "cuda:0", keys=keys, causal=causal).schedule.laps is laps
+    assert choices.forward(128, bfloat16, "cuda:0", keys=keys, causal=causal, capped=True).schedule.laps
     assert not choices.forward(64, bfloat16, "cuda:0", keys=keys, causal=causal).schedule.laps
     assert not choices.forward(128, bfloat16, "cuda:0", keys=keys, causal=causal, cleans=True).schedule.laps

@@ -134,6 +134,15 @@ class Builder:
             raise self.fail(UndefinedForDType, f"'{SYMBOLS.get(kind, kind)}' is not defined for {value.dtype}", cure)
         return self._elementwise(kind, (value,), value.dtype)
 
+    def fma(self, *operands: Operand) -> Value:
+        values = [self.value(x, float32) for x in operands]
+        for value in values:
+            if not value.dtype.is_float:
+                found = f"'fma' is not defined for {value.dtype}"
+                raise self.fail(UndefinedForDType, found, "cast first: .astype(float32)")
+        a, b, c = (self.cast(value, dtypes.computed(value.dtype)) for value in values)
+        return self._elementwise("fma", (a, b, c), a.dtype)
+
     def where(self, condition: Operand, yes: Operand, no: Operand) -> Value:
         c = self.value(condition)
         if c.dtype is not bool_:

@@ -16,7 +16,8 @@ from .dtypes import DType
 
 MEASURED = "sm_90"
 # Up to so many keys a forward program's start and end count for more than a slightly slower loop: groups of programs go
-# on (Schedule.laps). Measured at D 128; at D 64 and 256 they are slower or no faster.
+# on (Schedule.laps). Measured at D 128; at D 64 and 256 they are slower or no faster. With softcap, which is bound by
+# special functions, they are faster at any length.
 SHORT, SHORT_CAUSAL = 1024, 8192
 LEAST_KEYS = 128  # of a split: fewer do not outweigh its output
 MANY_KEYS = 512  # of a split: with so many, two programs on a multiprocessor are faster than one twice as long
@@ -40,8 +41,8 @@ def _tuned(kernel: str, head_size: int, dtype: DType, device: str) -> Choice | N
 
 
 def forward(
-    head_size: int, dtype: DType, device: str, *, keys: int = 2**20, causal: bool = False, masked: bool = False,
-    cleans: bool = False,
+    head_size: int, dtype: DType, device: str, *, keys: int = 2**20, causal: bool = False, capped: bool = False,
+    masked: bool = False, cleans: bool = False,
 ) -> Choice:  # fmt: skip
     """The attention kernel. `cleans`: it makes copies of blocks in which it hides rows, which takes room; all kernels
     with a mask do, and some without."""
@@ -52,7 +53,8 @@ def forward(
     usual = Choice({"BQ": BQ, "BK": BK})
     if architecture(device) != MEASURED or dtype.bytes != 2 or not _shares():
         return usual
-    table = _cleaning_table(masked) if cleans else _forward_table(keys <= (SHORT_CAUSAL if causal else SHORT))
+    laps = capped or keys <= (SHORT_CAUSAL if causal else SHORT)
+    table = _cleaning_table(masked) if cleans else _forward_table(laps)
     return next((choice for most, choice in table if head_size <= most), usual)
 
 

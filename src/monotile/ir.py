@@ -18,7 +18,7 @@ from .dtypes import DType
 UNARY = frozenset({"neg", "abs", "exp", "exp2", "log", "log2", "tanh", "sqrt", "reciprocal", "not"})
 ARITHMETIC = frozenset({"add", "sub", "mul", "div", "floordiv", "mod", "max", "min", "and", "or"})
 COMPARE = frozenset({"lt", "le", "eq", "ne"})
-ELEMENTWISE = UNARY | ARITHMETIC | COMPARE | {"where", "cast"}
+ELEMENTWISE = UNARY | ARITHMETIC | COMPARE | {"where", "fma", "cast"}
 # Ops that only rename coordinates: free on every backend.
 SHAPE_ONLY = frozenset({"expand", "trans", "broadcast"})
 NULLARY = frozenset({"const", "dim", "param", "arange"})

@@ -130,6 +130,11 @@ def reciprocal(x: Any) -> Any:
 
 
 @word
+def fma(a: Any, b: Any, c: Any) -> Any:
+    """a * b + c, rounded once. Nothing else in the language is fused: every other op rounds its result."""
+
+
+@word
 def abs(x: Any) -> Any:
     """Absolute value."""
 
@@ -175,6 +180,6 @@ def static_range(*bounds: int) -> Any:
 
 __all__ = [
     "Const", "Tensor", "abs", "arange", "bfloat16", "blocks", "bool_", "cdiv", "dot", "exp", "exp2", "float16",
-    "float32", "full", "inf", "int8", "int32", "int64", "kernel", "log", "log2", "max", "maximum", "min", "minimum",
-    "program_id", "reciprocal", "sqrt", "static_range", "sum", "tanh", "uint8", "where", "zeros",
+    "float32", "fma", "full", "inf", "int8", "int32", "int64", "kernel", "log", "log2", "max", "maximum", "min",
+    "minimum", "program_id", "reciprocal", "sqrt", "static_range", "sum", "tanh", "uint8", "where", "zeros",
 ]  # fmt: skip

@@ -132,7 +132,8 @@ def _forward_choice(call: Call, options: Any, backend: str | None) -> Choice:
         masked, unseen = call.mask is not None, options.left is not None or options.causal == "upper_left"
         device, causal = call.q.view.device, options.causal is not None
         cleans = unseen or masked or options.mask_mod is not None
-        return choices.forward(size, call.dtype, device, keys=call.keys, causal=causal, masked=masked, cleans=cleans)
+        kinds = {"causal": causal, "capped": options.softcap is not None, "masked": masked, "cleans": cleans}
+        return choices.forward(size, call.dtype, device, keys=call.keys, **kinds)
     rows, keys = schedule.attention_blocks(call.out_shape[2], size, call.dtype.bytes, machine)
     return Choice({"BQ": rows, "BK": keys})
 

@@ -16,7 +16,7 @@ from .ir import Block, Kernel, Op, Tensor, Type, Value
 
 INT32 = Type(int32)
 FOLDS = ("sum", "max", "min")
-FLOAT_ONLY = frozenset({"div", "exp", "exp2", "log", "log2", "tanh", "sqrt", "reciprocal"})
+FLOAT_ONLY = frozenset({"div", "exp", "exp2", "log", "log2", "tanh", "sqrt", "reciprocal", "fma"})
 INT_ONLY = frozenset({"floordiv", "mod"})
 BOOL_ONLY = frozenset({"and", "or", "not"})
 ANY_TYPE = frozenset({"eq", "ne"})
@@ -104,7 +104,7 @@ class _Checker:
 
     def elementwise(self, op: Op) -> None:
         kind = op.kind
-        self.counts(op, 3 if kind == "where" else 1 if kind in ir.UNARY or kind == "cast" else 2, 1)
+        self.counts(op, 3 if kind in ("where", "fma") else 1 if kind in ir.UNARY or kind == "cast" else 2, 1)
         self.broadcasts(op.operands, op.result.type.shape)
         if kind == "cast":
             return

@@ -85,6 +85,13 @@ def _binary(kind: str, plain: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     return build
 
 
+def _fma(s: Expressions, a: Any, b: Any, c: Any) -> Any:
+    a, b, c = s.number(a), s.number(b), s.number(c)
+    if any(isinstance(x, Value) for x in (a, b, c)):
+        return s.builder.fma(a, b, c)
+    return a * b + c
+
+
 def _reduce(kind: str) -> Callable[..., Any]:
     def build(s: Expressions, x: Any, axis: Any = None) -> Any:
         if not isinstance(x, Value) or not x.shape:
@@ -218,6 +225,7 @@ WORDS: dict[Any, Callable[..., Any]] = {
     language.tanh: _unary("tanh", math.tanh),
     language.sqrt: _unary("sqrt", math.sqrt),
     language.reciprocal: _unary("reciprocal", lambda x: 1.0 / x),
+    language.fma: _fma,
     language.abs: _unary("abs", builtins.abs),
     language.maximum: _binary("max", builtins.max),
     language.minimum: _binary("min", builtins.min),

@@ -214,14 +214,30 @@ def test_a_schedule_that_does_not_fit_shared_memory() -> None:
 # ---- programs that share ---------------------------------------------------------------------------------------------
 
 
-def shared_call(D: int, mask_type: Any = bool, **options: Any) -> Any:
+def shared_call(D: int, mask_type: Any = bool, BK: int = 64, **options: Any) -> Any:
     """The library's forward kernel after the passes, with a mask where `fine` asks for one."""
     q = random((1, 2, 256, D), "bfloat16")
     mask = np.zeros((1, 2, 256, 256), mask_type) if options.get("fine") else None
     kinds = np.zeros((1, 2, 4, 4), np.uint8) if mask is not None else None
     chosen = Options(**options)
-    call = attention.ir(q, q.copy(), q.copy(), mask, kinds, None, q.copy(), None, 0.1, options=chosen, BQ=64, BK=64)
+    call = attention.ir(q, q.copy(), q.copy(), mask, kinds, None, q.copy(), None, 0.1, options=chosen, BQ=64, BK=BK)
     return lowered(call)
+
+
+@compiled
+@pytest.mark.parametrize(("BK", "each"), [(32, 16), (64, 32), (128, 64)])
+def test_a_scaled_difference_is_one_instruction(BK: int, each: int) -> None:
+    """(S - m) * c: as many fused operations as exponentials, those of sums and maxima included. Only what a warp
+    branches past subtracts first."""
+    call, way = shared_call(128, BK=BK), Schedule(4, 2, programs=2)
+    streams = gluon.streams_of(call)
+    assert not isinstance(streams, str)
+    rendered = gluon.render(call, way, streams)
+    ptx = build.ahead(call, rendered, way).asm["ptx"]
+    votes = ptx.count("vote.sync.any")
+    assert votes > 0 and rendered.source.count(f"scaled_difference_{each}(") == 1 + votes // way.programs
+    assert ptx.count("fma.rn.f32") == ptx.count("ex2.approx") > each * votes
+    assert ptx.count("selp.f32") >= each * votes and "fma.rn.ftz" not in ptx
 
 
 @compiled

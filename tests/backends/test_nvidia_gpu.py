@@ -113,6 +113,24 @@ class TestOnGpu:
                 again = monotile.attention(q, k, v, mask=mask, return_lse=True)
                 assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    @pytest.mark.parametrize("D", [64, 128, 256, 512])
+    def test_rows_of_any_size(self, D: int, dtype: torch.dtype) -> None:
+        """Rows whose scores are subtracted first beside rows whose scores are not: the former have one key, the latter
+        are those of a call without the former."""
+        generator = torch.Generator("cuda").manual_seed(2)
+        q, k, v = (torch.randn((1, h, 333, D), generator=generator, device="cuda") for h in (4, 2, 2))
+        large = torch.rand((1, 4, 333, 1), generator=generator, device="cuda") < 0.3
+        great = 1e4 if dtype is torch.float16 else 1e30
+        q, k, v = (x.to(dtype) for x in (torch.where(large, great, 1.0) * q, k, v))
+        found, lse = monotile.attention(q, k, v, return_lse=True)
+        exact, exact_lse = reference.attention(*(x.double().cpu().numpy() for x in (q, k, v)))
+        np.testing.assert_allclose(found.double().cpu().numpy(), exact, atol=2e-2)
+        np.testing.assert_allclose(lse.double().cpu().numpy(), exact_lse, rtol=1e-5)
+        alone = monotile.attention(torch.where(large, 0.0, q.float()).to(dtype), k, v)
+        same = (alone == found) | large
+        assert same.all()
+
     @pytest.mark.parametrize("sizes", [(700, 650), (9, 650), (513, 40)])
     @pytest.mark.parametrize("causal", [False, True])
     def test_groups_that_go_on(self, causal: bool, sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:

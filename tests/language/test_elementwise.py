@@ -17,6 +17,7 @@ from monotile.language import (
     exp,
     exp2,
     float32,
+    fma,
     full,
     int32,
     int64,
@@ -47,6 +48,20 @@ def apply1(x: Tensor["N"], y: Tensor["N"], *, f: Const, B: Const = 16):
 def apply2(a: Tensor["N"], b: Tensor["N"], y: Tensor["N"], *, f: Const, B: Const = 16):
     rows = program_id(cdiv(a.shape[0], B)) * B + arange(B)
     y[rows] = f(a[rows], b[rows])
+
+
+@kernel
+def fused(a: Tensor["N"], b: Tensor["N"], c: Tensor["N"], y: Tensor["N"], *, B: Const = 16):
+    rows = program_id(cdiv(a.shape[0], B)) * B + arange(B)
+    y[rows] = fma(a[rows], b[rows], c[rows])
+
+
+@kernel
+def unfused(a: Tensor["N"], b: Tensor["N"], y: Tensor["N"], *, B: Const = 16):
+    """Zero, unless the first product is rounded otherwise than the second."""
+    rows = program_id(cdiv(a.shape[0], B)) * B + arange(B)
+    product = a[rows] * b[rows]
+    y[rows] = a[rows] * b[rows] - where(product > 0.0, product, -abs(product))
 
 
 def computed(dtype: str) -> str:
@@ -254,6 +269,38 @@ def test_reciprocal(backend: str) -> None:
     great, small = np.array([2.0**127, -3e38], np.float32), poisoned(2)
     apply1(great, small, f=reciprocal, backend=backend)
     assert (np.abs(small - 1.0 / great) <= 2.0**-126).all()
+
+
+def test_fma_is_rounded_once(backend: str) -> None:
+    a, b, y = random(4096, seed=1), random(4096, seed=2), poisoned(4096)
+    c = -(a * b)  # what is left is what rounding takes off a product
+    c[::3] = random(4096, seed=3)[::3]
+    a[:4], b[:4], c[:4] = (np.inf, 0.0, 3e38, np.nan), (0.0, -0.0, 3e38, 1.0), (1.0, 0.0, -np.inf, 1.0)
+    fused(a, b, c, y, B=512, backend=backend)
+    with np.errstate(all="ignore"):
+        exact = a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)
+        same(y, exact.astype(np.float32))
+        assert (y[4:][c[4:] == -(a * b)[4:]] != 0.0).any()
+
+
+def test_fma_of_narrow_floats_and_of_numbers(backend: str) -> None:
+    a, b, y = random(33, "bfloat16", 1), random(33, "float16", 2), poisoned(33)
+    apply2(a, b, y, f=lambda a, b: fma(a, b, 0.5), backend=backend)
+    same(y, (a.astype(np.float64) * b.astype(np.float64) + 0.5).astype(np.float32))
+    apply1(a, y, f=lambda a: a * fma(2.0, 3, -1), backend=backend)
+    same(y, a.astype(np.float32) * np.float32(5.0))
+
+
+def test_fma_is_for_floats(backend: str) -> None:
+    a, y = random(4, "int32"), poisoned(4)
+    with pytest.raises(errors.UndefinedForDType, match=r"'fma' is not defined for int32"):
+        apply1(a, y, f=lambda a: fma(a, 2.0, 1.0), backend=backend)
+
+
+def test_nothing_else_is_fused(backend: str) -> None:
+    a, b, y = random(4096, seed=1), random(4096, seed=2), poisoned(4096)
+    unfused(a, b, y, B=512, backend=backend)
+    assert (y == 0.0).all()
 
 
 def test_sqrt_is_correctly_rounded(backend: str) -> None:

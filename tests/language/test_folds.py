@@ -7,7 +7,25 @@ import numpy as np
 import pytest
 
 from arrays import FLOATS, INTS, Array, numpy_type, poisoned, random, same
-from monotile.language import Const, Tensor, arange, cdiv, dot, float32, int32, kernel, max, min, program_id, sum, zeros
+from monotile.language import (
+    Const,
+    Tensor,
+    arange,
+    cdiv,
+    dot,
+    float32,
+    full,
+    inf,
+    int32,
+    kernel,
+    max,
+    maximum,
+    min,
+    minimum,
+    program_id,
+    sum,
+    zeros,
+)
 
 
 @kernel
@@ -20,6 +38,17 @@ def fold(x: Tensor["M N"], y: Tensor["_"], *, f: Const, M: Const, N: Const):
 @kernel
 def fold_all(x: Tensor["N"], y: Tensor["1"], *, f: Const, N: Const):
     y[0] = f(x[:])
+
+
+@kernel
+def running_extremes(x: Tensor["M N"], y: Tensor["M"], z: Tensor["M"], w: Tensor["M"], *, M: Const, B: Const):
+    """Extremes of blocks of columns, and of all of them; the last with something that may be no number."""
+    rows = arange(M)
+    most, least, other = full(M, -inf), full(M, inf), x[rows, 0]
+    for j in range(0, x.shape[1], B):
+        X = x[rows, j + arange(B)]
+        most, least, other = maximum(most, X.max(axis=1)), minimum(least, X.min(axis=1)), maximum(other, X.max(axis=1))
+    y[rows], z[rows], w[rows] = most, least, other
 
 
 SHAPES = ((1, 1), (1, 7), (7, 1), (5, 3), (16, 16), (17, 33), (2, 61))
@@ -41,6 +70,18 @@ def test_extremes(backend: str, dtype: str, axis: int) -> None:
             y = poisoned(shape[1 - axis], computed(dtype))
             fold(x, y, f=f, backend=backend)
             same(y, oracle(x.astype(computed(dtype)), axis=axis))
+
+
+def test_running_extremes_of_nothing_but_nan(backend: str) -> None:
+    """A fold of nothing but NaN is the identity, whatever stands beside it."""
+    x = random((16, 48))
+    x[1, :16], x[2], x[3, 16:], x[4, 0], x[5, 1:] = np.nan, np.nan, np.nan, np.nan, np.nan
+    y, z, w = poisoned(16), poisoned(16), poisoned(16)
+    running_extremes(x, y, z, w, B=16, backend=backend)
+    known = np.where(np.isnan(x), -np.inf, x)
+    same(y, known.max(axis=1))
+    same(z, np.where(np.isnan(x), np.inf, x).min(axis=1))
+    same(w, known.max(axis=1))
 
 
 def test_extremes_ignore_nan(backend: str) -> None:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from .. import dtypes, ir
 from ..dtypes import DType, float32
 from ..errors import InternalError
+from ..fused import fma
 from ..ir import Block, Op, Value
 from .base import Backend, Program
 
@@ -171,6 +172,7 @@ ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "eq": np.equal,
     "ne": np.not_equal,
     "where": np.where,
+    "fma": fma,
 }
 
 

@@ -1,11 +1,10 @@
 """Attention, forward: o = softmax(q k^T * scale) v with every option, and the logsumexp of each row."""
 
-from monotile.language import Const, Tensor, arange, blocks, cdiv, dot, float32, inf, kernel, program_id, where
+from monotile.language import Const, Tensor, arange, blocks, bool_, cdiv, dot, float32, inf, kernel, program_id, where
 
 from . import softmax
 from .mask_blocks import DENSE, MIXED, UNCHANGED
 from .scores import Place, by_place, in_reach, left_out, live, scaled, seen_by_some, unit, visible
-from .softmax import LOG2E
 
 
 @kernel
@@ -22,11 +21,13 @@ def attention(
     rows = i * BQ + arange(BQ)
     Q = q[b, h, rows]
     rough = v.dtype != float32 and lse is None  # all that becomes of scores are weights, rounded to 16 bits
+    natural = mask is not None and mask.dtype != bool_
+    each = unit(options, scale, natural, rough)
 
     def add(state, cols, kind):
         at = Place(b, h, rows[:, None], cols[None, :], rows[:, None] < Nq)
         m = mask[b, h, rows, cols] if kind != UNCHANGED else None
-        S = scaled(options, dot(Q, k[b, g, cols].T), scale, at, m, rough)
+        S = scaled(options, dot(Q, k[b, g, cols].T), scale, at, m, natural, rough)
         seen = visible(options, at, m, Nq, Nk)
         # A key that no row sees must not reach a sum, not even as 0 * NaN.
         if kind == MIXED or options.mask_mod is not None:
@@ -36,7 +37,7 @@ def attention(
         else:
             keys = live(options, cols, Nq, Nk)
         V = where(keys[:, None], v[b, g, cols], 0.0)
-        return softmax.step(state, where(seen, S, -inf), V, unit(options))
+        return softmax.step(state, where(seen, S, -inf), V, each)
 
     state = softmax.empty(BQ, Dv)
     for j in blocks(Nk, BK, lambda cols: in_reach(options, rows[:, None], cols[None, :], Nq, Nk)):
@@ -51,8 +52,9 @@ def attention(
                 state = add(state, cols, UNCHANGED)
             elif options.fine and kind == DENSE:
                 state = add(state, cols, DENSE)
+    state = softmax.natural(state, each)
     if sinks is not None:
-        state = softmax.sink(state, sinks[h] * (LOG2E / unit(options)) - left_out(options, rough), unit(options))
-    o[b, h, rows], L = softmax.finish(state, unit(options))
+        state = softmax.sink(state, sinks[h] - left_out(options, rough))
+    o[b, h, rows], L = softmax.finish(state)
     if lse is not None:
         lse[b, h, rows] = L

@@ -6,6 +6,7 @@ from monotile.language import (
     Tensor,
     arange,
     blocks,
+    bool_,
     cdiv,
     dot,
     inf,
@@ -18,7 +19,6 @@ from monotile.language import (
 
 from . import softmax
 from .scores import Place, in_reach, live, scaled, seen_by_some, unit, visible
-from .softmax import NATURAL
 
 
 @kernel
@@ -39,24 +39,26 @@ def decode(
     head, i = row // Nq, row % Nq
     Q = q[b, g, head, i, arange(D)[None, :]]
 
+    natural = mask is not None and mask.dtype != bool_
+    each = unit(options, scale, natural)
     state = softmax.empty(BR, Dv)
     for j in blocks(high - low, BK, lambda cols: in_reach(options, i, low + cols[None, :], Nq, Nk)):
         cols = low + j + arange(BK)
         at = Place(b, g * G + head, i, cols[None, :], row < R)
         M = mask[b, g, head, i, cols[None, :]] if mask is not None else None
-        S = scaled(options, dot(Q, k[b, g, cols].T), scale, at, M)
+        S = scaled(options, dot(Q, k[b, g, cols].T), scale, at, M, natural)
         seen = visible(options, at, M, Nq, Nk) & (cols[None, :] < high)
         whole = mask is not None or options.mask_mod is not None
         keys = seen_by_some(options, seen, at, M) if whole else live(options, cols, Nq, Nk) & (cols < high)
         V = where(keys[:, None], v[b, g, cols], 0.0)
-        state = softmax.step(state, where(seen, S, -inf), V, unit(options))
+        state = softmax.step(state, where(seen, S, -inf), V, each)
     rows = n * BR + arange(BR)
-    state = softmax.natural(state, unit(options))
+    state = softmax.natural(state, each)
     if o.shape[3] > 0:
         m[b, g, rows, s], l[b, g, rows, s], o[b, g, rows, s] = state
     elif out is not None:  # by the arithmetic of a merge, so that a cache which outgrows one split changes no bit
         if sinks is not None:
-            state = softmax.sink(state, sinks[g * G + rows // Nq], NATURAL)
-        out[b, g, rows], L = softmax.finish(state, NATURAL)
+            state = softmax.sink(state, sinks[g * G + rows // Nq])
+        out[b, g, rows], L = softmax.finish(state)
         if lse is not None:
             lse[b, g, rows] = L

@@ -3,7 +3,6 @@
 from monotile.language import Const, Tensor, arange, cdiv, float32, inf, kernel, program_id, where
 
 from . import softmax
-from .softmax import NATURAL
 
 
 def owned(rows, Dv, SPAN):
@@ -28,8 +27,8 @@ def merge(
         parts = j + arange(BS)
         state = softmax.combine(state, m[row, parts], l[row, parts], o[r, parts, cols])
     if sinks is not None:
-        state = softmax.sink(state, sinks[row // queries % sinks.shape[0]], NATURAL)
-    out[row, cols], L = softmax.finish(state, NATURAL)
+        state = softmax.sink(state, sinks[row // queries % sinks.shape[0]])
+    out[row, cols], L = softmax.finish(state)
     if lse is not None and c == 0:
         lse[row] = L
 
@@ -47,6 +46,6 @@ def merge_lse(
         parts = j + arange(BS)
         M = where(parts[None, :] < o.shape[1], lse[row, parts], -inf)
         state = softmax.combine(state, M, (-inf != M).astype(float32), o[r, parts, cols])
-    out[row, cols], L = softmax.finish(state, NATURAL)
+    out[row, cols], L = softmax.finish(state)
     if c == 0:
         total[row] = L

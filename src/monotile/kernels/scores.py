@@ -2,12 +2,12 @@
 
 from typing import Any, NamedTuple
 
-from monotile.language import bool_, exp2, float32, inf, maximum, minimum, reciprocal, tanh
+from monotile.language import bool_, exp2, float32, fma, inf, maximum, minimum, reciprocal, tanh
 
-from .softmax import IN_LOG2, LOG2E, NATURAL
+from .softmax import LOG2E, NATURAL
 
-LEAST_SCALE = 1e-30  # what 0 becomes: known to be positive, a scale can follow the maximum instead of every score
-GREATEST = 3e38  # what a factor too large becomes: infinity times a product of 0 would be NaN
+LEAST_SCALE = 1e-30  # what 0 becomes: a unit has to be positive
+GREATEST = 2e38  # what a factor too large becomes, also in units of log2: infinity times a product of 0 would be NaN
 SHORT_SOFTCAP = 64.0  # the greatest one with the short form: scores are off by less than 2^-16
 
 
@@ -67,30 +67,35 @@ def live(options, j, Nq, Nk):
     return seen
 
 
-def scaled(options, products, scale, at, mask, rough=False):
+def scaled(options, products, scale, at, mask, natural, rough=False):
     """Scores in the unit of `unit`, from the products of queries and keys: scale, score_mod, softcap, additive mask.
     Factors meet each other before they meet a score. `rough`: scores may be off by 2^-16, and lack `left_out`."""
-    additive = mask is not None and mask.dtype != bool_
-    in_unit = LOG2E / unit(options)
     S = -products if options.negative else products
-    factor = maximum(abs(scale), LEAST_SCALE)
+    size = size_of(scale)
     if options.score_mod is not None:
-        S = options.score_mod(S * factor, at.b, at.h, at.i, at.j)
-        factor = 1.0
-    if options.softcap is None:
-        S = S * (factor * in_unit)
-    elif capped_shortly(options, rough):  # softcap * tanh(x / softcap) = softcap - 2 softcap / (1 + e^(2 x / softcap))
-        factor = minimum(factor * (2.0 * LOG2E / options.softcap), GREATEST)
-        S = reciprocal(-1.0 - exp2(S * factor)) * (2.0 * LOG2E * options.softcap)
-    else:
-        S = tanh(S * minimum(factor * (1.0 / options.softcap), GREATEST)) * (LOG2E * options.softcap)
-    # Scaled by itself: a large bias that all keys share is then rounded alike for all of them, and matters less.
-    return S + mask.astype(float32) * in_unit if additive else S
+        S, size = options.score_mod(S * size, at.b, at.h, at.i, at.j), NATURAL
+    if capped_shortly(options, rough):  # softcap * tanh(x / softcap) = softcap - 2 softcap / (1 + e^(2 x / softcap))
+        S = reciprocal(-1.0 - exp2(S * minimum(size * (2.0 * LOG2E / options.softcap), GREATEST)))
+    elif options.softcap is not None:
+        S = tanh(S * minimum(size * (1.0 / options.softcap), GREATEST))
+    if not natural:
+        return S
+    each = unit(options, scale, False, rough)
+    additive = mask is not None and mask.dtype != bool_
+    return fma(S, each, mask.astype(float32)) if additive else S * each
 
 
-def unit(options):
-    """Natural where a score_mod can make scores large: scaled, they would be rounded once more."""
-    return NATURAL if options.score_mod is not None and options.softcap is None else IN_LOG2
+def unit(options, scale, natural, rough=False):
+    """How much one of a score's units is. Scores are `natural` where an additive mask joins them."""
+    if natural or (options.score_mod is not None and options.softcap is None):
+        return NATURAL
+    if options.softcap is not None:
+        return 2.0 * options.softcap if capped_shortly(options, rough) else options.softcap
+    return size_of(scale)
+
+
+def size_of(scale):
+    return minimum(maximum(abs(scale), LEAST_SCALE), GREATEST)
 
 
 def capped_shortly(options, rough):
@@ -100,7 +105,7 @@ def capped_shortly(options, rough):
 
 def left_out(options, rough):
     """What rough scores lack, all of them alike: it is softcap where that has its short form."""
-    return LOG2E * options.softcap if capped_shortly(options, rough) else 0.0
+    return options.softcap if capped_shortly(options, rough) else 0.0
 
 
 def visible(options, at, mask, Nq, Nk):

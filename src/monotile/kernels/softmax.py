@@ -1,25 +1,24 @@
 """The one softmax: a running maximum, a running sum, and the output before it is divided by the sum.
 
 `(m, l, acc)` is a monoid. `step` adds a block of keys, `combine` adds states of other keys, `finish` gives the output
-and the logsumexp; everything that computes a softmax calls these. exp2 is the only exponential. Scores and m are in
-units of log2, or natural where scores can be large: only differences are then scaled, so that large scores keep their
-digits. `unit` says which: how many units of log2 one of theirs is. A row that has seen no key is m = -inf, l = 0,
-acc = 0, and nothing here makes a NaN of it.
+and the logsumexp; everything that computes a softmax calls these. exp2 is the only exponential. Scores and m have any
+unit: only differences are scaled, so that large scores keep their digits. `unit` says how much one of theirs is; it is
+positive, and 1 where they are natural. A row that has seen no key is m = -inf, l = 0, acc = 0, and nothing here makes a
+NaN of it.
 """
 
 from typing import Any, NamedTuple
 
-from monotile.language import dot, exp2, full, inf, log2, maximum, where, zeros
+from monotile.language import dot, exp2, fma, full, inf, log2, maximum, where, zeros
 
 LOG2E = 1.4426950408889634
 LN2 = 0.6931471805599453
-IN_LOG2 = 1.0
-NATURAL = LOG2E
+NATURAL = 1.0
 
 
 class State(NamedTuple):
     m: Any  # (rows,) greatest score so far
-    l: Any  # (rows,) sum of the powers of score - m: of 2 or of e, as the unit is
+    l: Any  # (rows,) sum of the powers of score - m
     acc: Any  # (rows, width) sum of the same times value
 
 
@@ -34,16 +33,16 @@ def level(m):
 
 
 def power(x, unit):
-    return exp2(x if unit == IN_LOG2 else x * unit)
+    return exp2(x * (unit * LOG2E))
 
 
-def step(state, S, V, unit=IN_LOG2):
+def step(state, S, V, unit):
     """One more block of keys: their scores (rows, keys), -inf where hidden, and their values (keys, width)."""
     m = maximum(state.m, S.max(axis=1))
     shift = level(m)
     alpha = power(state.m - shift, unit)
     P = power(S - shift[:, None], unit)
-    l = state.l * alpha + P.sum(axis=1)
+    l = fma(state.l, alpha, P.sum(axis=1))
     acc = state.acc * alpha[:, None] + dot(P.astype(V.dtype), V)
     return State(m, l, acc)
 
@@ -63,19 +62,18 @@ def combine(state, m, l, O):
 
 def natural(state, unit):
     """The state with a natural maximum."""
-    return state if unit == NATURAL else State(state.m * LN2, state.l, state.acc)
+    return State(state.m * unit, state.l, state.acc)
 
 
-def sink(state, logit, unit=IN_LOG2):
-    """One more logit for each row, which takes part in the denominator only."""
+def sink(state, logit):
+    """One more logit for each row, which takes part in the denominator only; natural, as the state is."""
     m = maximum(state.m, logit)
     shift = level(m)
-    alpha = power(state.m - shift, unit)
-    return State(m, state.l * alpha + power(logit - shift, unit), state.acc * alpha[:, None])
+    alpha = power(state.m - shift, NATURAL)
+    return State(m, state.l * alpha + power(logit - shift, NATURAL), state.acc * alpha[:, None])
 
 
-def finish(state, unit=IN_LOG2):
-    """Output and natural logsumexp; a row that has seen nothing gives 0 and -inf."""
+def finish(state):
+    """Output and logsumexp of a natural state; a row that has seen nothing gives 0 and -inf."""
     scale = where(state.l == 0.0, 0.0, 1.0 / state.l)
-    lse = (state.m + log2(state.l)) * LN2 if unit == IN_LOG2 else state.m + log2(state.l) * LN2
-    return state.acc * scale[:, None], lse
+    return state.acc * scale[:, None], state.m + log2(state.l) * LN2

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from ..affine import Linear, linear
-from ..ir import Block, Kernel, Value, constant, walk
+from ..ir import Block, Kernel, Op, Value, constant, walk
 
 
 def loop_starts(kernel: Kernel) -> dict[Block, Value]:
@@ -55,3 +55,34 @@ def least(value: Value) -> float:
     if op.kind == "mul" and all(b >= 0.0 for b in bounds):
         return bounds[0] * bounds[1] if bounds[0] * bounds[1] >= 2.0**-126 else 0.0
     return 0.0 if op.kind == "abs" else -math.inf
+
+
+def loop_of(kernel: Kernel) -> dict[Block, Op]:
+    """Each loop, by its body."""
+    return {op.blocks[0]: op for op in walk(kernel.body) if op.kind == "for"}
+
+
+def never_nan(value: Value, loops: Mapping[Block, Op], assumed: frozenset[Value] = frozenset()) -> bool:
+    """Whether a float is known to be a number. What a loop carries is one if it begins as one and stays one."""
+    known = constant(value)
+    if known is not None or value in assumed:
+        return known is None or known == known
+    owner = value.owner
+    if isinstance(owner, Block):
+        if owner not in loops or value is owner.params[0]:
+            return False
+        n, assumed = owner.params.index(value), assumed | {value}
+        came = loops[owner].operands[1 + n], owner.terminator.operands[n - 1]
+        return all(never_nan(v, loops, assumed) for v in came)
+    if owner.kind in ("for", "if"):
+        n = owner.results.index(value)
+        if owner.kind == "for":
+            return never_nan(owner.blocks[0].params[1 + n], loops, assumed)
+        return all(never_nan(block.terminator.operands[n], loops, assumed) for block in owner.blocks)
+    if owner.kind == "reduce":
+        return owner.attrs["fold"] in ("max", "min")
+    parts = [never_nan(v, loops, assumed) for v in owner.operands] if owner.kind in NUMBERS else [False]
+    return any(parts) if owner.kind in ("max", "min") else all(parts)
+
+
+NUMBERS = ("max", "min", "neg", "abs", "expand", "trans", "broadcast")  # ops that make no NaN of numbers

@@ -12,6 +12,7 @@ import numpy as np
 from ..affine import Linear, linear
 from ..builder import Builder
 from ..dtypes import bool_, float32, to_numpy
+from ..fused import fma
 from ..ir import ELEMENTWISE, Block, Kernel, Op, Tensor, Value, constant, replace
 
 Number = int | float | bool
@@ -123,7 +124,7 @@ EVALUATE: dict[str, Callable[..., Any]] = {
     "max": np.fmax, "min": np.fmin, "neg": lambda a: -a, "abs": np.abs, "reciprocal": np.reciprocal,
     "and": np.logical_and, "or": np.logical_or,
     "not": np.logical_not, "lt": lambda a, b: a < b, "le": lambda a, b: a <= b, "eq": lambda a, b: a == b,
-    "ne": lambda a, b: a != b, "where": lambda c, a, b: a if c else b,
+    "ne": lambda a, b: a != b, "where": lambda c, a, b: a if c else b, "fma": fma,
 }  # fmt: skip
 
 

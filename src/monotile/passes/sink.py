@@ -3,7 +3,7 @@
 `max(x * c)` over a tile becomes `max(x) * c` where c is one number known to be positive: one product for each fold
 instead of one for each element. Rounding keeps order, so the result is the same to the bit. A mask in between
 (`where(seen, x * c, -inf)`) comes first: it becomes `where(seen, x, -inf) * c`, which is the same too. The product
-itself stays for others that read it: what subtracts from it can then be one fused operation with it.
+itself stays for others that read it.
 """
 
 from __future__ import annotations

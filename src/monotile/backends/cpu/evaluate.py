@@ -106,6 +106,8 @@ class Evaluator:
         is_float = op.operands[0].dtype.is_float
         if kind == "where":
             return e.select(*x)
+        if kind == "fma":
+            return e.fma(*x)
         if kind == "cast":
             return self.cast(x[0], op.operands[0].dtype, op.result.dtype)
         if kind in FLOAT_TESTS:

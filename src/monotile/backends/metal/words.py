@@ -45,7 +45,7 @@ TAKEN = frozenset({
     "true", "false", "if", "else", "for", "while", "do", "switch", "case", "default", "break", "continue",
     "return", "goto", "sizeof", "alignas", "signed", "unsigned", "double", "volatile", "inline", "extern",
     "register", "friend", "public", "private", "protected", "virtual", "try", "catch", "throw", "vertex",
-    "fragment", "main", "metal", "min", "max", "abs", "exp", "log", "select", "clamp", "dot", "sum", "step",
+    "fragment", "main", "metal", "min", "max", "abs", "exp", "log", "select", "clamp", "dot", "sum", "step", "fma",
     "mix", "length", "sign", "fm", "fn", "sg", "lane", "tid", "gid", "meta", "room", "parts", "sums", "left",
     "right", "integers", "floats", "c", "e", "i", "j", "r", "u", "x", "kb", "ke", "kk", "k0", "sg_u", "lane_u",
     "floordiv", "floormod", "held", "shuffled", "from_lane", "sums_over_lanes", "widened", "narrowed",
@@ -151,6 +151,8 @@ def elementwise(op: Op, operands: list[str], used: set[str]) -> str:
     a, b = (*operands, "", "")[:2]
     if kind == "where":
         return f"({a} ? {b} : {operands[2]})"
+    if kind == "fma":
+        return f"fma({a}, {b}, {operands[2]})"
     if kind == "cast":
         return cast(a, op.operands[0].dtype, op.result.dtype, used)
     if kind == "not":

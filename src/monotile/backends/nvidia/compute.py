@@ -9,7 +9,7 @@ from __future__ import annotations
 from ...dtypes import bool_
 from ...errors import InternalError
 from ...ir import Block, Kernel, Op, Value
-from . import elementwise, hiding
+from . import differences, elementwise, hiding
 from .padding import identity, padded, padded_shape
 from .render import TENSORS_ONLY, Renderer
 from .schedule import Schedule
@@ -97,6 +97,8 @@ class Compute(Renderer):
             return  # compared where it is used
         if hiding.hides(op) and self._hide(op):
             return
+        if self._fusable(op) and (differences.product_of(op, self.uses) or self._scaled_difference(op)):
+            return
         form = elementwise.form(op) if op.kind != "cast" else self._cast(op)
         if op.kind in ("floordiv", "mod"):
             form = self._division(op) or form
@@ -110,6 +112,24 @@ class Compute(Renderer):
         for value, text in zip(op.operands, texts, strict=True):
             atoms.append(self.tensor(value) if typed and text.literal else self.in_layout(text, layout))
         self.place(op.result, form.format(*atoms), shape, op.kind, layout)
+
+    def _fusable(self, op: Op) -> bool:
+        """Whether a tile of this shape lies as differences.py has it: two rows to a thread."""
+        shape = padded_shape(op.result.shape)
+        return len(shape) == 2 and shape[1] > 1 and self.streams.rows <= 16 * self.schedule.num_warps
+
+    def _scaled_difference(self, op: Op) -> bool:
+        parts = differences.parts_of(op, self.uses)
+        if parts is None:
+            return False
+        tile, row, by = parts
+        shape = padded_shape(op.result.shape)
+        layout = self.layout(shape)
+        x = self.in_layout(self.value(tile), layout)
+        y = self.in_layout(self.value(row), f"gl.SliceLayout(1, {layout})")
+        function = differences.function(shape[0] * shape[1] // (32 * self.schedule.num_warps))
+        self.place(op.result, f"{function}({x}, {y}, {self.tensor(by)})", shape, op.kind, layout)
+        return True
 
     def _hide(self, op: Op) -> bool:
         seen, scores, _ = op.operands
@@ -154,7 +174,7 @@ class Compute(Renderer):
             self.place(op.result, f"tl.reduce(({text}).to(tl.int8), {axis}, {joined}) != 0", shape, fold, layout)
             return
         self.place(op.result, f"tl.{fold}({text}, {axis})", shape, fold, layout)
-        if value.dtype.is_float and fold != "sum":  # of nothing but NaN it is the identity
+        if value.dtype.is_float and self.may_meet_nan(op):  # of nothing but NaN it is the identity
             name = self.value(op.result)
             self.lines.add(f"{name} = tl.where({name} == {name}, {name}, {identity(fold, value.dtype)})")
 

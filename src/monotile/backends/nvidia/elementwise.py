@@ -41,13 +41,16 @@ FORMS = {
     "eq": "{0} == {1}",
     "ne": "{0} != {1}",
     "where": "tl.where({0}, {1}, {2})",
+    "fma": "tl.fma({0}, {1}, {2})",
 }
 
 
-EMULATED = {  # before 3.7 Triton's interpreter gives NaN where one operand is NaN, and it runs no assembly
+# Before 3.7 Triton's interpreter gives NaN where one operand is NaN; it runs no assembly, and fuses nothing.
+EMULATED = {
     "max": "tl.where({0} != {0}, {1}, tl.where({1} != {1}, {0}, tl.maximum({0}, {1})))",
     "min": "tl.where({0} != {0}, {1}, tl.where({1} != {1}, {0}, tl.minimum({0}, {1})))",
     "reciprocal": "1.0 / {0}",
+    "fma": "({0}.to(tl.float64) * {1}.to(tl.float64) + {2}.to(tl.float64)).to(tl.float32)",
 }
 
 

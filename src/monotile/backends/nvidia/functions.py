@@ -29,14 +29,14 @@ def exp_f32(x):
 @triton.jit
 def tanh_f32(x):
     z = x * x
-    p = (2.2785696e-10 * z + 2.3345837e-08) * z + 2.7729384e-06
-    p = ((p * z + 1.9834159e-04) * z + 8.333441e-03) * z + 0.16666663
-    s = x + x * z * p
+    p = tl.fma(tl.fma(z, 2.2785696e-10, 2.3345837e-08), z, 2.7729384e-06)
+    p = tl.fma(tl.fma(tl.fma(p, z, 1.9834159e-04), z, 8.333441e-03), z, 0.16666663)
+    s = tl.fma(x * z, p, x)
     s = triton.language.clamp(s, -16384.0, 16384.0, propagate_nan=triton.language.PropagateNan.ALL)
-    r = tl.rsqrt(s * s + 1.0)
+    r = tl.rsqrt(tl.fma(s, s, 1.0))
     y = s * r
-    rest = (1.0 - r * r) - y * y
-    return y + y * rest * 0.5
+    rest = tl.fma(-y, y, tl.fma(-r, r, 1.0))
+    return tl.fma(y * rest, 0.5, y)
 """,
     "either": """\
 @triton.jit

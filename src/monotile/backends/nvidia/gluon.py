@@ -14,7 +14,7 @@ from importlib import metadata
 
 from ...ir import Kernel, Op
 from ...passes.grid import Grid
-from . import laps
+from . import differences, laps
 from .descriptors import Described, Descriptors
 from .finding import Finding
 from .functions import FUNCTIONS
@@ -83,6 +83,7 @@ class Module(Finding):
         ]
         text = "\n\n".join(parts)
         helpers = [source for n, source in FUNCTIONS.items() if re.search(rf"\b{n}[()]", text)]
+        helpers += differences.helpers(text)
         title = f'"""{self.kernel.name}, made by monotile for Triton\'s Gluon; {self.schedule}."""'
         body = translated("\n\n".join([*helpers, text]))
         reach = tuple(tuple(r) for r in self.memory.reach if r)

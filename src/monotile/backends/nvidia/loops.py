@@ -161,6 +161,7 @@ class Loops(Compute):
         self._begin(op, walk.first)
         names = self._start_early(turn)
         self._line(walk.ahead)
+        self._own_tiles(turn)
         self._end_early(turn, names, 0)
         self._middle(turn, body, carried, lefts)
         self._line(walk.end)
@@ -176,6 +177,7 @@ class Loops(Compute):
         before = self.slot
         self.slot, self.phase, self.waited = here
         self._line(walk.ahead)
+        self._own_tiles(turn)
         self._end_early(turn, names, len(turn.late))
         self._middle(turn, body, carried, lefts, before)
         self._line(walk.end)
@@ -213,6 +215,12 @@ class Loops(Compute):
             self.lines.add(f"{names[-1]} = {self.started(op, '')}")
         return names
 
+    def _own_tiles(self, turn: Turn) -> None:
+        """Read while the early products run: behind them there are few registers, and each read would be waited for."""
+        for op in turn.middle:
+            if any(op is own for own in self.streams.own):
+                self.write(op)
+
     def _end_early(self, turn: Turn, names: list[str], pending: int) -> None:
         for op, name in zip(turn.early, names, strict=True):
             shape = padded_shape(op.result.shape)
@@ -223,6 +231,8 @@ class Loops(Compute):
     def _middle(self, turn: Turn, body: Block, carried: list[str], lefts: list[str], before: str = "") -> None:
         """Everything between the products. `before`: the place whose late products end here."""
         for op in turn.middle:
+            if any(op is own for own in self.streams.own):
+                continue
             if op.kind == "reduce":  # of the scores: what changes them has been read
                 self.give_back_own()
             self.write(op)

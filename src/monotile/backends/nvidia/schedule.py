@@ -32,7 +32,7 @@ class Schedule:
     @property
     def options(self) -> dict[str, Any]:
         """What Triton is told."""
-        told = {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
+        told = {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": False}
         told |= {"launch_pdl": True} if self.follows else {}
         return told | ({"maxnreg": self.most_registers} if self.most_registers else {})
 

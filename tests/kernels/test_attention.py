@@ -371,7 +371,7 @@ def test_hidden_keys_at_the_end_change_no_bit(name: str, Nq: int, more: int, dty
         found = monotile.attention(q, k[:, :, :n], v[:, :, :n], return_lse=True, backend=backend, **options)
         if n == Nq:
             expected = found
-    if ON_GPU and backend == "nvidia" and name == "additive mask":  # where sums are fused with products, or not
+    if ON_GPU and backend == "nvidia" and name == "additive mask":  # seen when sums were fused with products, or not
         for a, b in zip(found, expected, strict=True):
             bit = 2.0**-22 if a.dtype == np.float32 else 2.0**-9  # twice the last one
             np.testing.assert_allclose(a.astype(np.float32), b.astype(np.float32), rtol=bit, atol=bit)

@@ -85,4 +85,15 @@ def never_nan(value: Value, loops: Mapping[Block, Op], assumed: frozenset[Value]
     return any(parts) if owner.kind in ("max", "min") else all(parts)
 
 
+def nan_matters(fold: Op, uses: Mapping[Value, list[Op]], loops: Mapping[Block, Op]) -> bool:
+    """Whether something notices that a fold of nothing but NaN gave NaN instead of -inf or inf. An extreme of it and a
+    number does not."""
+    kind: str = fold.attrs["fold"]
+    for reader in uses.get(fold.result, []):
+        others = [v for v in reader.operands if v is not fold.result]
+        if reader.kind != kind or not others or not all(never_nan(v, loops) for v in others):
+            return kind != "sum"
+    return False
+
+
 NUMBERS = ("max", "min", "neg", "abs", "expand", "trans", "broadcast")  # ops that make no NaN of numbers

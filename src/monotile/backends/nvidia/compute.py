@@ -9,6 +9,7 @@ from __future__ import annotations
 from ...dtypes import bool_
 from ...errors import InternalError
 from ...ir import Block, Kernel, Op, Value
+from ...passes.facts import nan_matters
 from . import differences, elementwise, hiding
 from .padding import identity, padded, padded_shape
 from .render import TENSORS_ONLY, Renderer
@@ -174,7 +175,7 @@ class Compute(Renderer):
             self.place(op.result, f"tl.reduce(({text}).to(tl.int8), {axis}, {joined}) != 0", shape, fold, layout)
             return
         self.place(op.result, f"tl.{fold}({text}, {axis})", shape, fold, layout)
-        if value.dtype.is_float and self.may_meet_nan(op):  # of nothing but NaN it is the identity
+        if value.dtype.is_float and nan_matters(op, self.uses, self.loops):  # of nothing but NaN it is the identity
             name = self.value(op.result)
             self.lines.add(f"{name} = tl.where({name} == {name}, {name}, {identity(fold, value.dtype)})")
 

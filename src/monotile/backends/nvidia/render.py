@@ -9,7 +9,7 @@ from ...affine import linear
 from ...dtypes import bfloat16, bool_, float32
 from ...errors import DeviceLimit, InternalError
 from ...ir import ELEMENTWISE, Block, Kernel, Op, Value, constant, uses, walk
-from ...passes.facts import loop_of, never_nan, nonnegative
+from ...passes.facts import loop_of, nan_matters, nonnegative
 from ...passes.grid import Grid
 from . import elementwise, hazards
 from .descriptors import Described, Descriptors
@@ -250,15 +250,6 @@ class Renderer:
             neutral = f"tl.full([], {neutral}, {triton_type(value.dtype)})"
         return f"tl.where({inside}, {self.full(value)}, {neutral})"
 
-    def may_meet_nan(self, op: Op) -> bool:
-        """Whether it matters that a fold of nothing but NaN gives NaN: not beside a number, which `max` then takes."""
-        fold: str = op.attrs["fold"]
-        for reader in self.uses.get(op.result, []):
-            others = [v for v in reader.operands if v is not op.result]
-            if reader.kind != fold or not others or not all(never_nan(v, self.loops) for v in others):
-                return fold != "sum"
-        return False
-
     def reduce(self, op: Op) -> None:
         (value,), fold, axis = op.operands, op.attrs["fold"], op.attrs["axis"]
         text = self.masked(value, axis, identity(fold, value.dtype))
@@ -266,7 +257,7 @@ class Renderer:
             self.define(op.result, f"tl.{fold}(({text}).to(tl.int32), {axis}) != 0", stem=fold)
             return
         self.define(op.result, f"tl.{fold}({text}, {axis})", stem=fold)
-        if value.dtype.is_float and self.may_meet_nan(op):  # of nothing but NaN it is the identity
+        if value.dtype.is_float and nan_matters(op, self.uses, self.loops):  # of nothing but NaN it is the identity
             name = self.value(op.result)
             self.lines.add(f"{name} = tl.where({name} == {name}, {name}, {identity(fold, value.dtype)})")
 

@@ -31,6 +31,7 @@ MAX_HEAD_SIZE = 576
 MAX_PARTS = 2**20
 UNBOUNDED = 2**30  # a window's side from here on hides nothing, and its sum with a position might not fit int32
 SOFTCAPS = 1e-30, 1e30
+GREATEST_SCALE = 2e38  # times log2(e) it is still a number
 
 
 @dataclass
@@ -223,7 +224,11 @@ def read_number(name: str, value: Any) -> float:
 
 
 def read_scale(scale: Any) -> float:
-    return float(read_scalar("scale", read_number("scale", scale), float32))
+    number = float(read_scalar("scale", read_number("scale", scale), float32))
+    if abs(number) > GREATEST_SCALE:
+        limits = f"from -{GREATEST_SCALE} to {GREATEST_SCALE}"
+        raise BadOption(f"scale must be {limits}, found {scale!r}; multiply q or k by a part of it")
+    return number
 
 
 def check_count(name: str, value: Any) -> None:

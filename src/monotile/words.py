@@ -89,7 +89,7 @@ def _fma(s: Expressions, a: Any, b: Any, c: Any) -> Any:
     a, b, c = s.number(a), s.number(b), s.number(c)
     if any(isinstance(x, Value) for x in (a, b, c)):
         return s.builder.fma(a, b, c)
-    return a * b + c
+    return s.now(lambda a, b, c: a * b + c, a, b, c)
 
 
 def _reduce(kind: str) -> Callable[..., Any]:

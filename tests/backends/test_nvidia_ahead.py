@@ -30,6 +30,7 @@ from monotile.kernels.attention import attention
 from monotile.kernels.decode import decode as library_decode
 from monotile.kernels.examples import matmul, row_softmax
 from monotile.kernels.scores import Options
+from monotile.language import Const, Tensor, arange, cdiv, dot, exp2, full, kernel, program_id, zeros
 
 
 @compiled
@@ -238,6 +239,48 @@ def test_a_scaled_difference_is_one_instruction(BK: int, each: int) -> None:
     assert votes > 0 and rendered.source.count(f"scaled_difference_{each}(") == 1 + votes // way.programs
     assert ptx.count("fma.rn.f32") == ptx.count("ex2.approx") > each * votes
     assert ptx.count("selp.f32") >= each * votes and "fma.rn.ftz" not in ptx
+
+
+@kernel
+def weighed(
+    q: Tensor["N D"], k: Tensor["M D"], v: Tensor["M D"], o: Tensor["N D"], s: float,
+    *, f: Const, D: Const, BQ: Const, BK: Const,
+):  # fmt: skip
+    """Products weighed by a function of themselves."""
+    rows = program_id(cdiv(q.shape[0], BQ)) * BQ + arange(BQ)
+    Q, acc = q[rows], zeros((BQ, D))
+    for j in range(0, k.shape[0], BK):
+        cols = j + arange(BK)
+        acc += dot(f(dot(Q, k[cols].T), s, BQ).astype(v.dtype), v[cols])
+    o[rows] = acc
+
+
+def above(S: Any) -> Any:
+    return S - S.max(axis=1)[:, None]
+
+
+WEIGHTS = {
+    "an exponential": (lambda S, s, n: exp2(above(S) * s), True),
+    "the factor first": (lambda S, s, n: exp2(s * above(S)), True),
+    "no exponential": (lambda S, s, n: (S - S.min(axis=1)[:, None]) * s, False),
+    "an exponential and more": (lambda S, s, n: exp2(above(S) * s) + above(S), False),
+    "one number for all rows": (lambda S, s, n: exp2((S - (full(n, s) * 2.0)[:, None]) * s), False),
+    "a number for each column": (lambda S, s, n: exp2((S - S.max(axis=0)[None, :]) * s), False),
+    "a factor for each row": (lambda S, s, n: exp2(above(S) * S.min(axis=1)[:, None]), False),
+}
+
+
+@compiled
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_which_differences_are_fused(name: str) -> None:
+    f, fused = WEIGHTS[name]
+    x, way = random((256, 64), "bfloat16"), Schedule(4, 2, programs=2)
+    call = lowered(weighed.ir(x, x.copy(), x.copy(), x.copy(), 0.3, f=f, BQ=64, BK=64))
+    streams = gluon.streams_of(call)
+    assert not isinstance(streams, str), streams
+    rendered = gluon.render(call, way, streams)
+    assert ("scaled_difference_32(" in rendered.source) == fused
+    assert ("vote.sync.any" in build.ahead(call, rendered, way).asm["ptx"]) == fused
 
 
 @compiled

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import monotile
 from arrays import Array
-from kernels.cases import HEAD_SIZES, check, check_output, equal, normal, qkv
+from kernels.cases import HEAD_SIZES, agrees, check, check_output, equal, normal, qkv
 from usable import ON_GPU
 
 FAST = settings(deadline=None, derandomize=True, max_examples=6, suppress_health_check=list(HealthCheck))
@@ -142,6 +142,19 @@ def test_relative_bias_from_a_table(backend: str) -> None:
         expected = monotile.attention(q, k, v, mask=bias, return_lse=True, backend=backend)
         for a, b in zip(found, expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("Nq", [1, 12])
+def test_a_score_mod_of_whole_numbers(Nq: int, backend: str) -> None:
+    """They are scores like others, with every kind of mask."""
+    q, k, v = qkv(Nq, 40)
+    bias = (np.arange(Nq)[:, None] - np.arange(40)).astype(np.float32)
+    for mask in (None, bias < 5, normal(Nq, 40)):
+        found = monotile.attention(
+            q, k, v, score_mod=lambda score, b, h, i, j: i - j, mask=mask, return_lse=True, backend=backend
+        )
+        total = bias if mask is None else np.where(mask, bias, -np.inf) if mask.dtype == bool else bias + mask
+        agrees(found, 0 * q, k, v, mask=total.astype(np.float32))
 
 
 def test_captured_arrays_are_read_at_every_call(backend: str) -> None:

@@ -92,6 +92,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], type[Exception]]] = {
     "a scale of NaN": ({"scale": float("nan")}, errors.BadOption),
     "an infinite scale": ({"scale": float("inf")}, errors.BadOption),
     "a scale beyond float32": ({"scale": 1e300}, errors.ScalarDoesNotFit),
+    "a scale too large to work with": ({"scale": -2.2e38}, errors.BadOption),
     "a scale that is a string": ({"scale": "1"}, errors.BadOption),
     "a scale that is True": ({"scale": True}, errors.BadOption),
     "a scale that is complex": ({"scale": 1j}, errors.BadOption),

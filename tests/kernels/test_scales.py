@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -24,6 +26,18 @@ def test_scale_of_either_sign(backend: str, scale: float | None, queries: int, k
     found, found_lse = monotile.attention(q, k, v, scale=scale, causal=True, return_lse=True, backend=backend)
     np.testing.assert_allclose(found, expected, atol=5e-6)
     np.testing.assert_allclose(found_lse, lse, atol=5e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 5.0}, {"score_mod": lambda s, b, h, i, j: s + 0.0}], ids=list)
+def test_the_greatest_scale(backend: str, options: dict[str, Any]) -> None:
+    rng = np.random.default_rng(4)
+    q, k, v = (rng.standard_normal((1, 2, n, 16)).astype(np.float32) for n in (12, 40, 40))
+    q, k = q * np.float32(7e-20), k * np.float32(7e-20)
+    for scale in (1.99e38, -1.99e38):
+        expected, lse = reference(q, k, v, scale=scale, **options)
+        found = monotile.attention(q, k, v, scale=scale, return_lse=True, backend=backend, **options)
+        np.testing.assert_allclose(found[0], expected, atol=5e-6)
+        np.testing.assert_allclose(found[1], lse, atol=2e-5)
 
 
 def test_a_scale_sinks_below_the_maximum() -> None:

@@ -297,6 +297,12 @@ def test_fma_is_for_floats(backend: str) -> None:
         apply1(a, y, f=lambda a: fma(a, 2.0, 1.0), backend=backend)
 
 
+def test_fma_of_constants_that_fail(backend: str) -> None:
+    a, y = random(4), poisoned(4)
+    with pytest.raises(errors.ConstantFailed):
+        apply1(a, y, f=lambda a: a * fma(10**400, 1.0, 1.0), backend=backend)
+
+
 def test_nothing_else_is_fused(backend: str) -> None:
     a, b, y = random(4096, seed=1), random(4096, seed=2), poisoned(4096)
     unfused(a, b, y, B=512, backend=backend)

@@ -51,6 +51,12 @@ def running_extremes(x: Tensor["M N"], y: Tensor["M"], z: Tensor["M"], w: Tensor
     y[rows], z[rows], w[rows] = most, least, other
 
 
+@kernel
+def extremes_of_two(x: Tensor["M N"], z: Tensor["M N"], y: Tensor["M"], w: Tensor["M"], *, M: Const, N: Const):
+    y[:] = maximum(x[:, :].max(axis=1), z[:, :].max(axis=1))
+    w[:] = minimum(x[:, :].min(axis=1), z[:, :].min(axis=1))
+
+
 SHAPES = ((1, 1), (1, 7), (7, 1), (5, 3), (16, 16), (17, 33), (2, 61))
 
 
@@ -82,6 +88,19 @@ def test_running_extremes_of_nothing_but_nan(backend: str) -> None:
     same(y, known.max(axis=1))
     same(z, np.where(np.isnan(x), np.inf, x).min(axis=1))
     same(w, known.max(axis=1))
+
+
+def test_two_folds_of_nothing_but_nan(backend: str) -> None:
+    """Neither may take the other for a number."""
+    x = np.full((16, 16), np.nan, np.float32)
+    z = x.copy()
+    x[2, 3], z[1, 2] = 3.0, 4.0
+    y, w = poisoned(16), poisoned(16)
+    extremes_of_two(x, z, y, w, backend=backend)
+    most, least = np.full(16, -np.inf, np.float32), np.full(16, np.inf, np.float32)
+    most[1:3] = least[1:3] = 4.0, 3.0
+    same(y, most)
+    same(w, least)
 
 
 def test_extremes_ignore_nan(backend: str) -> None:

@@ -7,7 +7,7 @@ from monotile.language import bool_, exp2, float32, fma, inf, maximum, minimum, 
 from .softmax import LOG2E, NATURAL
 
 LEAST_SCALE = 1e-30  # what 0 becomes: a unit has to be positive
-GREATEST = 2e38  # what a factor too large becomes, also in units of log2: infinity times a product of 0 would be NaN
+GREATEST = 3e38  # what a factor too large becomes: infinity times a product of 0 would be NaN
 SHORT_SOFTCAP = 64.0  # the greatest one with the short form: scores are off by less than 2^-16
 
 
@@ -73,7 +73,7 @@ def scaled(options, products, scale, at, mask, natural, rough=False):
     S = -products if options.negative else products
     size = size_of(scale)
     if options.score_mod is not None:
-        S, size = options.score_mod(S * size, at.b, at.h, at.i, at.j), NATURAL
+        S, size = options.score_mod(S * size, at.b, at.h, at.i, at.j) * NATURAL, NATURAL  # whole numbers become floats
     if capped_shortly(options, rough):  # softcap * tanh(x / softcap) = softcap - 2 softcap / (1 + e^(2 x / softcap))
         S = reciprocal(-1.0 - exp2(S * minimum(size * (2.0 * LOG2E / options.softcap), GREATEST)))
     elif options.softcap is not None:
@@ -95,7 +95,7 @@ def unit(options, scale, natural, rough=False):
 
 
 def size_of(scale):
-    return minimum(maximum(abs(scale), LEAST_SCALE), GREATEST)
+    return maximum(abs(scale), LEAST_SCALE)
 
 
 def capped_shortly(options, rough):

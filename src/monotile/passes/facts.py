@@ -63,7 +63,8 @@ def loop_of(kernel: Kernel) -> dict[Block, Op]:
 
 
 def never_nan(value: Value, loops: Mapping[Block, Op], assumed: frozenset[Value] = frozenset()) -> bool:
-    """Whether a float is known to be a number. What a loop carries is one if it begins as one and stays one."""
+    """Whether a float is known to be a number. What a loop carries is one if it begins as one and stays one. A fold is
+    not taken for one: it is where `nan_matters` is asked, and two folds could each rely on the other."""
     known = constant(value)
     if known is not None or value in assumed:
         return known is None or known == known
@@ -79,8 +80,6 @@ def never_nan(value: Value, loops: Mapping[Block, Op], assumed: frozenset[Value]
         if owner.kind == "for":
             return never_nan(owner.blocks[0].params[1 + n], loops, assumed)
         return all(never_nan(block.terminator.operands[n], loops, assumed) for block in owner.blocks)
-    if owner.kind == "reduce":
-        return owner.attrs["fold"] in ("max", "min")
     parts = [never_nan(v, loops, assumed) for v in owner.operands] if owner.kind in NUMBERS else [False]
     return any(parts) if owner.kind in ("max", "min") else all(parts)
 

@@ -98,8 +98,8 @@ class Compute(Renderer):
             return  # compared where it is used
         if hiding.hides(op) and self._hide(op):
             return
-        if self._fusable(op) and (differences.product_of(op, self.uses) or self._scaled_difference(op)):
-            return
+        if self._fusable(op) if op.kind == "sub" else self._scaled_difference(op):
+            return  # of a difference: made where it is scaled
         form = elementwise.form(op) if op.kind != "cast" else self._cast(op)
         if op.kind in ("floordiv", "mod"):
             form = self._division(op) or form
@@ -114,22 +114,27 @@ class Compute(Renderer):
             atoms.append(self.tensor(value) if typed and text.literal else self.in_layout(text, layout))
         self.place(op.result, form.format(*atoms), shape, op.kind, layout)
 
-    def _fusable(self, op: Op) -> bool:
-        """Whether a tile of this shape lies as differences.py has it: two rows to a thread."""
-        shape = padded_shape(op.result.shape)
-        return len(shape) == 2 and shape[1] > 1 and self.streams.rows <= 16 * self.schedule.num_warps
-
-    def _scaled_difference(self, op: Op) -> bool:
-        parts = differences.parts_of(op, self.uses)
-        if parts is None:
+    def _fusable(self, difference: Op) -> bool:
+        """Whether a difference and its product lie as differences.py has it: two rows to a thread, each with a number
+        of its own, both in registers."""
+        shape = padded_shape(difference.result.shape)
+        if differences.product_of(difference, self.uses) is None or self.streams.rows > 16 * self.schedule.num_warps:
             return False
-        tile, row, by = parts
-        shape = padded_shape(op.result.shape)
+        tile, number = difference.operands
+        assert number.op is not None
+        held = [self.value(v).layout not in ("", SHARED) for v in (tile, number.op.operands[0])]
+        return shape[1] > 1 and all(held)
+
+    def _scaled_difference(self, product: Op) -> bool:
+        parts = differences.parts_of(product, self.uses)
+        if parts is None or not self._fusable(parts.difference):
+            return False
+        shape = padded_shape(product.result.shape)
         layout = self.layout(shape)
-        x = self.in_layout(self.value(tile), layout)
-        y = self.in_layout(self.value(row), f"gl.SliceLayout(1, {layout})")
+        x = self.in_layout(self.value(parts.tile), layout)
+        y = self.in_layout(self.value(parts.numbers), f"gl.SliceLayout(1, {layout})")
         function = differences.function(shape[0] * shape[1] // (32 * self.schedule.num_warps))
-        self.place(op.result, f"{function}({x}, {y}, {self.tensor(by)})", shape, op.kind, layout)
+        self.place(product.result, f"{function}({x}, {y}, {self.tensor(parts.factor)})", shape, product.kind, layout)
         return True
 
     def _hide(self, op: Op) -> bool:

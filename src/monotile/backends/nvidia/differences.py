@@ -1,4 +1,4 @@
-"""`(x - y) * c`, for a tile, a number for each row and one factor, as one instruction for each element.
+"""`exp2((x - y) * c)`, for a tile, a number for each row and one factor, with one instruction for each argument.
 
 It is x * c - y * c with one rounding, the product y * c being rounded before. That product is the same for a whole row,
 so that all of the row is off alike: by half a unit in the last place of y * c. For y * c below FAR that is 2^-13 at
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from ...dtypes import float32
 from ...ir import Op, Value
@@ -21,25 +22,35 @@ FAR_BITS = "0f45800000"
 
 
 def product_of(difference: Op, uses: Uses) -> Op | None:
-    """The product that a difference of a tile and a row's number is for, if it is for nothing else."""
+    """The product that a difference of a tile and a row's number is for, if it is for nothing else, and an exponential
+    alone reads the product: to others a small error of a small difference may matter."""
     readers = uses.get(difference.result, []) if difference.kind == "sub" else []
     if len(readers) != 1 or readers[0].kind != "mul" or len(difference.result.shape) != 2:
         return None
     tile, number = difference.operands
     factors = [v for v in readers[0].operands if v is not difference.result]
     whole = tile.shape == difference.result.shape and difference.result.dtype is float32
-    return readers[0] if whole and _of_rows(number) and len(factors) == 1 and not factors[0].shape else None
+    raised = all(op.kind == "exp2" for op in uses.get(readers[0].result, []))
+    fits = whole and raised and _of_rows(number) and len(factors) == 1 and not factors[0].shape
+    return readers[0] if fits else None
 
 
-def parts_of(product: Op, uses: Uses) -> tuple[Value, Value, Value] | None:
-    """Tile, numbers of rows and factor of such a product; None where it is another one."""
+class Parts(NamedTuple):
+    difference: Op
+    tile: Value
+    numbers: Value  # one for each row
+    factor: Value
+
+
+def parts_of(product: Op, uses: Uses) -> Parts | None:
+    """What such a product is made of; None where it is another one."""
     if product.kind != "mul":
         return None
     for one, factor in (product.operands, product.operands[::-1]):
         if one.op is not None and product_of(one.op, uses) is product:
             tile, number = one.op.operands
             assert number.op is not None
-            return tile, number.op.operands[0], factor
+            return Parts(one.op, tile, number.op.operands[0], factor)
     return None
 
 
@@ -72,7 +83,7 @@ def _source(count: int) -> str:
         "DONE: }",
     ]
     asm = "\n".join(f'        "{line} "' for line in lines)
-    places = ",".join(["=f"] * count + ["f"] * (3 * count))
+    places = ",".join(["=&f"] * count + ["f"] * (3 * count))
     return f'''\
 @triton.jit
 def {function(count)}(x, y, by):

@@ -1,10 +1,10 @@
 """Attention, forward: o = softmax(q k^T * scale) v with every option, and the logsumexp of each row."""
 
-from monotile.language import Const, Tensor, arange, blocks, bool_, cdiv, dot, float32, inf, kernel, program_id, where
+from monotile.language import Const, Tensor, arange, blocks, cdiv, dot, float32, inf, kernel, program_id, where
 
 from . import softmax
 from .mask_blocks import DENSE, MIXED, UNCHANGED
-from .scores import Place, by_place, in_reach, left_out, live, scaled, seen_by_some, unit, visible
+from .scores import Place, by_place, in_reach, is_additive, left_out, live, scaled, seen_by_some, unit, visible
 
 
 @kernel
@@ -21,7 +21,7 @@ def attention(
     rows = i * BQ + arange(BQ)
     Q = q[b, h, rows]
     rough = v.dtype != float32 and lse is None  # all that becomes of scores are weights, rounded to 16 bits
-    natural = mask is not None and mask.dtype != bool_
+    natural = is_additive(mask)
     each = unit(options, scale, natural, rough)
 
     def add(state, cols, kind):

@@ -6,7 +6,6 @@ from monotile.language import (
     Tensor,
     arange,
     blocks,
-    bool_,
     cdiv,
     dot,
     inf,
@@ -18,7 +17,7 @@ from monotile.language import (
 )  # fmt: skip
 
 from . import softmax
-from .scores import Place, in_reach, live, scaled, seen_by_some, unit, visible
+from .scores import Place, in_reach, is_additive, live, scaled, seen_by_some, unit, visible
 
 
 @kernel
@@ -39,7 +38,7 @@ def decode(
     head, i = row // Nq, row % Nq
     Q = q[b, g, head, i, arange(D)[None, :]]
 
-    natural = mask is not None and mask.dtype != bool_
+    natural = is_additive(mask)
     each = unit(options, scale, natural)
     state = softmax.empty(BR, Dv)
     for j in blocks(high - low, BK, lambda cols: in_reach(options, i, low + cols[None, :], Nq, Nk)):

@@ -36,6 +36,10 @@ class Place(NamedTuple):
     there: Any
 
 
+def is_additive(mask):
+    return mask is not None and mask.dtype != bool_
+
+
 def by_place(options: Options) -> bool:
     """Whether what a query sees depends on its position."""
     return not (options.causal is options.left is options.right is None)
@@ -81,8 +85,7 @@ def scaled(options, products, scale, at, mask, natural, rough=False):
     if not natural:
         return S
     each = unit(options, scale, False, rough)
-    additive = mask is not None and mask.dtype != bool_
-    return fma(S, each, mask.astype(float32)) if additive else S * each
+    return fma(S, each, mask.astype(float32)) if is_additive(mask) else S * each
 
 
 def unit(options, scale, natural, rough=False):
@@ -111,9 +114,8 @@ def left_out(options, rough):
 def visible(options, at, mask, Nq, Nk):
     """Whether each key is seen: by position, mask (an additive one hides with -inf) and mask_mod."""
     seen = in_reach(options, at.i, at.j, Nq, Nk)
-    additive = mask is not None and mask.dtype != bool_
     if mask is not None:
-        seen = seen & (mask.astype(float32) != -inf if additive else mask)
+        seen = seen & (mask.astype(float32) != -inf if is_additive(mask) else mask)
     if options.mask_mod is not None:
         seen = seen & options.mask_mod(at.b, at.h, at.i, at.j)
     return seen

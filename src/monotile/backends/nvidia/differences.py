@@ -10,6 +10,7 @@ A thread holds elements of two rows: of every four in a row of registers, two of
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from ...ir import Op, Value
 
 Uses = Mapping[Value, list[Op]]
 FAR = 4096.0
-FAR_BITS = "0f45800000"
+FAR_BITS = f"0f{struct.unpack('<I', struct.pack('<f', FAR))[0]:08X}"  # as PTX has it
 
 
 def product_of(difference: Op, uses: Uses) -> Op | None:

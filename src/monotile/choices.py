@@ -49,7 +49,10 @@ def forward(
     tuned = _tuned("attention", head_size, dtype, device) if not cleans else None  # measured without copies
     if tuned is not None:
         return tuned
-    BQ, BK = schedule.attention_blocks(2**20, head_size, dtype.bytes, "gpu")
+    # Products of float32 are written out, and with a mask once for each kind of block: the assembler then keeps 32
+    # registers and spills thousands of bytes, unless blocks are those of larger heads.
+    large = masked and dtype.bytes == 4 and 128 < head_size <= 256
+    BQ, BK = schedule.attention_blocks(2**20, 512 if large else head_size, dtype.bytes, "gpu")
     usual = Choice({"BQ": BQ, "BK": BK})
     if architecture(device) != MEASURED or dtype.bytes != 2 or not _shares():
         return usual

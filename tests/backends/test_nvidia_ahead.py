@@ -26,6 +26,7 @@ from monotile.backends.nvidia import backend as nvidia
 from monotile.backends.nvidia import build, gluon
 from monotile.backends.nvidia.render import render
 from monotile.backends.nvidia.schedule import SHARED_BYTES, Schedule, choose
+from monotile.dtypes import float32
 from monotile.kernels.attention import attention
 from monotile.kernels.decode import decode as library_decode
 from monotile.kernels.examples import matmul, row_softmax
@@ -135,6 +136,20 @@ def test_the_largest_head_sizes(dtype: str, D: int, spills: int) -> None:
     assert made.metadata.shared <= SHARED_BYTES
     if metadata.version("triton") == "3.6.0":
         assert resources(made)["STACK"] <= spills
+
+
+@compiled
+@pytest.mark.parametrize("D", [128, 256])
+@pytest.mark.parametrize("mask_type", [bool, np.float32])
+def test_masks_of_float32(mask_type: Any, D: int) -> None:
+    """Blocks so small that nearly everything fits the registers."""
+    blocks = choices.forward(D, float32, "cpu", masked=True, cleans=True).blocks
+    q, mask = random((1, 4, 256, D)), np.zeros((1, 4, 256, 256), mask_type)
+    kinds = np.zeros((1, 4, 256 // blocks["BQ"], 256 // blocks["BK"]), np.uint8)
+    arrays = q, q[:, :2], q[:, 2:], mask, kinds, None, q.copy(), random((1, 4, 256))
+    made = compile_ahead(attention.ir(*arrays, 0.1, options=Options("lower_right", fine=True), **blocks))
+    if metadata.version("triton") == "3.6.0":
+        assert resources(made)["STACK"] <= 256
 
 
 @compiled

@@ -9,9 +9,14 @@ from ..affine import Linear, linear
 from ..ir import Block, Kernel, Op, Value, constant, walk
 
 
+def loop_of(kernel: Kernel) -> dict[Block, Op]:
+    """Each loop, by its body."""
+    return {op.blocks[0]: op for op in walk(kernel.body) if op.kind == "for"}
+
+
 def loop_starts(kernel: Kernel) -> dict[Block, Value]:
     """The first value of each loop's counter, by the loop's body."""
-    return {op.blocks[0]: op.operands[0] for op in walk(kernel.body) if op.kind == "for"}
+    return {body: loop.operands[0] for body, loop in loop_of(kernel).items()}
 
 
 def nonnegative(form: Linear | None, starts: Mapping[Block, Value]) -> bool:
@@ -55,11 +60,6 @@ def least(value: Value) -> float:
     if op.kind == "mul" and all(b >= 0.0 for b in bounds):
         return bounds[0] * bounds[1] if bounds[0] * bounds[1] >= 2.0**-126 else 0.0
     return 0.0 if op.kind == "abs" else -math.inf
-
-
-def loop_of(kernel: Kernel) -> dict[Block, Op]:
-    """Each loop, by its body."""
-    return {op.blocks[0]: op for op in walk(kernel.body) if op.kind == "for"}
 
 
 def never_nan(value: Value, loops: Mapping[Block, Op], assumed: frozenset[Value] = frozenset()) -> bool:

@@ -218,7 +218,7 @@ class Loops(Compute):
     def _own_tiles(self, turn: Turn) -> None:
         """Read while the early products run: behind them there are few registers, and each read would be waited for."""
         for op in turn.middle:
-            if any(op is own for own in self.streams.own):
+            if op in self.streams.own:
                 self.write(op)
 
     def _end_early(self, turn: Turn, names: list[str], pending: int) -> None:
@@ -231,7 +231,7 @@ class Loops(Compute):
     def _middle(self, turn: Turn, body: Block, carried: list[str], lefts: list[str], before: str = "") -> None:
         """Everything between the products. `before`: the place whose late products end here."""
         for op in turn.middle:
-            if any(op is own for own in self.streams.own):
+            if op in self.streams.own:
                 continue
             if op.kind == "reduce":  # of the scores: what changes them has been read
                 self.give_back_own()

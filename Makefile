@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: bench test check format baseline
+.PHONY: bench test check format baseline golden
 
 bench: $(READY)
 	$(BIN)/monotile bench --quick
@@ -20,6 +20,10 @@ check: $(READY)
 format: $(READY)
 	$(BIN)/python -m ruff format .
 	$(BIN)/python -m ruff check --fix .
+
+# Record the generated text of every kernel, after a deliberate change of it.
+golden: $(READY)
+	$(BIN)/python tests/golden/snapshot.py --refresh
 
 # Every number of a full benchmark, kept in baselines/ under the processor's name.
 baseline: $(READY)

@@ -37,7 +37,7 @@ def find_cut(body: Block, axes: Axes, lanes: Axis | None, unit: int) -> Cut | No
     marks = [op for op in body.ops if op.kind == "visible"]
     if not marks or lanes is None:
         return None
-    tests = {test for test, _ in conjuncts(marks[0].operands[0])}
+    tests = list(dict.fromkeys(test for test, _ in conjuncts(marks[0].operands[0])))  # the order decides the text
     dims = next((d for op in walk(body) if (d := _masked_by(op, tests, axes)) is not None), None)
     if dims is None or lanes not in dims:
         return None
@@ -49,11 +49,11 @@ def find_cut(body: Block, axes: Axes, lanes: Axis | None, unit: int) -> Cut | No
     return Cut(rows, tuple(bounds)) if bounds else None
 
 
-def _masked_by(op: Op, tests: set[Op], axes: Axes) -> tuple[Axis | None, ...] | None:
+def _masked_by(op: Op, tests: list[Op], axes: Axes) -> tuple[Axis | None, ...] | None:
     """The axes of what a `where` hides by all of the tests."""
     if op.kind != "where" or len(op.result.shape) != 2:
         return None
-    return axes.dims(op.result) if tests <= {test for test, _ in conjuncts(op.operands[0])} else None
+    return axes.dims(op.result) if {test for test, _ in conjuncts(op.operands[0])}.issuperset(tests) else None
 
 
 def _escapes(body: Block, axes: Axes, lanes: Axis, rows: Axis) -> bool:

@@ -276,19 +276,22 @@ class Renderer(LaneDots):
     def _family_of(self, value: Value) -> object:
         return self.elements.families.of(value)
 
-    def _read_at_point(self, op: Op) -> set[Value]:
-        """Values an elementwise op reads at the very element it makes, and not elsewhere as well."""
-        found: set[Value] = set()
+    def _read_at_point(self, op: Op) -> list[Value]:
+        """Values an elementwise op reads at the very element it makes, and not elsewhere as well, in program order."""
+        found: dict[Value, None] = {}
         elsewhere: set[Value] = set()
-        stack = [(v, True) for v in op.operands]
+        stack = [(v, True) for v in reversed(op.operands)]
         while stack:
             value, here = stack.pop()
             if value not in self.elements.inlined:
-                (found if here else elsewhere).add(value)
+                if here:
+                    found[value] = None
+                else:
+                    elsewhere.add(value)
             elif value.op is not None:
                 here = here and value.op.kind in ir.ELEMENTWISE
-                stack += [(v, here) for v in value.op.operands]
-        return found - elsewhere
+                stack += [(v, here) for v in reversed(value.op.operands)]
+        return [value for value in found if value not in elsewhere]
 
     def _pointwise(self, op: Op, param: Value) -> bool:
         """Whether an op reads a value at the element it makes only."""

@@ -1,0 +1,162 @@
+"""The kernels whose generated text is recorded: every library kernel over a matrix of options, dtypes and head sizes.
+
+Block sizes depend on the backend and the head size alone, never on the machine that makes the text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from monotile import ir, schedule
+from monotile.dtypes import BY_NAME, DType, bool_, float32, uint8
+from monotile.kernels import examples
+from monotile.kernels.attention import attention
+from monotile.kernels.decode import decode
+from monotile.kernels.mask_blocks import mask_blocks
+from monotile.kernels.merge import merge, merge_lse
+from monotile.kernels.scores import Options
+from monotile.tensors import View, dense
+
+
+class Case(NamedTuple):
+    """A specialised kernel and the facts that schedules are chosen by."""
+
+    name: str
+    kernel: ir.Kernel
+    head_size: int = 0
+    options: Options | None = None
+    mask: str = ""  # "", "bool" or a dtype
+
+
+def tensor(dtype: DType, *shape: int) -> View:
+    return View(dtype, shape, dense(shape), "cpu")
+
+
+def alibi(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    return score - 0.125 * (h + 1) * (i - j)
+
+
+def even_keys(b: Any, h: Any, i: Any, j: Any) -> Any:
+    return (j % 2 == 0) | (i == j)
+
+
+B, HQ, HKV, NQ, NK = 2, 4, 2, 200, 333
+PLAIN = Options()
+# name: options, mask dtype ("" for none), with sinks, with lse
+OPTIONS: dict[str, tuple[Options, str, bool, bool]] = {
+    "full": (PLAIN, "", False, False),
+    "full_lse": (PLAIN, "", False, True),
+    "causal": (Options(causal="lower_right"), "", False, False),
+    "upper_left": (Options(causal="upper_left"), "", False, True),
+    "window": (Options(left=64, right=8), "", False, False),
+    "causal_window": (Options(causal="lower_right", left=100), "", False, True),
+    "softcap": (Options(softcap=30.0), "", False, False),
+    "softcap_lse": (Options(softcap=30.0, causal="lower_right"), "", False, True),
+    "sinks": (Options(causal="lower_right"), "", True, True),
+    "negative": (Options(negative=True), "", False, False),
+    "bool_mask": (PLAIN, "bool", False, False),
+    "bool_mask_causal": (Options(causal="lower_right"), "bool", True, True),
+    "additive_mask": (PLAIN, "float32", False, False),
+    "additive_mask_softcap": (Options(softcap=20.0, left=50), "float16", False, True),
+    "score_mod": (Options(score_mod=alibi), "", False, True),
+    "mask_mod": (Options(mask_mod=even_keys, causal="lower_right"), "", False, False),
+}
+# (options, dtype, D, Dv): every option at D 128 in bfloat16, and head sizes and dtypes for a few of them.
+MATRIX = [(name, "bfloat16", 128, 128) for name in OPTIONS]
+MATRIX += [(name, "float32", 64, 64) for name in ("full_lse", "causal", "bool_mask_causal", "additive_mask", "window")]
+MATRIX += [(name, "float16", 256, 256) for name in ("causal", "softcap", "bool_mask")]
+MATRIX += [("causal", "float16", 64, 64), ("window", "bfloat16", 64, 64), ("bool_mask", "bfloat16", 64, 64)]
+MATRIX += [("full", "bfloat16", 512, 512), ("causal", "bfloat16", 80, 80), ("causal_window", "float32", 192, 128)]
+DECODE = [(name, "bfloat16", 128, 128) for name in OPTIONS if not name.endswith("_lse")]
+DECODE += [("causal", "float32", 64, 64), ("bool_mask", "float32", 64, 64), ("full", "bfloat16", 512, 512)]
+DECODE += [("full", "float16", 256, 256), ("window", "float32", 80, 80)]
+
+
+def mask_dtype(name: str) -> DType:
+    return bool_ if name == "bool" else BY_NAME[name]
+
+
+def attention_blocks(backend: str, head_size: int, dtype: DType) -> tuple[int, int]:
+    """(BQ, BK). Metal's threadgroup memory takes fewer keys."""
+    if backend == "metal":
+        return schedule.attention_blocks(NQ, head_size, dtype.bytes, "metal")
+    if backend == "nvidia" and dtype.bytes == 4:
+        return schedule.attention_blocks(NQ, head_size, dtype.bytes, "gpu")
+    return (64, 128) if head_size <= 128 else (64, 64)
+
+
+def attention_cases(backend: str) -> Iterator[Case]:
+    for name, dtype_name, D, Dv in MATRIX:
+        options, mask, with_sinks, with_lse = OPTIONS[name]
+        dtype = BY_NAME[dtype_name]
+        BQ, BK = attention_blocks(backend, max(D, Dv), dtype)
+        maps = ("", "_coarse") if mask else ("",)
+        for suffix in maps:
+            call = options._replace(fine=bool(mask) and not suffix)
+            kernel = attention.ir(
+                tensor(dtype, B, HQ, NQ, D), tensor(dtype, B, HKV, NK, D), tensor(dtype, B, HKV, NK, Dv),
+                tensor(mask_dtype(mask), B, HQ, NQ, NK) if mask else None,
+                tensor(uint8, B, HQ, -(-NQ // BQ), -(-NK // BK)) if mask else None,
+                tensor(float32, HQ) if with_sinks else None, tensor(dtype, B, HQ, NQ, Dv),
+                tensor(float32, B, HQ, NQ) if with_lse else None, 0.1, options=call, BQ=BQ, BK=BK,
+            )  # fmt: skip
+            yield Case(f"attention/{name}{suffix}/{dtype_name}/{D}x{Dv}", kernel, max(D, Dv), call, mask)
+
+
+def decode_cases() -> Iterator[Case]:
+    for name, dtype_name, D, Dv in DECODE:
+        options, mask, with_sinks, with_lse = OPTIONS[name]
+        dtype, G, rows, BK = BY_NAME[dtype_name], HQ // HKV, 2, 64 if D <= 128 else 32
+        for suffix, splits in (("", 3), ("_whole", 0)):
+            R, whole = G * rows, splits == 0
+            kernel = decode.ir(
+                tensor(dtype, B, HKV, G, rows, D), tensor(dtype, B, HKV, NK, D), tensor(dtype, B, HKV, NK, Dv),
+                tensor(mask_dtype(mask), B, HKV, G, rows, NK) if mask else None, tensor(float32, B, HKV, R, splits, Dv),
+                tensor(float32, B, HKV, R, splits), tensor(float32, B, HKV, R, splits),
+                tensor(float32, HQ) if with_sinks and whole else None, tensor(dtype, B, HKV, R, Dv) if whole else None,
+                tensor(float32, B, HKV, R) if with_lse and whole else None, 0.1, 128, options=options, BR=4, BK=BK,
+            )  # fmt: skip
+            yield Case(f"decode/{name}{suffix}/{dtype_name}/{D}x{Dv}", kernel, max(D, Dv), options, mask)
+
+
+def merge_cases() -> Iterator[Case]:
+    R, S, D = 10, 7, 96
+    parts = tensor(float32, R, S, D), tensor(float32, R, S), tensor(float32, R, S)
+    for span in (None, 32):
+        for with_sinks in (False, True):
+            sinks = tensor(float32, 5) if with_sinks else None
+            name = f"merge/{'sinks' if with_sinks else 'plain'}/span_{span}"
+            out, lse = tensor(BY_NAME["bfloat16"], R, D), tensor(float32, R)
+            yield Case(name, merge.ir(*parts, sinks, out, lse, 2, BS=16, SPAN=span))
+        outs, lses = tensor(BY_NAME["float16"], R, S, D), tensor(float32, R, S)
+        total, out = tensor(float32, R), tensor(BY_NAME["float16"], R, D)
+        yield Case(f"merge_lse/plain/span_{span}", merge_lse.ir(outs, lses, out, total, BS=16, SPAN=span))
+
+
+def mask_cases() -> Iterator[Case]:
+    for dtype in ("bool", "float32", "float16"):
+        for fine in (False, True):
+            for strip, span in ((8, None), (64, 512)):
+                mask, kinds = tensor(mask_dtype(dtype), B, HQ, NQ, NK), tensor(uint8, B, HQ, 4, 6)
+                kernel = mask_blocks.ir(mask, kinds, BQ=64, BK=64, STRIP=strip, SPAN=span, fine=fine)
+                yield Case(f"mask_blocks/{'fine' if fine else 'coarse'}_strip_{strip}/{dtype}", kernel)
+
+
+def example_cases() -> Iterator[Case]:
+    for dtype_name in ("float32", "bfloat16"):
+        dtype = BY_NAME[dtype_name]
+        square, row = tensor(dtype, 100, 100), tensor(dtype, 100)
+        yield Case(f"copy/{dtype_name}", examples.copy.ir(square, square))
+        yield Case(f"matmul/{dtype_name}", examples.matmul.ir(square, square, square))
+        yield Case(f"matmul_bias_tanh/{dtype_name}", examples.matmul_bias_tanh.ir(square, square, row, square))
+        yield Case(f"row_softmax/{dtype_name}", examples.row_softmax.ir(square, square))
+        yield Case(f"rms_norm/{dtype_name}", examples.rms_norm.ir(square, row, square, 1e-5))
+
+
+def cases(backend: str) -> Iterator[Case]:
+    """Every kernel, specialised as for a call on one backend."""
+    yield from attention_cases(backend)
+    yield from decode_cases()
+    yield from merge_cases()
+    yield from mask_cases()
+    yield from example_cases()

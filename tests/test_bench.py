@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from monotile import commands, errors
-from monotile.bench import attention, baselines, limits, peers, reach, report, suite, table, worker
+from monotile import errors
+from monotile.bench import attention, baselines, limits, peers, report, suite, table, worker
+from monotile.bench import goals as reach
 from monotile.bench.attention import Shape
 from monotile.bench.rows import Case, Row, Sample
+from monotile.cli import commands
 
 ROOT = Path(__file__).parents[1]
 TINY = Shape((4, 2), 1, 96, 64, "float32")

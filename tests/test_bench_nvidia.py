@@ -20,11 +20,12 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from monotile import commands, errors
+from monotile import errors
 from monotile.bench import baselines, suite
 from monotile.bench.nvidia import goals, rows, run, table
 from monotile.bench.nvidia.device import Gpu
 from monotile.bench.nvidia.rows import Shape
+from monotile.cli import commands
 
 ROOT = Path(__file__).parents[1]
 interpreting = os.environ.get("TRITON_INTERPRET") == "1"

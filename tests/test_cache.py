@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from monotile import cache
+from monotile.runtime import cache
 
 KEY = cache.fingerprint("a key")
 PAYLOAD = bytes(range(256)) * 40

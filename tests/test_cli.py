@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from monotile import __version__, dtypes, inspection, machine
+from monotile import __version__, dtypes
 from monotile.bench import report, rows, worker
-from monotile.inspection import BadRequest, Request
+from monotile.cli import inspection
+from monotile.cli.inspection import BadRequest, Request
 from monotile.kernels import examples
-from monotile.launch import Kernel
+from monotile.launch.kernel import Kernel
+from monotile.runtime import machine
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT = {"PYTHONPATH": str(ROOT / "src")}

@@ -16,9 +16,10 @@ import pytest
 
 from arrays import Array, poisoned
 from kernels.cases import agrees, normal, qkv
-from monotile import emission, inspection, metal
+from monotile import metal
+from monotile.cli import emission, inspection
+from monotile.cli.inspection import BadRequest, Request
 from monotile.errors import DeviceLimit
-from monotile.inspection import BadRequest, Request
 from monotile.kernels import reference
 from monotile.language import Tensor, kernel, program_id
 from test_cli import monotile

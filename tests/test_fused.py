@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monotile.fused import fma
+from monotile.ir.fused import fma
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monotile import backends, errors, ir, launch, tensors
+from monotile import backends, errors, ir
 from monotile.backends.base import Backend, Program
 from monotile.errors import MonotileError
 from monotile.language import Const, Tensor, arange, cdiv, int64, kernel, program_id
-from monotile.launch import Kernel
+from monotile.launch import kernel as launch
+from monotile.launch.kernel import Kernel
+from monotile.runtime import tensors
 
 POISON = 7.0
 

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monotile import backends, cache, origin
-from monotile.launch import Kernel
-from monotile.signature import captured_arrays
+from monotile import backends
+from monotile.launch import source_keys as origin
+from monotile.launch.kernel import Kernel
+from monotile.launch.signature import captured_arrays
+from monotile.runtime import cache
 
 SOURCES = str(Path(cache.__file__).parents[1])
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import monotile
-from monotile.bench import start
+from monotile.bench import cold_start as start
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("src", "tests", "examples", "docs", "benchmarks", "baselines", ".ci")

@@ -17,10 +17,13 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 pytest.importorskip("triton", reason="the nvidia backend needs triton")
-from monotile import choices, commands, errors, tune, tuning
+from monotile import errors
+from monotile.backends.nvidia import choices, tuning
 from monotile.backends.nvidia.schedule import SHARED_BYTES, Schedule
+from monotile.backends.nvidia.tuning import Choice, Key
+from monotile.bench.nvidia import tune
+from monotile.cli import commands
 from monotile.dtypes import bfloat16
-from monotile.tuning import Choice, Key
 
 KEY = Key("attention", 128, "bfloat16")
 GPU = tuning.Gpu("NVIDIA Nothing", "sm_00")

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from monotile import ir, verify
+from monotile import ir
 from monotile.dtypes import bool_, float16, float32, int8, int32, int64
 from monotile.errors import InternalError
-from monotile.ir import Block, Kernel, Op, Tensor, Type, Value
+from monotile.ir import Block, Kernel, Op, Tensor, Type, Value, verify
 from monotile.language import Const, arange, blocks, dot, kernel, program_id, zeros
 from monotile.language import Tensor as Shape
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from monotile import MonotileError, backends, registry
+from monotile import MonotileError, backends
+from monotile.library import registry
 
 ON_GPU = os.environ.get("MONOTILE_TEST_GPU") == "1"  # the library's tests on an NVIDIA GPU, too
 # Triton's interpreter takes arrays in this machine's memory; it has to be asked for before Triton is imported.

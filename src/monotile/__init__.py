@@ -10,7 +10,7 @@ _loading_since_ns = time_ns()  # source files changed after this are not what ru
 from .errors import MonotileError  # noqa: E402
 
 if TYPE_CHECKING:
-    from .ops import (
+    from .library.ops import (
         Partials,
         attention,
         decode_partials,
@@ -37,7 +37,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """The library is loaded when it is first used, so that `import monotile` costs next to nothing."""
     if name in __all__:
-        from . import ops
+        from .library import ops
 
         globals()[name] = found = getattr(ops, name)  # the next time nobody asks here
         return found

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import unicodedata
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .ir import Loc
+from dataclasses import dataclass
+from typing import Any
 
 WIDEST = 160  # longer source lines are shown in part
 MOST_CALLS = 3  # of the helper calls that led to a mistake, how many are listed
+
+
+@dataclass(frozen=True)
+class Loc:
+    """A place in the author's source."""
+
+    file: str
+    line: int
+    column: int
+    end: int  # one past the last column of the place, on the same line
+    text: str = ""
 
 
 class MonotileError(Exception):

@@ -1,185 +1,87 @@
-"""The words of a kernel. They have meaning inside a function under `@kernel`; called from Python they raise.
-
-docs/language.md is the manual. `@kernel` itself makes a `launch.Kernel`, which is what users call.
-"""
+"""The kernel language as users import it: `@kernel` and its words. docs/language.md is the manual."""
 
 from __future__ import annotations
 
-import inspect
-import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
 
-from .dtypes import DType, bfloat16, bool_, float16, float32, int8, int32, int64, uint8
-from .errors import BadSignature, OutsideKernel
-
-if TYPE_CHECKING:
-    from .launch import Kernel
-
-F = TypeVar("F", bound=Callable[..., Any])
-inf = math.inf
+from .frontend.vocabulary import (
+    Const,
+    Tensor,
+    abs,
+    arange,
+    bfloat16,
+    blocks,
+    bool_,
+    cdiv,
+    dot,
+    exp,
+    exp2,
+    float16,
+    float32,
+    fma,
+    full,
+    inf,
+    int8,
+    int32,
+    int64,
+    log,
+    log2,
+    max,
+    maximum,
+    min,
+    minimum,
+    program_id,
+    reciprocal,
+    sqrt,
+    static_range,
+    sum,
+    tanh,
+    uint8,
+    where,
+    zeros,
+)
+from .launch.kernel import Kernel
 
 
 def kernel(function: Callable[..., None]) -> Kernel:
-    """Turns a Python function into a kernel: its source is read, specialised and compiled when it is called."""
-    from .launch import Kernel
-
+    """Make a kernel of a Python function: its source is read, specialised and compiled when it is called."""
     return Kernel(function)
 
 
-class Const:
-    """Marks a compile-time parameter: an int, float, bool, None, dtype, tuple or function."""
-
-
-class Tensor:
-    """Annotates a tensor with its shape: `Tensor["M K"]`. A name that is also a Const parameter is a compile-time
-    length and binds that Const; equal names must have equal lengths; a number is a fixed length; `_` is any length."""
-
-    def __init__(self, dims: tuple[str | int, ...]) -> None:
-        self.dims = dims
-
-    def __class_getitem__(cls, spec: str) -> Tensor:
-        names = spec.split() if isinstance(spec, str) else []
-        if not names or not all(n.isidentifier() or (n.isascii() and n.isdecimal()) for n in names):
-            cure = 'name every dimension, separated by spaces: Tensor["M K"], Tensor["M 3"], Tensor["_ K"]'
-            raise BadSignature(f"Tensor[{spec!r}] is not a shape", cure)
-        return cls(tuple(int(d) if d.isdecimal() else d for d in names))
-
-
-def word(function: F) -> F:
-    """A name of the language. The front end recognises the function object and never runs it."""
-
-    def stand_in(*args: Any, **kwargs: Any) -> Any:
-        name = function.__name__
-        raise OutsideKernel(f"{name}() is a word of the kernel language: call it inside a @kernel function")
-
-    stand_in.__name__ = function.__name__
-    stand_in.__doc__ = function.__doc__
-    stand_in.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
-    return stand_in  # type: ignore[return-value]
-
-
-@word
-def program_id(*counts: Any) -> Any:
-    """This program's position in a grid of the given sizes: one number for one size, a tuple for more."""
-
-
-@word
-def arange(n: int) -> Any:
-    """The int32 tile 0, 1, ..., n - 1."""
-
-
-@word
-def full(shape: Any, value: Any, dtype: DType | None = None) -> Any:
-    """A tile with every element equal to one number."""
-
-
-@word
-def zeros(shape: Any, dtype: DType = float32) -> Any:
-    """A tile of zeros."""
-
-
-@word
-def where(condition: Any, yes: Any, no: Any) -> Any:
-    """`yes` where the condition holds, `no` elsewhere. What is not chosen never matters, not even a NaN."""
-
-
-@word
-def dot(a: Any, b: Any) -> Any:
-    """The matrix product of (m, k) and (k, n), summed in float32."""
-
-
-@word
-def cdiv(a: Any, b: Any) -> Any:
-    """a / b rounded up."""
-
-
-@word
-def exp(x: Any) -> Any:
-    """e to the x."""
-
-
-@word
-def exp2(x: Any) -> Any:
-    """2 to the x."""
-
-
-@word
-def log(x: Any) -> Any:
-    """Natural logarithm."""
-
-
-@word
-def log2(x: Any) -> Any:
-    """Logarithm to base 2."""
-
-
-@word
-def tanh(x: Any) -> Any:
-    """Hyperbolic tangent."""
-
-
-@word
-def sqrt(x: Any) -> Any:
-    """Square root."""
-
-
-@word
-def reciprocal(x: Any) -> Any:
-    """1 / x to within 2 units in the last place: quicker than a division, which is rounded correctly."""
-
-
-@word
-def fma(a: Any, b: Any, c: Any) -> Any:
-    """a * b + c, rounded once. Nothing else in the language is fused: every other op rounds its result."""
-
-
-@word
-def abs(x: Any) -> Any:
-    """Absolute value."""
-
-
-@word
-def maximum(a: Any, b: Any) -> Any:
-    """The greater of two; where one is NaN, the other."""
-
-
-@word
-def minimum(a: Any, b: Any) -> Any:
-    """The lesser of two; where one is NaN, the other."""
-
-
-@word
-def sum(x: Any, axis: int) -> Any:
-    """Sum along an axis."""
-
-
-@word
-def max(x: Any, axis: int) -> Any:
-    """Maximum along an axis, NaNs aside (-inf if there is nothing else)."""
-
-
-@word
-def min(x: Any, axis: int) -> Any:
-    """Minimum along an axis, NaNs aside (inf if there is nothing else)."""
-
-
-@word
-def blocks(length: Any, step: int, visible: Callable[[Any], Any] | None = None) -> Any:
-    """`for j in blocks(length, step, visible)`: j = 0, step, 2 * step, ... below length.
-
-    `visible` takes the tile of positions `j + arange(step)` and gives a bool tile. What it hides may be
-    left out: a block in which it is False everywhere, a row of which it hides every position, or single positions of a
-    fold. So what it hides must change nothing."""
-
-
-@word
-def static_range(*bounds: int) -> Any:
-    """Like range, but the loop is written out at compile time and its variable is a constant."""
-
-
 __all__ = [
-    "Const", "Tensor", "abs", "arange", "bfloat16", "blocks", "bool_", "cdiv", "dot", "exp", "exp2", "float16",
-    "float32", "fma", "full", "inf", "int8", "int32", "int64", "kernel", "log", "log2", "max", "maximum", "min",
-    "minimum", "program_id", "reciprocal", "sqrt", "static_range", "sum", "tanh", "uint8", "where", "zeros",
+    "Const",
+    "Tensor",
+    "abs",
+    "arange",
+    "bfloat16",
+    "blocks",
+    "bool_",
+    "cdiv",
+    "dot",
+    "exp",
+    "exp2",
+    "float16",
+    "float32",
+    "fma",
+    "full",
+    "inf",
+    "int8",
+    "int32",
+    "int64",
+    "kernel",
+    "log",
+    "log2",
+    "max",
+    "maximum",
+    "min",
+    "minimum",
+    "program_id",
+    "reciprocal",
+    "sqrt",
+    "static_range",
+    "sum",
+    "tanh",
+    "uint8",
+    "where",
+    "zeros"
 ]  # fmt: skip

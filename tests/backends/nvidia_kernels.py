@@ -36,8 +36,8 @@ from monotile.language import (
 pytest.importorskip("triton", reason="the nvidia backend needs triton")
 from monotile.backends.nvidia import backend as nvidia
 from monotile.backends.nvidia import build
-from monotile.backends.nvidia.render import Rendered, render
 from monotile.backends.nvidia.schedule import Schedule, choose
+from monotile.backends.nvidia.triton.render import Rendered, render
 
 LOG2E, LN2 = 1.4426950408889634, 0.6931471805599453
 interpreted = pytest.mark.skipif(not build.interpreting(), reason="needs TRITON_INTERPRET=1")

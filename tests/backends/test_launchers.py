@@ -16,11 +16,13 @@ import monotile
 from arrays import Array, numpy_type
 from backends import mlx_stand_in, mps_stand_in
 from kernels.cases import agrees, qkv
-from monotile import catalogue, metal, ops
+from monotile import metal
 from monotile.backends import get
+from monotile.cli import catalogue
 from monotile.errors import ArgumentDevice, ArgumentDType, ArgumentKind, DeviceLimit, UnknownBackend
 from monotile.kernels import examples, reference
 from monotile.language import Const, Tensor, arange, kernel
+from monotile.library import ops
 
 needs_runner = pytest.mark.skipif(metal.why_not() is not None, reason=str(metal.why_not()))
 pytestmark = needs_runner

@@ -16,11 +16,11 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
-from monotile import cache
 from monotile.backends.cpu import host, image, jit, loader, memory, pool
 from monotile.errors import InternalError
 from monotile.kernels import examples
-from monotile.launch import Kernel
+from monotile.launch.kernel import Kernel
+from monotile.runtime import cache
 
 pytestmark = pytest.mark.skipif(not loader.takes_images(), reason="LLVM links object files here")
 

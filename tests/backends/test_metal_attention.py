@@ -8,13 +8,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from monotile import metal, schedule
+from monotile import metal
 from monotile.backends.metal.backend import MetalBackend, MetalProgram
 from monotile.kernels import reference
 from monotile.kernels.attention import attention
 from monotile.kernels.decode import decode
 from monotile.kernels.merge import merge
 from monotile.kernels.scores import Options
+from monotile.library import blocks as schedule
 
 pytestmark = pytest.mark.skipif(metal.why_not() is not None, reason=str(metal.why_not()))
 Array = np.ndarray[Any, Any]

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from monotile import backends, catalogue, metal, ops, registry
+from monotile import backends, metal
 from monotile.backends.metal import backend as metal_backend
+from monotile.cli import catalogue
+from monotile.library import ops, registry
 
 pytestmark = pytest.mark.skipif(metal.why_not() is not None, reason=str(metal.why_not()))
 

@@ -20,14 +20,14 @@ from backends.nvidia_kernels import (
 from monotile import errors
 from monotile.backends.nvidia import backend as nvidia
 from monotile.backends.nvidia import build
-from monotile.backends.nvidia.padding import padded
-from monotile.backends.nvidia.render import render
 from monotile.backends.nvidia.schedule import Schedule, choose
+from monotile.backends.nvidia.triton.padding import padded
+from monotile.backends.nvidia.triton.render import render
 from monotile.dtypes import float32
 from monotile.kernels.decode import decode
 from monotile.kernels.scores import Options
 from monotile.language import Const, Tensor, kernel
-from monotile.tensors import View
+from monotile.runtime.tensors import View
 
 # ---- text ------------------------------------------------------------------------------------------------------------
 

@@ -21,17 +21,19 @@ from backends.nvidia_kernels import (
     resources,
     scale_rows,
 )
-from monotile import choices, errors, ir, schedule
+from monotile import errors, ir
 from monotile.backends.nvidia import backend as nvidia
-from monotile.backends.nvidia import build, gluon
-from monotile.backends.nvidia.render import render
+from monotile.backends.nvidia import build, choices
+from monotile.backends.nvidia.gluon import module as gluon
 from monotile.backends.nvidia.schedule import SHARED_BYTES, Schedule, choose
+from monotile.backends.nvidia.triton.render import render
 from monotile.dtypes import float32
 from monotile.kernels.attention import attention
 from monotile.kernels.decode import decode as library_decode
 from monotile.kernels.examples import matmul, row_softmax
 from monotile.kernels.scores import Options
 from monotile.language import Const, Tensor, arange, cdiv, dot, exp2, full, kernel, program_id, zeros
+from monotile.library import blocks as schedule
 
 
 @compiled

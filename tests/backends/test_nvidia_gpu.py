@@ -14,9 +14,11 @@ from backends.nvidia_kernels import (
     product,
     scale_rows,
 )
-from monotile import errors, ops
-from monotile.backends.nvidia import build, laps
+from monotile import errors
+from monotile.backends.nvidia import build
+from monotile.backends.nvidia.gluon import persistent as laps
 from monotile.kernels import reference
+from monotile.library import ops
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 

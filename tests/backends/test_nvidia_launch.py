@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 import monotile
-from monotile import ops
 from monotile.backends.nvidia import backend as nvidia
-from monotile.backends.nvidia import build, laps, launcher
+from monotile.backends.nvidia import build, launcher
+from monotile.backends.nvidia.gluon import persistent as laps
+from monotile.library import ops
 
 torch = pytest.importorskip("torch", reason="the nvidia backend needs torch")
 pytest.importorskip("triton", reason="the nvidia backend needs triton")

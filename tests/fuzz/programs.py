@@ -11,10 +11,9 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from monotile import verify
-from monotile.builder import Builder
 from monotile.dtypes import bool_, float16, float32, int32, int64
-from monotile.ir import Block, Kernel, Op, Type, Value
+from monotile.ir import Block, Kernel, Op, Type, Value, verify
+from monotile.ir.builder import Builder
 
 from .arguments import CARRIED, EXACT, HELD, SIDES, STEPS, Program
 from .operations import Operations

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from monotile import ir, schedule
+from monotile import ir
 from monotile.dtypes import BY_NAME, DType, bool_, float32, uint8
 from monotile.kernels import examples
 from monotile.kernels.attention import attention
@@ -15,7 +15,8 @@ from monotile.kernels.decode import decode
 from monotile.kernels.mask_blocks import mask_blocks
 from monotile.kernels.merge import merge, merge_lse
 from monotile.kernels.scores import Options
-from monotile.tensors import View, dense
+from monotile.library import blocks as schedule
+from monotile.runtime.tensors import View, dense
 
 
 class Case(NamedTuple):

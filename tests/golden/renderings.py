@@ -6,17 +6,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from golden.cases import Case
-from monotile import choices, ir
+from monotile import ir
 from monotile.backends.cpu.compiler import OPTIONS as CPU_PASSES
 from monotile.backends.cpu.lower import lower as lower_cpu
 from monotile.backends.cpu.target import Target
 from monotile.backends.metal.backend import MetalBackend
 from monotile.backends.metal.render import render as render_metal
-from monotile.backends.nvidia import gluon
+from monotile.backends.nvidia import choices
 from monotile.backends.nvidia.backend import BACKEND as NVIDIA
-from monotile.backends.nvidia.render import Rendered
-from monotile.backends.nvidia.render import render as render_triton
+from monotile.backends.nvidia.gluon import module as gluon
 from monotile.backends.nvidia.schedule import Schedule, choose
+from monotile.backends.nvidia.triton.render import Rendered
+from monotile.backends.nvidia.triton.render import render as render_triton
 from monotile.passes import pipeline
 
 TARGETS = (

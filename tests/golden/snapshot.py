@@ -1,6 +1,6 @@
 """The recorded form of generated text: a line for each case and stage with two digests and a count of what is in it.
 
-`text` is the digest of the text as it is; `code` is the digest of the text with every local name replaced by a number, so
+`text` is the digest of the text as it is; `code` is the digest of the text with local names replaced by numbers, so
 that a rename changes the first alone. The counts show in review what a change of code did.
 
     python tests/golden/snapshot.py               compare with golden.txt, report what differs

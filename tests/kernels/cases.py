@@ -10,9 +10,9 @@ import pytest
 
 import monotile
 from arrays import Array, numpy_type
-from monotile import arrays as array_kinds
-from monotile import registry
 from monotile.kernels import reference
+from monotile.library import registry
+from monotile.runtime import arrays as array_kinds
 
 # Head sizes: the tuned ones, those of the documents, and some that fit no vector.
 HEAD_SIZES = (1, 2, 3, 7, 16, 17, 33, 64, 80, 96, 128, 192, 256, 512, 576)

@@ -10,8 +10,8 @@ import pytest
 import monotile
 from arrays import Array, bfloat16
 from kernels.cases import check, equal, normal, qkv
-from monotile import arrays
 from monotile.errors import ArgumentDevice, ArgumentKind
+from monotile.runtime import arrays
 from usable import ON_GPU
 
 pytestmark = pytest.mark.skipif(ON_GPU, reason="these are about arrays in this machine's memory")

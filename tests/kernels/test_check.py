@@ -15,7 +15,7 @@ from rich.console import Console
 
 import monotile
 from kernels.cases import normal
-from monotile import check, registry
+from monotile.library import check, registry
 
 BROKEN = registry.Case("attention", registry.Sizes(1, 3, 2, 4, 5, 8, 8))
 

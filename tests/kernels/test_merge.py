@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 import monotile
 from arrays import Array, numpy_type
 from kernels.cases import equal, normal
-from monotile import registry
 from monotile.kernels import reference
+from monotile.library import registry
 
 FAST = settings(deadline=None, derandomize=True, max_examples=15, suppress_health_check=list(HealthCheck))
 SHAPES = st.tuples(

@@ -13,7 +13,7 @@ import pytest
 
 from monotile import errors
 from monotile.errors import InternalError, KernelError
-from monotile.launch import Kernel
+from monotile.launch.kernel import Kernel
 
 from . import calls, names, python, shapes, signatures
 from .catalogue import MISTAKES, Mistake

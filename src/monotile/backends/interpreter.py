@@ -20,8 +20,8 @@ import numpy.typing as npt
 from .. import dtypes, ir
 from ..dtypes import DType, float32
 from ..errors import InternalError
-from ..fused import fma
 from ..ir import Block, Op, Value
+from ..ir.fused import fma
 from .base import Backend, Program
 
 Array = npt.NDArray[Any]

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from .. import dtypes, ops, registry
+from .. import dtypes
 from ..kernels import reference
+from ..library import ops, registry
 from . import peers
 from .limits import arithmetic, last_level_cache
 from .rows import Array, Case, Row, Sample

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import machine
 from ..errors import MonotileError
-from . import reach, table
+from ..runtime import machine
+from . import goals, table
 from .nvidia import table as nvidia_table
 
 Report = dict[str, Any]
@@ -105,13 +105,13 @@ def markdown(report: Report) -> str:
         return _markdown_nvidia(report)
     doubts = [f"- doubtful: {doubt}" for doubt in report.get("doubts", ())]
     facts = [f"{table.title(report)}; {report['date'][:10]}{'; a quick run' if report['quick'] else ''}.", *doubts]
-    goals = [
+    verdicts = [
         [f.work, f.measure, *f.shown, f"{f.row}, {f.threads}", "" if f.ok else "short"]
-        for f in reach.judge(report["rows"])
+        for f in goals.judge(report["rows"])
     ]
     parts = [f"### {report['device']['slug']}", "\n".join(facts)]
-    if goals:
-        parts.append(_lines(["work", "measure", "worst", "wanted", "in this row, threads", ""], goals))
+    if verdicts:
+        parts.append(_lines(["work", "measure", "worst", "wanted", "in this row, threads", ""], verdicts))
     if report["rows"]:
         head = ["row", "threads", "median", "spread", "x torch", "x NumPy", "of the limit"]
         parts.append(_lines(head, [_cells(row, report) for row in report["rows"]]))

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from ..backends.cpu import jit, loader, pool
+from ..backends.cpu.bf16_pairs import INTRINSIC
 from ..backends.cpu.host import host
-from ..backends.cpu.pairs import INTRINSIC
 from ..backends.cpu.target import Target, target
 from ..kernels import examples
 from ..language import Const, arange, kernel, program_id

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import __version__, machine
+from .. import __version__
 from ..backends.cpu import host as processor
 from ..backends.cpu import pool, target
 from ..errors import BadThreadCount, MonotileError
-from . import limits, peers, start, suite
+from ..runtime import machine
+from . import cold_start, limits, peers, suite
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,7 +72,7 @@ def run(*, quick: bool, only: str, threads: int | None, console: Console) -> Rep
 
 
 def _starts(only: str, quick: bool) -> Iterator[Callable[[int], Report]]:
-    for kernel in QUICK_KERNELS if quick and not only else start.KERNELS:
+    for kernel in QUICK_KERNELS if quick and not only else cold_start.KERNELS:
         if suite.matches(f"first call of {kernel}", only):
             yield _first_call(kernel)
     if suite.matches(IMPORT_ROW, only):
@@ -188,7 +189,7 @@ def _first_call(kernel: str) -> Callable[[int], Report]:
     def measure(repeats: int) -> Report:
         cold: list[float] = []
         cached: list[float] = []
-        script = start.first_call(kernel)
+        script = cold_start.first_call(kernel)
         with tempfile.TemporaryDirectory() as bytecode:
             for _ in range(repeats):
                 with tempfile.TemporaryDirectory() as folder:
@@ -203,5 +204,5 @@ def _first_call(kernel: str) -> Callable[[int], Report]:
 
 def _import(repeats: int) -> Report:
     with tempfile.TemporaryDirectory() as bytecode:
-        times = [_seconds(start.IMPORT, bytecode) for _ in range(repeats)]
+        times = [_seconds(cold_start.IMPORT, bytecode) for _ in range(repeats)]
     return {"name": IMPORT_ROW, "repeats": repeats, "best_s": min(times), "median_s": statistics.median(times)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from . import reach
+from . import goals
 from .limits import UNITS
 from .nvidia import table as nvidia_table
 from .report import shared_processor
@@ -46,7 +46,7 @@ def _show_reach(report: Report, console: Console) -> None:
     from rich.table import Table
 
     table = Table("work", "measure", "worst", "wanted", "", "in this row")
-    for found in reach.judge(report["rows"]):
+    for found in goals.judge(report["rows"]):
         mark = "[green]reached[/]" if found.ok else "[red]short[/]"
         place = f"{found.row}, threads: {found.threads}"
         table.add_row(found.work, found.measure, *found.shown, mark, place)

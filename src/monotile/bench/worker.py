@@ -18,8 +18,9 @@ from unittest import mock
 
 import numpy as np
 
-from .. import arrays, registry
 from ..errors import MonotileError
+from ..library import registry
+from ..runtime import arrays
 from . import peers, suite
 from .limits import probes
 from .rows import Array, Case, Row, Sample

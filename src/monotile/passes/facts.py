@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from ..affine import Linear, linear
 from ..ir import Block, Kernel, Op, Value, constant, walk
+from ..ir.affine import Linear, linear
 
 
 def loop_of(kernel: Kernel) -> dict[Block, Op]:

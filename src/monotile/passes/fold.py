@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ..affine import Linear, linear
-from ..builder import Builder
 from ..dtypes import bool_, float32, to_numpy
-from ..fused import fma
 from ..ir import ELEMENTWISE, Block, Kernel, Op, Tensor, Value, constant, replace
+from ..ir.affine import Linear, linear
+from ..ir.builder import Builder
+from ..ir.fused import fma
 
 Number = int | float | bool
 

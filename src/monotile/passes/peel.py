@@ -15,11 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ..affine import Linear, linear
-from ..builder import Builder
 from ..dtypes import bool_, int32, int64
-from ..indexing import scalar
 from ..ir import Block, Kernel, Op, Tensor, Type, Value, clone, replace, uses, walk
+from ..ir.affine import Linear, linear, to_scalar
+from ..ir.builder import Builder
 from .facts import loop_starts, nonnegative
 
 
@@ -111,7 +110,7 @@ def _limits(b: Builder, guards: list[Guard], best: bool) -> tuple[Value | None, 
 
 def _wide(b: Builder, rest: Linear, offset: int) -> Value:
     """A sum of scalars and a number, computed in int64."""
-    return b.binary("add", b.cast(scalar(b, rest, int64), int64), offset)
+    return b.binary("add", b.cast(to_scalar(b, rest, int64), int64), offset)
 
 
 def _narrow(b: Builder, value: Value) -> Value:

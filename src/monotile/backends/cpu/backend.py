@@ -6,7 +6,8 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ... import cache, ir
+from ... import ir
+from ...runtime import cache
 from ..base import Backend, Emitted, Program
 from . import loader, pool
 from .host import host

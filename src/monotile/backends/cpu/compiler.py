@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from ... import ir
 from ...passes import pipeline
+from .detach import detach
 from .host import host
 from .lower import Lowered, lower
 from .target import target
 
 # The kernel cuts loops at edges itself, nest by nest, which costs less code than another copy of a loop.
-OPTIONS = pipeline.Options(peel_bounds=False, keep_marks=True, detach=True)
+OPTIONS = pipeline.Options(peel_bounds=False, keep_marks=True, last=(detach,))
 
 
 def to_llvm(kernel: ir.Kernel) -> Lowered:

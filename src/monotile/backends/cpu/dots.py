@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...ir import Op, Value
-from ...passes.axes import Axis
-from ...passes.fuse import Nest, strip
+from .axes import Axis
 from .emit import Index, Reg
+from .fuse import Nest, strip
 from .layout import Layout
 from .nests import NestEmitter, Panel
 from .point import Point

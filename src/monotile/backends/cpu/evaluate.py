@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from ...dtypes import DType
 from ...ir import ELEMENTWISE, Op, Value
-from ...passes.axes import Axes, Axis
+from .axes import Axes, Axis
+from .bool_reductions import some_or_every
 from .emit import Emitter, Reg
 from .functions import FUNCTIONS
 from .point import Point
 from .scratch import Buffer, Scratch
 from .tiles import Tensors
-from .truths import some_or_every
 from .vectors import register_type
 
 FLOAT = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}

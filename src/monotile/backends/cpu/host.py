@@ -12,7 +12,7 @@ import sys
 from functools import cache
 from typing import NamedTuple
 
-from ... import cache as disk
+from ...runtime import cache as disk
 from . import memory
 
 # The leaves of CPUID that LLVM derives names and features from, as (leaf, subleaf).

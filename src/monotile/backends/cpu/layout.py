@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
-from ...affine import linear
 from ...ir import ELEMENTWISE, Kernel, Op, Value, uses, walk
-from ...passes.axes import Axes, Axis
-from ...passes.fuse import strip
+from ...ir.affine import linear
+from .axes import Axes, Axis
+from .fuse import strip
 from .target import Target
 
 

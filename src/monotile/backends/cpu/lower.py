@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...ir import ELEMENTWISE, Block, Kernel, Op
-from ...passes.fuse import Segment
-from .carrying import Carrying
-from .cuts import Cut, find_cut, row_range
 from .emit import Index, Reg
+from .fuse import Segment
+from .loop_state import Carrying
 from .point import Point
+from .row_skipping import Cut, find_cut, row_range
 from .scalars import Scalars
-from .streams import StreamEmitter
+from .streamed_dots import StreamEmitter
 from .target import Target
 from .vectors import register_type
 

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from functools import partial
 
 from ...ir import Op, Value
-from ...passes.axes import Axis
-from ...passes.fuse import Fusion, Nest
+from .axes import Axis
+from .bool_reductions import BYTES_PER_LANE, count, counted, only_truths
 from .emit import Emitter, Index, Reg, Var
 from .evaluate import Evaluator
+from .fuse import Fusion, Nest
 from .point import Point
 from .target import Target
 from .transpose import transpose
-from .truths import BYTES_PER_LANE, count, counted, only_truths
 from .vectors import lane_mask
 
 Panel = tuple[Index, int] | None  # number of the panel, and how many lanes of it the tile has

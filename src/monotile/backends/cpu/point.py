@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ...ir import Value
-from ...passes.axes import Axis
+from .axes import Axis
 from .emit import Index, Reg
 
 

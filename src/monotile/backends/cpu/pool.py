@@ -19,8 +19,8 @@ import threading
 from functools import cache
 from typing import Any, NamedTuple
 
-from ... import cache as disk
 from ...errors import BadThreadCount
+from ...runtime import cache as disk
 from . import loader, memory
 from .host import host
 

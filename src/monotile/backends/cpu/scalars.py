@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...ir import Kernel, Op, Value
-from ...passes.axes import Axes
+from .axes import Axes
 from .emit import Emitter, Index, Reg
 from .evaluate import Evaluator
 from .point import Point

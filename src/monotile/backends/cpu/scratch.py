@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...passes.axes import Axis
-from ...passes.storage import Interval, assign
+from .axes import Axis
 from .emit import Emitter, Index, Reg
 from .point import Point
+from .storage import Interval, assign
 from .vectors import BYTES, gather, lane_mask, scatter
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...affine import linear
 from ...ir import Op, Tensor
-from ...passes.axes import Axes, Axis
+from ...ir.affine import linear
+from .axes import Axes, Axis
 from .emit import Emitter, Index, Reg
 from .point import Point
 from .vectors import BYTES, STORED, decode, encode, gather, gather_at, lane_mask, masked_load, masked_store, scatter

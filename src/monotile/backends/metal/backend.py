@@ -9,21 +9,24 @@ from typing import Any
 
 import numpy as np
 
-from ... import ir, tensors
+from ... import ir
 from ...errors import ArgumentShape
 from ...passes import pipeline
 from ...passes.grid import Grid
+from ...runtime import tensors
 from ..base import Backend, Emitted, Program
 from . import on_mlx, on_mps
 from .bindings import Launch, Launcher, emitted, words
+from .narrow import narrow
 from .on_cpu import OnCpu
 from .on_mlx import OnMlx
 from .on_mps import OnMps
+from .quantify import quantify
 from .render import Rendered, render
 from .runner import build
 from .runner.report import Report
 
-OPTIONS = pipeline.Options(peel_bounds=True, peel_all_bounds=True, quantify=True, narrow=True)
+OPTIONS = pipeline.Options(peel_bounds=True, peel_all_bounds=True, after_peel=(quantify, narrow))
 MOST_PROGRAMS = 2**31 - 1
 # Ways to run Metal text, the one that costs least to ask for first.
 WAYS: dict[str, Callable[[], str | None]] = {

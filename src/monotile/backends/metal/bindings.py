@@ -12,8 +12,8 @@ from ...errors import DeviceLimit
 from ...ir import Kernel, Tensor
 from .. import manifest
 from ..base import Emitted
+from .msl import TYPES
 from .render import Rendered
-from .words import TYPES
 
 MOST_BUFFERS = 31  # of a Metal function
 MOST_BYTES = 4096  # that can be bound without a buffer

@@ -5,10 +5,10 @@ from __future__ import annotations
 from ...errors import DeviceLimit
 from ...ir import Op, Value
 from .layout import COLUMN, ROW, Shape, scaled
+from .msl import type_of
 from .points import ZERO, Coordinate, Point, Room
-from .rooms import THREADGROUP_LIMIT
 from .staging import Staging, base, squares
-from .words import type_of
+from .writer import THREADGROUP_LIMIT
 
 STAGE_LIMIT = THREADGROUP_LIMIT - 1024  # leaves room for what else a statement exchanges
 LONG = 256  # contractions from here on are summed in two halves, which loses fewer digits

@@ -11,12 +11,12 @@ import importlib.util
 import sys
 from typing import Any
 
-from ... import cache
 from ...errors import ArgumentKind, ArgumentShape, UnknownBackend
 from ...ir import Kernel, Tensor, walk
+from ...runtime import cache
 from .bindings import Launch, Launcher, words
+from .msl import TYPES, author_name
 from .render import Rendered
-from .words import TYPES, author_name
 
 MOST_THREADS = 2**31 - 1  # of a launch
 CONSTANT_BELOW = 8  # elements: what is shorter is passed in the constant address space

@@ -11,7 +11,7 @@ from ...ir import Op, Value
 from .assign import Families, Orientations
 from .intervals import chosen
 from .layout import COLUMN, ROW, Family, Fragments, Index, Shape, plus, shape_of
-from .words import TYPES, elementwise, number, type_of
+from .msl import TYPES, elementwise, number, type_of
 
 
 @dataclass(frozen=True)

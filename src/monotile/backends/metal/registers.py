@@ -11,9 +11,9 @@ from ...errors import InternalError
 from ...ir import Kernel, Value
 from .assign import Families, Orientations, Plan, homes, inlined, read_by
 from .layout import COLUMN, ROW, Family, Shape
+from .msl import type_of
 from .points import ZERO, Coordinate, Elements, Point, bare
-from .rooms import Nest, Rooms
-from .words import type_of
+from .writer import Nest, Rooms
 
 HINTS = {"dot": "product", "max": "top", "min": "least", "sum": "total"}
 

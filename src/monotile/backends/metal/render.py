@@ -12,8 +12,8 @@ from ...ir import Block, Kernel, Op, Value
 from .assign import Plan, plans, read_by
 from .lane_dots import LaneDots
 from .layout import COLUMN, Fragments
+from .msl import BITS, HELPERS, TYPES, author_name, cast, type_of, without_bfloat
 from .points import Coordinate, Point, TensorText, bare
-from .words import BITS, HELPERS, TYPES, author_name, cast, type_of, without_bfloat
 
 UNROLLING = '_Pragma("clang loop unroll(full)")'
 HEADER = f"""#include <metal_stdlib>

@@ -5,10 +5,10 @@ from __future__ import annotations
 from ... import ir
 from ...ir import Block, Kernel, Op, Value
 from .assign import Plan
-from .folds import Folds
 from .layout import COLUMN, Shape, plus
+from .msl import type_of
 from .points import Coordinate, Point, Room, bare
-from .words import type_of
+from .reductions import Folds
 
 REGISTERS = 96  # of a lane, for tiles; beyond it an operand that a loop does not change waits in threadgroup memory
 

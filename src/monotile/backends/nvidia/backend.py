@@ -9,17 +9,21 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, NamedTuple
 
-from ... import ir, verify
+from ... import ir
 from ...dtypes import DType, int64
 from ...errors import ArgumentShape
+from ...ir import verify
 from ...passes import pipeline
 from ...passes.grid import Grid
 from ...passes.peel import peel_with_bounds
 from ..base import Backend, Emitted, Program
-from . import build, descriptors, gluon, laps, launcher
-from .render import Rendered, render
+from . import build, launcher
+from .gluon import module as gluon
+from .gluon import persistent as laps
+from .gluon.pipeline import Streams
 from .schedule import Schedule, choose
-from .streams import Streams
+from .triton import descriptors
+from .triton.render import Rendered, render
 
 OPTIONS = pipeline.Options(peel_bounds=True)
 MOST_PROGRAMS = 2**31 - 1
@@ -336,7 +340,7 @@ class NvidiaBackend(Backend):
         }
 
     def emit(self, kernel: ir.Kernel) -> Emitted:
-        from .emission import emitted
+        from .triton.emission import emitted
 
         lowered = self.lower(kernel)
         return emitted(lowered, choose(lowered))

@@ -11,13 +11,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ... import cache as store
 from ...dtypes import DType
 from ...errors import DeviceLimit, UnknownArchitecture, UnknownBackend
 from ...ir import Kernel
-from . import descriptors
-from .render import Rendered
+from ...runtime import cache as store
 from .schedule import Schedule
+from .triton import descriptors
+from .triton.render import Rendered
 
 POINTERS = {
     "float32": "*fp32",

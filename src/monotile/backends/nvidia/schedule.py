@@ -8,7 +8,7 @@ from typing import Any
 
 from ...dtypes import float32
 from ...ir import Kernel, Op, Value, walk
-from .padding import padded_shape
+from .triton.padding import padded_shape
 
 SHARED_BYTES = 227 * 1024  # what one program may use on sm_90
 MOST_STAGES = 3

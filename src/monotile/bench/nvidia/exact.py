@@ -10,8 +10,8 @@ from unittest import mock
 
 import numpy as np
 
-from ... import registry
 from ...kernels import reference
+from ...library import registry
 from ..rows import Array, Sample
 from .rows import Inputs, Tensor
 

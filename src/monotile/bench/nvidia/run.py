@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ... import __version__, backends, machine, ops
+from ... import __version__, backends
 from ...errors import MonotileError
+from ...library import ops
+from ...runtime import machine
 from .. import suite
 from ..rows import Sample
 from ..worker import CLOSE, SAME_WORK, near

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from .... import cache as disk
+from ....runtime import cache as disk
 from . import instrument, shader
 from .report import NoCompiler, ShaderError
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from . import build, shader
-from .findings import RawFinding, explain
+from .diagnostics import RawFinding, explain
 from .report import Counters, LaunchError, Report
 
 MOST_BUFFERS, MOST_VARIABLES, MOST_FINDINGS, MOST_THREADS = 32, 64, 64, 1024

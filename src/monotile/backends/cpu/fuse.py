@@ -1,0 +1,301 @@
+"""Fusion: the tile ops of a kernel grouped into *nests*, loops over the axes of one domain.
+
+Values come in three sorts. *Virtual* ones (constants, positions and what follows from them, changes of shape) are
+recomputed wherever they are read. *Lazy* ones (loads that need no copy) are read from their tensor where they are
+used. All others are *made* in one nest: an op joins the newest nest over its own domain that has its inputs; a reduce
+joins the nest of what it folds, and its result is ready when that nest ends; a dot opens a nest and elementwise work
+on its result follows in it; in `x + dot(...)` the x is where the accumulator starts. A value gets storage only if
+another nest reads it.
+
+The backend says which axis the lanes of a value run along (`lane`), which loads need a copy (`eager`) and which ops
+are emitted in a way of their own and share no nest (`apart`), and what is computed where it is read (`inlined`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from ...ir import ELEMENTWISE, MEMORY, Block, Kernel, Op, Value, uses, walk
+from .axes import Axes, Axis
+
+POINTWISE = ELEMENTWISE | {"expand", "trans", "broadcast", "gather"}
+Lane = Callable[[Value], "Axis | None"]
+
+
+@dataclass(eq=False)
+class Nest:
+    """Loops over `axes`, with everything that happens at each point of them."""
+
+    axes: frozenset[Axis]
+    lane: Axis | None
+    made: list[Op] = field(default_factory=list)  # elementwise ops, copied loads, and the sum a dot ends in
+    folds: list[Op] = field(default_factory=list)
+    stores: list[Op] = field(default_factory=list)
+    moves: list[tuple[Value, Value]] = field(default_factory=list)  # (from, to): what a loop or branch carries
+    dot: Op | None = None
+    start: Value | None = None  # where the accumulator starts; zero when None
+    total: Value | None = None  # the value the finished accumulator is
+    fold_axis: Axis | None = None
+    ends: dict[Op, Op] = field(default_factory=dict)  # folds that go on over the other axis, and what they end in
+
+    @property
+    def values(self) -> list[Value]:
+        """Everything made here, reductions aside."""
+        return [op.result for op in self.made] + ([self.total] if self.total is not None else [])
+
+
+@dataclass(eq=False)
+class Segment:
+    """Ops between two changes of control, in order, and their nests."""
+
+    ops: list[Op]
+    nests: list[Nest] = field(default_factory=list)
+
+
+def strip(value: Value) -> Value:
+    """The value behind changes of shape."""
+    while value.op is not None and value.op.kind in ("expand", "trans"):
+        value = value.op.operands[0]
+    return value
+
+
+def _must_follow(op: Op, before: list[Op]) -> bool:
+    """Whether an access must wait for all of the given ops: one of the two writes what the other touches."""
+    if op.kind not in MEMORY:
+        return False
+    same = [o for o in before if o.kind in MEMORY and o.attrs["tensor"] is op.attrs["tensor"]]
+    return bool(same) and (op.kind == "store" or any(o.kind == "store" for o in same))
+
+
+class Fusion:
+    """The schedule of a whole kernel: for each block its segments and the loops and branches between them."""
+
+    def __init__(
+        self, kernel: Kernel, axes: Axes, lane: Lane, eager: set[Op], apart: set[Op], inlined: set[Op] | None = None
+    ) -> None:
+        self.axes, self.lane, self.eager, self.apart = axes, lane, eager, eager | apart
+        self.users = uses(kernel.body)
+        self.home: dict[Value, Nest] = {}
+        self.inlined: set[Op] = set(inlined or ())
+        operands = (strip(v) for op in walk(kernel.body) if op.kind == "dot" for v in op.operands)
+        self.operands = {v for v in operands if v.op not in self.inlined}
+        self.plan: dict[Block, list[Segment | Op]] = {}
+        self._block(kernel.body)
+        self.stored = self._stored()
+
+    # ---- sorts of values ---------------------------------------------------------------------------------------------
+
+    def virtual(self, value: Value) -> bool:
+        op = value.op
+        if not value.shape or op is None:
+            return not value.shape
+        if value in self.operands and op.kind != "load":
+            return False  # a dot reads its operands from storage, whatever they are
+        if op.kind in ("arange", "expand", "trans", "broadcast"):
+            return True
+        return self.axes.index_like(value) and not value.dtype.is_float
+
+    def lazy(self, value: Value) -> bool:
+        return value.op is not None and value.op.kind in ("load", "gather") and value.op not in self.eager
+
+    def reads(self, value: Value) -> Iterator[Value]:
+        """The made values a value is computed from, looking through virtual, lazy and inlined ones."""
+        op = value.op
+        if op is None or op.kind == "reduce" or not (self.virtual(value) or self.lazy(value) or op in self.inlined):
+            if value.shape or (op is not None and op.kind == "reduce"):
+                yield value
+            return
+        for operand in op.operands:
+            yield from self.reads(operand)
+
+    def crossed(self, op: Op) -> set[Value]:
+        """The made values an op reads at another place than its own: through a view that kept axes of its own."""
+        found: set[Value] = set()
+
+        def visit(op: Op, across: bool) -> None:
+            for operand in op.operands:
+                if not operand.shape:
+                    continue
+                there = across or (op.kind in POINTWISE and not self.axes.together(op, operand))
+                source = operand.op
+                if (
+                    source is None
+                    or source.kind == "reduce"
+                    or not (self.virtual(operand) or self.lazy(operand) or source in self.inlined)
+                ):
+                    found.update({operand} if there else ())
+                else:
+                    visit(source, there)
+
+        if self.axes.split:
+            visit(op, False)
+        return found
+
+    # ---- building ----------------------------------------------------------------------------------------------------
+
+    def _block(self, block: Block) -> None:
+        items: list[Segment | Op] = []
+        segment = Segment([])
+        for op in block.ops:
+            if op.kind in ("for", "if"):
+                items += [segment, op]
+                segment = Segment([])
+                for inner in op.blocks:
+                    self._block(inner)
+            elif op.kind != "yield":
+                if _must_follow(op, segment.ops):
+                    items.append(segment)
+                    segment = Segment([])
+                segment.ops.append(op)
+        items.append(segment)
+        self.plan[block] = items
+        for item in items:
+            if isinstance(item, Segment):
+                self._segment(item)
+
+    def _segment(self, segment: Segment) -> None:
+        sums = self._sums(segment.ops)
+        swallowed = {dot for dot, _ in sums.values()}
+        for op in segment.ops:
+            if op.kind == "store":
+                self._place_store(segment, op)
+                continue
+            if not op.results or op.kind == "program_id" or op in swallowed or op in self.inlined:
+                continue
+            if op.kind == "reduce":
+                self._place_reduce(segment, op)
+            elif op.result.shape == () or self.virtual(op.result) or self.lazy(op.result):
+                continue
+            elif op in sums:
+                dot, start = sums[op]
+                self._open(segment, op.result, dot=dot, start=start, total=op.result)
+            elif op.kind == "dot":
+                self._open(segment, op.result, dot=op, total=op.result)
+            else:
+                nest = self._find(segment, op, op.result) or self._open(segment, op.result)
+                nest.made.append(op)
+                self.home[op.result] = nest
+
+    def _sums(self, ops: list[Op]) -> dict[Op, tuple[Op, Value]]:
+        """`x + dot(...)`: the add, the dot it swallows and the x. A lone elementwise x is computed on the spot."""
+        sums: dict[Op, tuple[Op, Value]] = {}
+        here = set(ops)
+        for op in ops:
+            if op.kind != "add":
+                continue
+            for value, other in (op.operands, op.operands[::-1]):
+                dot = value.op
+                if dot is None or dot.kind != "dot" or dot not in here or len(self.users[value]) != 1 or op in sums:
+                    continue
+                if value.shape != op.result.shape:
+                    continue
+                if other.op is not None and other.op.kind == "dot" and other.op in {d for d, _ in sums.values()}:
+                    continue
+                sums[op] = (dot, other)
+                if (
+                    other.op is not None
+                    and other.op.kind in ELEMENTWISE
+                    and other.op in here
+                    and len(self.users[other]) == 1
+                ):
+                    self.inlined.add(other.op)
+        return sums
+
+    def _open(
+        self,
+        segment: Segment,
+        like: Value,
+        dot: Op | None = None,
+        start: Value | None = None,
+        total: Value | None = None,
+    ) -> Nest:
+        nest = Nest(frozenset(self.axes.of(like)), self.lane(like), dot=dot, start=start, total=total)
+        segment.nests.append(nest)
+        if total is not None:
+            self.home[total] = nest
+        return nest
+
+    def _place_reduce(self, segment: Segment, op: Op) -> None:
+        source = op.operands[0]
+        folded = self.axes.dims(source)[op.attrs["axis"]]
+        begun = self.home.get(source)
+        if begun is not None and begun in segment.nests and self._goes_on(begun, op, folded):
+            begun.ends[source.op] = op  # type: ignore[index]
+            self.home[op.result] = begun
+            return
+        nest = self._find(segment, op, source, folded) or self._open(segment, source)
+        if folded is None:  # a side of 1: nothing to sum, but NaN rules still apply
+            nest.made.append(op)
+        else:
+            nest.folds.append(op)
+            nest.fold_axis = folded
+        self.home[op.result] = nest
+
+    def _goes_on(self, nest: Nest, op: Op, folded: Axis | None) -> bool:
+        """Whether a fold over the rows of a nest only finishes one along its lanes: then there is one fold of all
+        elements."""
+        (source,) = op.operands
+        inner = source.op
+        if inner not in nest.folds or inner is None or inner.attrs["fold"] != op.attrs["fold"] or op.result.shape:
+            return False
+        alone = len(self.users[source]) == 1 and nest.dot is None
+        return alone and nest.fold_axis is nest.lane and folded is not None and folded in nest.axes
+
+    def _place_store(self, segment: Segment, op: Op) -> None:
+        nest = self._find(segment, op, op.operands[0]) or self._open(segment, op.operands[0])
+        nest.stores.append(op)
+
+    def move(self, segment: Segment, source: Value, target: Value) -> None:
+        """Copies a value into the storage of what a loop or branch carries, at the end of the segment."""
+        self._open(segment, target).moves.append((source, target))
+
+    def _find(self, segment: Segment, op: Op, like: Value, folded: Axis | None = None) -> Nest | None:
+        """The newest nest over the axes of `like` that can take the op."""
+        if op in self.apart:
+            return None
+        domain, lane = frozenset(self.axes.of(like)), self.lane(like)
+        needed = [v for operand in op.operands for v in self.reads(operand)]
+        crossed = self.crossed(op)
+        for nest in reversed(segment.nests):
+            made = [v for v in needed if self.home.get(v) is nest]
+            fits = nest.axes == domain and nest.lane is lane and not nest.moves
+            fits = fits and (folded is None or nest.fold_axis in (None, folded))
+            fits = fits and not any(
+                v.op in nest.folds or not v.shape for v in made
+            )  # a fold is ready when its nest ends
+            fits = fits and not any(v in crossed for v in made)
+            fits = fits and not any(o in self.apart for o in (*nest.made, *nest.stores))
+            if nest.dot is not None and folded is not None and folded is nest.lane:
+                fits = False  # a dot finishes one group of lanes before it starts the next
+            if fits:
+                return nest
+            if made:
+                return None
+        return None
+
+    # ---- storage -----------------------------------------------------------------------------------------------------
+
+    def nest_reads(self, nest: Nest) -> set[Value]:
+        """Made values the nest reads, its own among them."""
+        roots = [v for op in (*nest.made, *nest.folds) for v in op.operands if op.result is not nest.total]
+        roots += [op.operands[0] for op in nest.stores] + [source for source, _ in nest.moves]
+        if nest.start is not None:
+            roots.append(nest.start)
+        if nest.dot is not None:
+            roots += [v for v in nest.dot.operands if strip(v).op in self.inlined]
+        return {v for root in roots for v in self.reads(root)}
+
+    def _stored(self) -> set[Value]:
+        """Values that must be kept in memory: read by another nest, by a dot, or carried by control flow."""
+        stored = set(self.operands)
+        for items in self.plan.values():
+            for item in items:
+                if isinstance(item, Segment):
+                    for nest in item.nests:
+                        stored |= {v for v in self.nest_reads(nest) if self.home.get(v) is not nest}
+                        stored |= {f.result for f in nest.folds if f.result.shape and f not in nest.ends}
+                else:
+                    carried = [*item.operands, *(v for b in item.blocks for v in b.terminator.operands)]
+                    stored |= {v for c in carried for v in self.reads(c) if v.shape}
+        return stored

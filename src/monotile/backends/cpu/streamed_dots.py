@@ -1,0 +1,226 @@
+"""Streamed dots: a tile that is read only once is not worth a copy; it is used as it comes from its tensor.
+
+With few rows, each element of the tile that has the lanes meets every row at once. If the tile is contiguous along
+the lanes, its rows are read as vectors and accumulate (*outer*). If it is contiguous along the contraction, vectors
+of both operands are multiplied along it and their lanes summed at the end by a tree that handles as many sums as a
+vector has lanes (*inner*).
+
+A tile is read in the order of memory as far as possible: hardware fetches ahead for those who do. Tiles of one loop
+are streamed one after another, and no hardware guesses that order: while one is read, the next is fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from ...ir import Op
+from .axes import Axis
+from .bf16_pairs import Packed, add_products, in_pairs, in_panels, outer, stretch
+from .bf16_pairs import panel as in_panel
+from .dots import Operand
+from .emit import Emitter, Index, Reg
+from .evaluate import Evaluator
+from .fuse import Fusion, Nest, strip
+from .nests import Panel
+from .point import Point
+from .prefetch import LINE, Ahead, FetchEmitter
+from .target import Target
+from .transpose import exchange, lane_sums
+from .vectors import BYTES, lane_mask
+
+AT_ONCE = 512  # bytes of a tile that are read in any order
+FEW = 4  # rows: with fewer, what is read of them is little beside the tile
+MUCH_WORK = 128  # multiply-adds for a line of memory that take longer than the line
+
+
+@dataclass(frozen=True)
+class Inner:
+    """A dot whose streamed tile is contiguous along the contraction."""
+
+    load: Op
+    lanes: Operand
+    others: Operand
+    height: int
+    edge: bool
+    ahead: Ahead | None
+    packed: Packed | None  # the rows as pairs of bfloat16, if they are multiplied so
+
+
+class StreamEmitter(FetchEmitter):
+    def __init__(self, emitter: Emitter, target: Target, fusion: Fusion, evaluator: Evaluator) -> None:
+        super().__init__(emitter, target, fusion, evaluator)
+        self.packed: dict[Op, Packed] = {}
+
+    def lazy_loads(self, nest: Nest) -> list[Op]:
+        if nest.dot is None or nest.dot not in self.layout.streamed:
+            return super().lazy_loads(nest)
+        streamed = strip(nest.dot.operands[1] if self._lanes_second(nest, nest.dot) else nest.dot.operands[0])
+        return [*super().lazy_loads(nest), *self.loads_of([streamed])]
+
+    def _lanes_second(self, nest: Nest, dot: Op) -> bool:
+        return nest.lane is not None and nest.lane is self.axes.dots[dot][2]
+
+    def dot(self, nest: Nest, dot: Op, panel: Panel, edge: bool) -> None:
+        load = self.layout.streamed.get(dot)
+        if load is None and dot in self.packed and panel is not None:
+            self._paired(nest, dot, panel, edge)
+            return
+        if load is None:
+            super().dot(nest, dot, panel, edge)
+            return
+        lanes, others, rows = self.operands(nest, dot)
+        height = rows.extent if rows is not None else 1
+        if self.layout.unit(load) is lanes.free:
+
+            def vector(pt: Point, k: Index) -> Reg:
+                assert pt.lane is not None
+                return self.ev.value(lanes.base, Point(lanes.at(pt.at[pt.lane], k), lanes.free, pt.valid, edge))
+
+            how = self.singly(vector, others)
+            if not edge and in_pairs(self.target, dot, load, lanes, others, inner=False):
+                how = outer(self, load, lanes, Packed(self, others, height))
+            whole_rows = self._shape(nest, load, height)
+            ahead = None if edge else self.find_ahead(load, whole_rows)
+            how = replace(how, before=partial(self.fetch_rows, ahead, how.steps))
+            self.blocks(nest, how, others.deep, rows, dot.operands[0].shape[1], panel, edge)
+            self.vectors, self.height = self.target.vectors, self.target.rows
+        else:
+            paired = not edge and in_pairs(self.target, dot, load, lanes, others, inner=True)
+            packed = Packed(self, others, height) if paired else None
+            ahead = None if edge else self.find_ahead(load, True)
+            self._inner(nest, Inner(load, lanes, others, height, edge, ahead, packed), rows)
+
+    def _shape(self, nest: Nest, load: Op, height: int) -> bool:
+        """The register block of an outer product: every row of the result, so that the tile is read once, and equal
+        pieces of a row of the tile. Says whether they are one. All registers are used where arithmetic takes longer
+        than memory, or where pieces would be short; else the next tile comes better while this one is in two pieces."""
+        assert nest.lane is not None
+        size = BYTES[self.ev.tensors.tiles[load].element]
+        most = self.target.vectors_for(height)
+        if size == 4 and height * LINE < MUCH_WORK * size:
+            most = max(1, self.target.accumulators // height)
+        row = -(-nest.lane.extent // self.target.lanes)
+        pieces = -(-row // most)
+        self.vectors, self.height = -(-row // pieces), height
+        return pieces == 1
+
+    # ---- pairs in panels ---------------------------------------------------------------------------------------------
+
+    def pack(self, nest: Nest) -> None:
+        """Before the panels of a nest: what all of them read, packed for products in pairs."""
+        dot = nest.dot
+        if dot is None or dot in self.layout.streamed:
+            return
+        lanes, others, rows = self.operands(nest, dot)
+        if in_panels(self.target, dot, nest, lanes, others) and others.base in self.ev.buffers:
+            self.packed[dot] = Packed(self, others, rows.extent if rows is not None else 1)
+            self.ev.scratch.clock += 1
+
+    def _paired(self, nest: Nest, dot: Op, panel: Panel, edge: bool) -> None:
+        lanes, others, rows = self.operands(nest, dot)
+        found: list[Point] = []
+        self.each_group(nest.lane, panel, edge, {}, found.extend)
+        how = in_panel(self, lanes, self.packed[dot], found, self.rows_done(others.deep), self.target.panel)
+        self.blocks(nest, how, others.deep, rows, dot.operands[0].shape[1], panel, edge)
+
+    # ---- inner products ----------------------------------------------------------------------------------------------
+
+    def _inner(self, nest: Nest, dot: Inner, rows: Axis | None) -> None:
+        """A vector of results at a time: for `lanes` positions of the streamed tile, every row."""
+        e, width = self.e, self.target.lanes
+        assert nest.lane is not None
+        slots = 1 << (dot.height - 1).bit_length()  # rows rounded up to a power of two
+        each = width // slots  # positions a single tree of sums covers
+        results, vector = e.fresh("p"), e.vector_type("float")
+        e.entry.append(f"  {results} = alloca [{slots} x {vector}]")
+
+        def block(first: Index, count: int) -> None:
+            def part(number: Index) -> None:
+                start = e.add(first, e.mul(number, each))
+                sums = self._products(dot, start, each)
+                sums += ["zeroinitializer"] * (width - len(sums))
+                e.store(lane_sums(e, sums), e.element(results, number, vector), vector, 64)
+
+            e.loop(0, -(-count // each), 1, part)
+            found = [e.load(e.element(results, i, vector), vector, 64) for i in range(slots)]
+            self._finish_block(nest, rows, first, count, exchange(e, found, each), dot.edge)
+
+        whole = nest.lane.extent // width * width
+        e.loop(0, whole, width, lambda first: block(first, width))
+        if nest.lane.extent - whole:
+            block(whole, nest.lane.extent - whole)
+
+    def _products(self, dot: Inner, start: Index, each: int) -> list[str]:
+        """Sums, still spread over the lanes, of every row with `each` positions from `start`: row by row."""
+        e, lanes = self.e, dot.lanes
+        assert lanes.deep is not None and lanes.free is not None
+        depth = lanes.deep.extent
+        width = self.target.lanes * (1 if dot.packed is None else 2)
+        zero = e.splat(e.number(0.0, "float"))
+        sums = [e.var(e.vector_type("float"), zero.text) for _ in range(dot.height * each)]
+
+        def steps(positions: range, first: Index, starts: range, valid: int | None = None) -> None:
+            mine = [[sums[r * each + i] for i in positions] for r in range(dot.height)]
+            held = [[Reg(e.get(v), "float", True) for v in line] for line in mine]
+            for s in starts:
+                k = e.add(first, s)
+                for i in positions:
+                    self.fetch_line(dot.ahead, e.add(start, i), k, s)
+                places = [Point(lanes.at(e.add(start, i), k), lanes.deep, valid, dot.edge) for i in positions]
+                tile = [self._stretch(dot, pt) for pt in places]
+                for r in range(dot.height):
+                    add = self._row(dot, r, k, valid)
+                    held[r] = [add(t, h) for t, h in zip(tile, held[r], strict=True)]
+            for line, regs in zip(mine, held, strict=True):
+                for variable, reg in zip(line, regs, strict=True):
+                    e.set(variable, reg.text)
+
+        whole = depth // width * width
+        step = next((w for w in (4 * width, 2 * width) if whole % w == 0 and whole > w), width)
+        # Few positions at once, and a real loop for them, in which LLVM cannot mix them with others: memory comes
+        # fastest in its own order. With several rows two positions at least share what is read of them: otherwise
+        # there is more than a load for each multiply-add.
+        row_bytes = depth * BYTES[self.ev.tensors.tiles[dot.load].element]
+        shared = dot.height >= (FEW if dot.packed is None else 2 * FEW)
+        most = 2 * AT_ONCE if shared else AT_ONCE
+        few = next((n for n in (8, 4, 2) if each % n == 0 and n * row_bytes <= most), 2 - each % 2 if shared else 1)
+        for i in range(0, each, few):
+            positions = range(i, i + few)
+            e.loop(0, whole, step, partial(lambda p, first: steps(p, first, range(0, step, width)), positions))
+            if depth - whole:
+                steps(positions, whole, range(0, 1), depth - whole)
+        return [e.get(v) for v in sums]
+
+    def _stretch(self, dot: Inner, pt: Point) -> Reg:
+        """A vector of the streamed tile along the contraction: numbers, or pairs of them."""
+        if dot.packed is None:
+            return self.ev.tensors.read(dot.load, pt)
+        return stretch(self.e, self.ev.tensors.address(dot.load, pt), half=pt.valid is not None)
+
+    def _row(self, dot: Inner, row: int, k: Index, valid: int | None) -> Callable[[Reg, Reg], Reg]:
+        """What adds the products of a vector of the tile with a row to a sum."""
+        e = self.e
+        if dot.packed is not None:
+            words = dot.packed.words(row, k, half=valid is not None)
+            return lambda t, total: add_products(e, t, words, total)
+        x = self.ev.scratch.read(dot.others.buffer, Point(dot.others.at(row, k), dot.others.deep, valid))
+        if valid is not None:  # beyond the tile scratch holds anything, and anything times 0 may be NaN
+            x = e.select(Reg(lane_mask(e, valid), "i1", True), x, e.splat(e.number(0.0, "float")))
+        return lambda t, total: e.fma(x, t, total)
+
+    def _finish_block(
+        self, nest: Nest, rows: Axis | None, first: Index, count: int, results: list[str], edge: bool
+    ) -> None:
+        """The row work on a block of results."""
+        e = self.e
+        assert nest.lane is not None
+        group = Point({nest.lane: first}, nest.lane, count if count < e.lanes else None, edge)
+        totals = self.open_folds(nest, 1)
+        self.prepare(nest, [group], {nest.lane})
+        for row in range(rows.extent if rows is not None else 1):
+            pt = self.below(group, rows, row)
+            self.total(nest, pt, Reg(results[row], "float", True), group)
+            self.finish(nest, pt, [t[0] for t in totals])
+        self.close_folds(nest, group, [t[0] for t in totals])

@@ -1,0 +1,1 @@
+"""A kernel as a Gluon module with producer and consumer warps."""

@@ -1,0 +1,1 @@
+"""A kernel as a plain Triton module."""

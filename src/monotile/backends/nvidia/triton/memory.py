@@ -1,0 +1,198 @@
+"""Loads, stores and gathers: a 64-bit origin, offsets within the tile, and a mask for what may lie outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ....ir import Block, Kernel, Op, Tensor, Value, constant
+from ....ir.affine import linear
+from ....passes.facts import loop_starts, nonnegative
+from .padding import padded
+from .text import Names, Text
+
+NARROW = 2**31
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A parameter of the Triton function. `index` is a tensor's number, a word of the launch, or a scalar's number."""
+
+    kind: str  # pointer, dim, stride, scalar, or laps: how often a group of programs goes on
+    name: str
+    index: int
+
+
+class Memory:
+    """Addresses and masks as text. `wide` computes offsets within a tile in 64 bits where a stride is not known;
+    `emulate`
+    writes for Triton's interpreter."""
+
+    def __init__(self, kernel: Kernel, names: Names, wide: bool, emulate: bool) -> None:
+        self.kernel, self.names, self.wide, self.emulate = kernel, names, wide, emulate
+        self.starts: dict[Block, Value] = loop_starts(kernel)
+        self.arguments: dict[tuple[str, int | str], Argument] = {}
+        self.aligned: set[str] = set()  # lengths that masks along contiguous memory compare with
+        self.iotas: dict[int, str] = {}
+        self.reach: list[list[tuple[int, int]]] = []  # of each access: words of strides, and how often each is added
+        self.word_at, words = [], 0
+        for tensor in kernel.tensors:
+            self.word_at.append(words)
+            words += 1 + 2 * tensor.rank
+
+    # ---- parameters --------------------------------------------------------------------------------------------------
+
+    def _argument(self, kind: str, key: int | str, name: str, index: int) -> str:
+        if (kind, key) not in self.arguments:
+            self.arguments[kind, key] = Argument(kind, self.names.fresh(name), index)
+        return self.arguments[kind, key].name
+
+    def pointer(self, tensor: Tensor) -> str:
+        return self._argument("pointer", tensor.index, f"{tensor.name}_ptr", tensor.index)
+
+    def dim(self, tensor: Tensor, axis: int) -> Text:
+        """A length; equal symbols are equal lengths and share a parameter."""
+        length = tensor.dims[axis]
+        if isinstance(length, int):
+            return Text(str(length), literal=True)
+        return Text(self._argument("dim", length, length, self.word_at[tensor.index] + 1 + axis))
+
+    def scalar(self, name: str) -> str:
+        at = [n for n, _ in self.kernel.scalars].index(name)
+        return self._argument("scalar", name, name, at)
+
+    def stride(self, tensor: Tensor, axis: int) -> int | str:
+        known = tensor.strides[axis] if tensor.strides else None
+        if known is not None:
+            return known
+        if tensor.unit == axis:
+            return 1
+        word = self.word_at[tensor.index] + 1 + tensor.rank + axis
+        return self._argument("stride", word, f"{tensor.name}_s{axis}", word)
+
+    def iota(self, side: int, place: int = 0, rank: int = 1) -> str:
+        """0, 1, ... of a padded side, made once at the top. `place` and `rank`: along which dimension of a tile."""
+        if side not in self.iotas:
+            self.iotas[side] = self.names.fresh(f"iota_{side}")
+        return self.iotas[side]
+
+    # ---- addresses ---------------------------------------------------------------------------------------------------
+
+    def origin(self, tensor: Tensor, starts: list[Text]) -> str:
+        """The tensor's pointer plus the offset of the tile's first element, in 64 bits."""
+        fixed, terms = 0, []
+        for axis, start in enumerate(starts):
+            stride = self.stride(tensor, axis) if start.text != "0" else 0
+            if stride == 0:
+                continue
+            if start.literal and isinstance(stride, int):
+                fixed += int(start.text) * stride
+            elif start.literal:
+                terms.append(f"tl.full([], {start}, tl.int64) * {stride}")
+            else:
+                wide = f"{start}.to(tl.int64)"
+                terms.append(wide if stride == 1 else f"{wide} * {stride}")
+        if fixed:
+            terms.append(str(fixed))
+        return " + ".join([self.pointer(tensor), *terms])
+
+    def offsets(self, tensor: Tensor, extents: tuple[int | None, ...]) -> str:
+        """The offsets of a tile's elements from its first one."""
+        axes = [axis for axis, extent in enumerate(extents) if extent is not None]
+        terms, reach = [], []
+        for place, axis in enumerate(axes):
+            side = padded(extents[axis] or 1)
+            iota, stride = self.iota(side, place, len(axes)), self.stride(tensor, axis)
+            if isinstance(stride, str):
+                reach.append((self.word_at[tensor.index] + 1 + tensor.rank + axis, side - 1))
+                far = self.wide
+            else:
+                far = abs(stride) * (side - 1) >= NARROW // 2
+            wide = f"{iota}.to(tl.int64)" if far else iota
+            positions = spread(wide, place, len(axes))
+            terms.append(positions if stride == 1 else f"{positions} * {stride}")
+        self.reach.append(reach)
+        return " + ".join(terms)
+
+    # ---- masks -------------------------------------------------------------------------------------------------------
+
+    def mask(self, op: Op, starts: list[Text]) -> str:
+        """What of a load's or store's tile is inside the tensor and is not padding; empty when all of it is."""
+        extents = op.attrs["extents"]
+        rank = sum(extent is not None for extent in extents)
+        scalars, tiles, place = [], [], 0
+        for axis, extent in enumerate(extents):
+            tests = self._tests(op, axis, starts[axis], place, rank)
+            if extent is None:
+                scalars += [f"({t})" for t in tests]
+            else:
+                tiles += [spread(f"({t})", place, rank) for t in tests]
+                place += 1
+        return self._all_of(scalars, tiles, extents)
+
+    def _tests(self, op: Op, axis: int, start: Text, place: int, rank: int) -> list[str]:
+        """Tests along one dimension, of the positions in the tile."""
+        tensor, extent, checked = op.attrs["tensor"], op.attrs["extents"][axis], op.attrs["checked"][axis]
+        value = op.operands[(op.kind == "store") + axis]
+        length = self.dim(tensor, axis) if checked else None
+        if checked and extent is not None and tensor.unit == axis and length is not None and not length.literal:
+            self.aligned.add(length.text)
+        from_zero = nonnegative(linear(value), self.starts)
+        if extent is None:
+            if length is None:
+                return []
+            start = start if not start.literal else Text(f"tl.full([], {start}, tl.int32)")
+            return ([] if from_zero else [f"{start} >= 0"]) + [f"{start} < {length}"]
+        iota, padding = self.iota(padded(extent), place, rank), padded(extent) != extent
+        if length is None:
+            return [f"{iota} < {extent}"] if padding else []
+        if from_zero:
+            rest = str(length) if start.text == "0" else f"{length} - {start}"
+            if length.literal and start.literal:
+                rest = str(int(length.text) - int(start.text))
+                return [f"{iota} < {min(int(rest), extent)}"]
+            return [f"{iota} < tl.minimum({rest}, {extent})" if padding else f"{iota} < {rest}"]
+        bounds = [f"{start} + {iota} >= 0", f"{start} + {iota} < {length}"]
+        return bounds + ([f"{iota} < {extent}"] if padding else [])
+
+    def padding_mask(self, shape: tuple[int, ...]) -> list[str]:
+        """Tests that leave out the padding of a tile."""
+        sides = [(n, s) for n, s in enumerate(shape) if padded(s) != s]
+        return [spread(f"({self.iota(padded(s), n, len(shape))} < {s})", n, len(shape)) for n, s in sides]
+
+    # ---- gathers -----------------------------------------------------------------------------------------------------
+
+    def gather(self, op: Op, text: Callable[[Value], Text]) -> tuple[str, str]:
+        """The addresses and the mask of a gather."""
+        tensor: Tensor = op.attrs["tensor"]
+        checked = op.attrs.get("checked") or (True,) * tensor.rank
+        terms = [self.pointer(tensor)]
+        tests: dict[bool, list[str]] = {True: [], False: []}  # of scalars, of tiles
+        for axis, value in enumerate(op.operands):
+            index, stride = text(value), self.stride(tensor, axis)
+            known = constant(value)
+            if index.literal:
+                index = Text(f"tl.full([], {index}, tl.int32)")
+            if known != 0 and stride != 0:
+                wide = f"{index}.to(tl.int64)"
+                terms.append(wide if stride == 1 else f"{wide} * {stride}")
+            found = [f"({index} >= 0)", f"({index} < {self.dim(tensor, axis)})"] if checked[axis] else []
+            tests[not index.shape] += found
+        return " + ".join(terms), self._all_of(
+            tests[True], [*tests[False], *self.padding_mask(op.result.shape)], op.result.shape
+        )
+
+    def _all_of(self, scalars: list[str], tiles: list[str], extents: tuple[int | None, ...]) -> str:
+        """A mask. A bool that is spread over a tile becomes an integer in Triton's interpreter, which `!= 0` undoes."""
+        sides = [padded(e) for e in extents if e is not None]
+        if not (self.emulate and scalars and sides):
+            return " & ".join([*scalars, *tiles])
+        all_of_it = spread(f"({self.iota(sides[0])} >= 0)", 0, len(sides))
+        return f"({' & '.join([*scalars, all_of_it, *tiles])}) != 0"
+
+
+def spread(text: str, place: int, rank: int) -> str:
+    """A row of positions along one dimension of a tile."""
+    if rank < 2:
+        return text
+    return f"{text}[:, None]" if place == 0 else f"{text}[None, :]"

@@ -1,0 +1,110 @@
+"""The parts of a Triton module while it is written: lines, names, and what each value is called."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from ....dtypes import DType, bfloat16, bool_, float32, int32, int64, to_numpy
+from ....ir import Kernel, show
+from ....runtime import cache
+
+RESERVED = {*keyword.kwlist, *keyword.softkwlist, "tl", "triton", "range", "float", "min", "max", "pid"}
+
+
+@dataclass(frozen=True)
+class Text:
+    """A Triton expression: its text, and the shape it has, which may still have to be broadcast to the value's own.
+    A literal is a Python number, whose type is chosen by what it meets."""
+
+    text: str
+    shape: tuple[int, ...] = ()
+    literal: bool = False
+    layout: str = ""  # in Gluon, of a tile: its layout, or nothing while what it meets decides
+    vector: str = ""  # of a vector that became a row or column: the vector
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def triton_type(dtype: DType) -> str:
+    return "tl.int1" if dtype is bool_ else f"tl.{dtype.name}"
+
+
+def number(value: Any, dtype: DType) -> str | None:
+    """A plain literal for a constant, or None where Triton would give it another type or lose its sign."""
+    if dtype is float32:
+        if value != value:
+            return 'float("nan")'
+        if abs(value) == float("inf"):
+            return f'float("{value}")'
+        plain = 2.0**-126 <= abs(value) < 2.0**127 or repr(value) == "0.0"
+        return repr(value) if plain else None
+    if dtype is int32 or dtype is int64:
+        return str(value) if -(2**31) <= value < 2**31 else None
+    return None
+
+
+def typed_number(value: Any, dtype: DType) -> str:
+    """A constant as a scalar of its type."""
+    if dtype is bfloat16:
+        value = float(to_numpy(bfloat16).type(value))
+    plain = number(value, float32 if dtype.is_float else int32)
+    kind = triton_type(dtype)
+    if dtype.is_float and repr(value) == "-0.0":
+        return f"tl.full([], 0.0, {kind}) * -1.0"
+    if dtype.is_float and plain is None:  # a subnormal or huge number: Triton takes such a literal for a float64
+        return f"tl.full([], {value!r}, tl.float64).to({kind})"
+    return f"tl.full([], {int(value) if not dtype.is_float else plain}, {kind})"
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def meet(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that Triton gives an elementwise expression of these."""
+    rank = max((len(s) for s in shapes), default=0)
+    tiles = [s for s in shapes if s]
+    return tuple(max(s[axis] for s in tiles) for axis in range(rank))
+
+
+class Names:
+    """Python names for values, after their author's."""
+
+    def __init__(self) -> None:
+        self.taken: set[str] = set(RESERVED)
+
+    def fresh(self, stem: str) -> str:
+        stem = re.sub(r"\W", "_", stem, flags=re.ASCII).strip("_") or "v"
+        stem = f"v_{stem}" if stem[0].isdigit() else stem
+        name, n = stem, 0
+        while name in self.taken:
+            n += 1
+            name = f"{stem}_{n}"
+        self.taken.add(name)
+        return name
+
+
+class Lines:
+    """Indented lines of source."""
+
+    def __init__(self, depth: int = 1) -> None:
+        self.lines: list[str] = []
+        self.depth = depth
+
+    def add(self, line: str) -> None:
+        self.lines.append("    " * self.depth + line)
+
+
+def function_name(kernel: Kernel, options: str) -> str:
+    """The kernel's name, its constants as far as they are short, and a fingerprint of everything."""
+    parts = [f"{n}{v}" if not isinstance(v, bool) else n for n, v in kernel.consts.items() if _short(v)]
+    stem = re.sub(r"\W", "", "_".join([kernel.name, *parts]), flags=re.ASCII)[:80]
+    return f"{stem}_{cache.fingerprint(show(kernel), options, cache.compiler_fingerprint())[:10]}"
+
+
+def _short(value: Any) -> bool:
+    return isinstance(value, int) and value is not False

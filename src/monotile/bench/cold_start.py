@@ -1,0 +1,43 @@
+"""How long a first call takes in a new process, as scripts that print the seconds.
+
+The scripts import what a user's program would and nothing of the benchmark, so that all the call itself loads is timed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..cli import inspection
+from ..kernels import examples
+from ..launch.kernel import Kernel
+
+KERNELS = [name for name, item in vars(examples).items() if isinstance(item, Kernel)]
+
+# Nothing a user has not asked for may be loaded by `import monotile`.
+FORBIDDEN = ("torch", "triton", "llvmlite", "typer", "rich", "mlx")
+IMPORT = f"""
+import sys, time
+begin = time.perf_counter()
+import monotile
+seconds = time.perf_counter() - begin
+loaded = [name for name in {FORBIDDEN} if name in sys.modules]
+assert not loaded, f"import monotile loads {{loaded}}"
+print(seconds)
+"""
+FIRST_CALL = """
+import time
+import numpy as np
+import monotile
+from monotile.kernels.examples import {kernel}
+arguments = [{arguments}]
+begin = time.perf_counter()
+{kernel}(*arguments, **{consts})
+print(time.perf_counter() - begin)
+"""
+
+
+def first_call(kernel: str) -> str:
+    """The script that calls an example kernel once."""
+    arguments, consts = inspection.arguments(getattr(examples, kernel), inspection.Request())
+    texts = [f"np.zeros({a.shape}, {a.dtype.str!r})" if isinstance(a, np.ndarray) else repr(a) for a in arguments]
+    return FIRST_CALL.format(kernel=kernel, arguments=", ".join(texts), consts=consts)

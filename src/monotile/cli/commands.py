@@ -1,0 +1,289 @@
+"""The verbs of the command line: devices, inspect, emit, check, tune, bench, snap, diff."""
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.table import Table
+
+from .. import __version__, backends, bench
+from ..bench import baselines, table
+from ..errors import MonotileError
+from ..runtime import cache, machine
+from . import inspection
+
+ALL_BACKENDS = ("cpu", "interpreter", "nvidia", "metal")
+LEXERS = {
+    "source": "python",
+    "ir": "llvm",
+    "passes": "llvm",
+    "llvm": "llvm",
+    "asm": "gas",
+    "triton": "python",
+    "metal": "cpp",
+}
+PLAIN_WIDTH = 140  # of tables that go to a file or a pipe
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=PLAIN_WIDTH)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"monotile {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def monotile(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Tile kernels, written once."""
+
+
+@app.command()
+def devices() -> None:
+    """What can run here, and what to do where something cannot."""
+    table = Table("backend", "runs here", "details")
+    for name in ALL_BACKENDS:
+        reason = _why_not(name)
+        details = reason if reason is not None else _details(name)
+        table.add_row(name, "yes" if reason is None else "no", details)
+    console = _console()
+    console.print(table)
+    console.print(f"compiled kernels are kept in {cache.directory()}", highlight=False, soft_wrap=True)
+
+
+def _why_not(name: str) -> str | None:
+    if name not in backends.MODULES:
+        return f"planned; not part of monotile {__version__}. Use the cpu backend."
+    try:
+        return backends.get(name).why_not()
+    except ImportError as error:
+        return f"{error}. Run: pip install {error.name}"
+
+
+def _details(name: str) -> str:
+    if name == "metal":
+        from ..backends.metal.backend import WAYS
+
+        return "\n".join(f"{way}: {why_not() or 'yes'}" for way, why_not in WAYS.items())
+    if name != "cpu":
+        return "NumPy, one operation at a time: defines the language, for tests" if name == "interpreter" else ""
+    from ..backends.cpu import pool, target
+    from ..backends.cpu.host import host as this_host
+
+    host = this_host()
+    chosen = target.target(host)
+    vectors = f"{chosen.name}, {chosen.lanes} float32 lanes"
+    return f"{machine.processor()} ({host.cpu})\n{vectors}\n{pool.default_threads()} threads\nLLVM {host.llvm}"
+
+
+KERNELS = "attention, decode, merge, ..., path/to/file.py:NAME or package.module:NAME"
+DTypes = Annotated[list[str] | None, typer.Option(help="of every tensor, or of one: a=float16")]
+Shapes = Annotated[list[str] | None, typer.Option(help="of a tensor: a=64x128; 64 where nothing is said")]
+
+
+def _request(words: list[str], shape: list[str] | None, dtype: list[str] | None) -> inspection.Request:
+    return inspection.Request(
+        inspection.parse_values(words), inspection.parse_shapes(shape or ()), inspection.parse_dtypes(dtype or ())
+    )
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def inspect(
+    context: typer.Context,
+    kernel: Annotated[str, typer.Argument(help=KERNELS)],
+    stage: Annotated[str, typer.Option(help="source, ir, passes; llvm or asm; triton or ptx; metal")] = "ir",
+    dtype: DTypes = None,
+    shape: Shapes = None,
+    backend: Annotated[str, typer.Option(help="whose stages to show")] = "cpu",
+) -> None:
+    """Show a kernel at one stage of its compilation. Every other option is a constant: --BM=128."""
+    text = inspection.text(inspection.find(kernel), stage, _request(context.args, shape, dtype), backend)
+    console = Console()
+    if console.is_terminal:
+        console.print(Syntax(text, LEXERS.get(stage, "text"), background_color="default"))
+    else:
+        print(text, end="")
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def emit(
+    context: typer.Context,
+    target: Annotated[str, typer.Option(help="metal, nvidia or cpu")],
+    kernel: Annotated[list[str], typer.Option(help=f"{KERNELS}; may be given again")],
+    out: Annotated[Path, typer.Option(help="The folder to write to; it is made if it is not there.")],
+    dtype: DTypes = None,
+    shape: Shapes = None,
+) -> None:
+    """Write kernels and a manifest.json by which other programs can launch them. Every other option is a constant of
+    the kernels (--BQ=64) or an option of attention (--causal=true)."""
+    from . import emission
+
+    kernels = [inspection.find(name) for name in kernel]
+    for path in emission.write(target, kernels, _request(context.args, shape, dtype), out):
+        print(path)
+
+
+@app.command("check")
+def run_check(
+    backend: Annotated[str, typer.Option(help="where to run")] = "cpu",
+    only: Annotated[str, typer.Option("--filter", help="Cases whose name holds this text.")] = "",
+) -> None:
+    """Hold every op of the library against float64. The exit code is 1 where one does not hold."""
+    from ..library import check
+
+    if not check.run(_console(), backend=backend, only=only):
+        raise typer.Exit(1)
+
+
+@app.command("tune")
+def run_tune(
+    only: Annotated[str, typer.Option("--filter", help="Work with words that begin as these: 'attention D128'.")] = "",
+    dtype: Annotated[str, typer.Option(help="of queries, keys and values")] = "bfloat16",
+    seconds: Annotated[float, typer.Option(help="For each kernel and head size.")] = 60.0,
+) -> None:
+    """Measure which block sizes and schedules are fastest on this GPU, and keep them for later calls."""
+    from ..bench.nvidia import tune
+
+    tune.run(_console(), only=only, dtype=dtype, seconds=seconds)
+
+
+# ---- times -----------------------------------------------------------------------------------------------------------
+
+Quick = Annotated[bool, typer.Option("--quick", help="A small choice of rows and fewer repeats: less than a minute.")]
+Only = Annotated[str, typer.Option("--filter", help="Rows with words that begin as these: 'decode D128 bfloat16'.")]
+Threads = Annotated[int | None, typer.Option(help="cpu: instead of every processor; one is always measured.")]
+Where = Annotated[str, typer.Option("--backend", help="cpu or nvidia")]
+FlexWhen = Annotated[str, typer.Option("--flex", help="nvidia: time FlexAttention where needed, always or never.")]
+Seconds = Annotated[float, typer.Option(help="nvidia: no row begins after so many seconds.")]
+Commit = Annotated[str | None, typer.Option(help="nvidia: of this source, where git cannot tell.")]
+
+
+@app.command("bench")
+def run_bench(
+    quick: Quick = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write every number to this file.")] = None,
+    only: Only = "",
+    threads: Threads = None,
+    backend: Where = "cpu",
+    flex: FlexWhen = "needed",
+    seconds: Seconds = 500.0,
+    commit: Commit = None,
+) -> None:
+    """Time the kernels against torch, NumPy and what this machine can do; the exit code is 1 if a result is wrong."""
+    console = _console()
+    gpu = Gpu(flex, seconds, commit) if _on_gpu(backend) else None
+    report = _measure(console, quick, only, threads, gpu, json_file)
+    if json_file is not None:
+        _keep(console, report, json_file)
+    if report["wrong"]:
+        raise typer.Exit(1)
+
+
+class Gpu(NamedTuple):
+    """What a run on a GPU is told besides."""
+
+    flex: str = "needed"
+    seconds: float = 500.0
+    commit: str | None = None
+
+
+def _on_gpu(backend: str) -> bool:
+    if backend not in ("cpu", "nvidia"):
+        raise MonotileError(f"the benchmark runs on cpu or nvidia, found {backend!r}")
+    return backend == "nvidia"
+
+
+def _measure(
+    console: Console, quick: bool, only: str, threads: int | None, gpu: Gpu | None, path: Path | None
+) -> baselines.Report:
+    if gpu is not None:
+        keep = partial(baselines.save, path=path) if path is not None else lambda report: None
+        report = bench.run_nvidia(quick=quick, only=only, console=console, keep=keep, **gpu._asdict())
+        bench.show(report, console)
+        return report
+    try:
+        report = bench.run(quick=quick, only=only, threads=threads, console=console)
+    except bench.WorkerFailed as error:
+        raise MonotileError(f"a benchmark stopped: {error}") from None
+    bench.show(report, console)
+    return report
+
+
+def _keep(console: Console, report: baselines.Report, path: Path) -> None:
+    baselines.save(report, path)
+    changes = ", with changes that are not in its commit" if report["dirty"] else ""
+    console.print(f"written{changes}: {path}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def snap(
+    file: Annotated[Path | None, typer.Argument(help="Where to keep it; baselines/<device>.json if left out.")] = None,
+    of: Annotated[Path | None, typer.Option("--from", help="Keep this file of `bench --json`; run nothing.")] = None,
+    markdown: Annotated[
+        Path | None,
+        typer.Option(
+            help="Run nothing: put FILE (every kept baseline, if left out) as tables into this page; - prints."
+        ),
+    ] = None,
+    quick: Quick = False,
+    only: Only = "",
+    threads: Threads = None,
+    backend: Where = "cpu",
+) -> None:
+    """Run the benchmark and keep what it found as this device's baseline."""
+    console = _console()
+    if markdown is not None:
+        text = baselines.sections([file] if file is not None else baselines.FOLDER.glob("*.json"))
+        print(text, end="") if str(markdown) == "-" else baselines.fill(markdown, text)
+        return
+    if file is None and of is None and (quick or only):
+        raise MonotileError("a run of some rows is no baseline of a device; pass a FILE to keep it in")
+    if of is not None:
+        report = baselines.load(of)
+    else:
+        report = _measure(console, quick, only, threads, Gpu() if _on_gpu(backend) else None, None)
+    if report.get("wrong"):
+        raise MonotileError(f"nothing is kept: {report['wrong'][0]['wrong']}")
+    _keep(console, report, file if file is not None else baselines.path_for(report))
+
+
+@app.command()
+def diff(
+    first: Annotated[Path, typer.Argument(help="The older file; the newer one, if it is the only one.")],
+    second: Annotated[Path | None, typer.Argument(help="If left out, FIRST is held against its baseline.")] = None,
+    tolerance: Annotated[float, typer.Option(help="Per cent a row may be slower, beyond its spread.")] = 5.0,
+    every: Annotated[bool, typer.Option("--all", help="Show rows that did not change, too.")] = False,
+) -> None:
+    """Show the rows that changed beyond their spread. The exit code is 1 where one got slower than tolerated."""
+    console = _console()
+    new = baselines.load(first if second is None else second)
+    old = baselines.load(baselines.path_for(new) if second is None else first)
+    changes = baselines.compare(old, new)
+    shown = [c for c in changes if c.beyond_spread]
+    failed = [c for c in shown if 100 * c.slower > tolerance]
+    lines = Table("row", "threads", "before", "after", "time", "spreads", "")
+    for c in changes if every else shown:
+        mark = "[red]slower[/]" if c in failed else "" if c not in shown or c.slower > 0 else "[green]faster[/]"
+        times = table.time(c.before), table.time(c.after)
+        lines.add_row(c.name, str(c.threads), *times, f"{c.slower:+.0%}", f"{c.noise:.0%}", mark)
+    if lines.row_count:
+        console.print(lines)
+    for line in baselines.remarks(old, new):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    console.print(
+        f"{len(changes)} rows compared, {len(shown)} changed, {len(failed)} slower by more than {tolerance:g} %"
+    )
+    if failed:
+        raise typer.Exit(1)

@@ -1,0 +1,71 @@
+"""`monotile emit`: kernels as files, with a manifest by which programs that know nothing of monotile launch them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .. import __version__, backends
+from ..backends.manifest import MEANINGS
+from ..kernels.scores import Options
+from ..launch.kernel import Kernel
+from .inspection import BadRequest, Request, specialised
+
+FORMAT = 1  # of the manifest; grows when a reader of the old one would go wrong
+MANIFEST = "manifest.json"
+Item = TypeVar("Item")
+
+
+def write(target: str, kernels: Sequence[Kernel], request: Request, folder: Path) -> list[Path]:
+    """Writes the kernels' files and the manifest; the paths that were written."""
+    files, manifest = emit(target, kernels, request)
+    files[MANIFEST] = (json.dumps(manifest, indent=2) + "\n").encode()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, data in files.items():
+            (folder / name).write_bytes(data)
+    except OSError as error:
+        raise BadRequest(f"cannot write to {folder}: {error.strerror}; name another folder with --out") from None
+    return [folder / name for name in files]
+
+
+def emit(target: str, kernels: Sequence[Kernel], request: Request) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """The files by name, and the manifest."""
+    backend = backends.get(target)
+    _check_names(kernels, request)
+    files: dict[str, bytes] = {}
+    entries = []
+    for kernel in kernels:
+        made = backend.emit(specialised(kernel, _own(kernel, request), target))
+        if files.keys() & made.files.keys():
+            raise BadRequest(f"two kernels are named {kernel.name!r}; emit them into folders of their own")
+        files |= made.files
+        entries.append(made.entry)
+    manifest = {"format": FORMAT, "monotile": __version__, "target": target, "meanings": MEANINGS, "kernels": entries}
+    return files, manifest
+
+
+def _names(kernel: Kernel) -> set[str]:
+    """What a command line may say of a kernel."""
+    options = Options._fields if "options" in kernel.const_names else ()
+    return {*kernel.const_names, *(p.name for p in kernel.parameters), *options}
+
+
+def _own(kernel: Kernel, request: Request) -> Request:
+    """The part of a request that is about this kernel, of several."""
+    known = _names(kernel) | {""}
+
+    def own(part: Mapping[str, Item]) -> dict[str, Item]:
+        return {name: item for name, item in part.items() if name in known}
+
+    return Request(own(request.values), own(request.shapes), own(request.dtypes))
+
+
+def _check_names(kernels: Sequence[Kernel], request: Request) -> None:
+    known = set[str]().union(*(_names(kernel) for kernel in kernels))
+    for name in (*request.values, *request.shapes, *filter(None, request.dtypes)):
+        if name not in known:
+            listing = ", ".join(kernel.name for kernel in kernels)
+            raise BadRequest(f"nothing in {listing} is called {name!r}; known are {', '.join(sorted(known))}")

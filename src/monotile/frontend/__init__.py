@@ -1,0 +1,1 @@
+"""Python source to IR: the words of the language, statements, expressions, subscripts, source positions."""

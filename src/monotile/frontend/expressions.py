@@ -1,0 +1,396 @@
+"""Expressions of a kernel: names, operators, attributes, subscripts and calls."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import operator
+import types
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .. import ir
+from ..dtypes import DType, bool_
+from ..errors import (
+    BadIndex,
+    BadOperand,
+    ConstantFailed,
+    KernelError,
+    NameOutOfScope,
+    NotCallable,
+    ShapeNotConstant,
+    TruthOfTile,
+    UnknownAttribute,
+    UnknownName,
+    UnsupportedPython,
+    WrongCall,
+)
+from ..ir import Value
+from ..ir.builder import Builder
+from . import indexing, vocabulary
+from .objects import Closure, Loop, Method, describe
+from .source import FunctionNode, place
+from .unsupported import CURES, TITLES
+
+# The operators: what they build on tiles, and what they do on compile-time values.
+BINARY: dict[type[ast.operator], tuple[str | None, Callable[[Any, Any], Any]]] = {
+    ast.Add: ("add", operator.add), ast.Sub: ("sub", operator.sub), ast.Mult: ("mul", operator.mul),
+    ast.Div: ("div", operator.truediv), ast.FloorDiv: ("floordiv", operator.floordiv), ast.Mod: ("mod", operator.mod),
+    ast.BitAnd: ("and", operator.and_), ast.BitOr: ("or", operator.or_), ast.BitXor: (None, operator.xor),
+    ast.Pow: (None, operator.pow), ast.LShift: (None, operator.lshift), ast.RShift: (None, operator.rshift),
+    ast.MatMult: (None, operator.matmul),
+}  # fmt: skip
+COMPARE: dict[type[ast.cmpop], tuple[str, Callable[[Any, Any], Any]]] = {
+    ast.Lt: ("lt", operator.lt), ast.LtE: ("le", operator.le), ast.Gt: ("gt", operator.gt),
+    ast.GtE: ("ge", operator.ge), ast.Eq: ("eq", operator.eq), ast.NotEq: ("ne", operator.ne),
+}  # fmt: skip
+PLAIN = (int, float, str, type(None), DType)
+MAX_BITS = 4096  # of a compile-time int, so that a slip such as 10**10**10 ends at once
+MAX_ITEMS = 2**16  # of a compile-time tuple or string made with *
+
+
+LEFT_OUT = "if this is an argument that was left out of the call: pass it, or test `is not None` first"
+
+
+class Expressions(ABC):
+    file: str = ""
+
+    def __init__(
+        self, builder: Builder, names: dict[str, Any], captured: dict[str, Any], globals_: dict[str, Any]
+    ) -> None:
+        self.builder, self.names, self.captured, self.globals = builder, names, captured, globals_
+        self.local: set[str] = set()  # names this function assigns somewhere, which therefore hide outer ones
+        self.lost: dict[str, str] = {}  # names a loop or branch made and kept
+
+    def at(self, node: ast.AST) -> None:
+        self.builder.loc = place(node, self.file)
+
+    def fail(self, kind: type[KernelError], found: str, cure: str) -> KernelError:
+        return self.builder.fail(kind, found, cure)
+
+    @abstractmethod
+    def inline(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A helper's body, run in place of the call: frontend.Scope knows statements."""
+
+    @abstractmethod
+    def word_handler(self, function: Any) -> Callable[..., Any] | None:
+        """Return what builds a word or method of the language, or None for everything else that is called."""
+
+    def eval(self, node: ast.expr) -> Any:
+        handler: Callable[[Any], Any] | None = getattr(self, f"on_{type(node).__name__}", None)
+        if handler is None:
+            self.at(node)
+            kind = type(node).__name__
+            found = f"{TITLES.get(kind, kind)} is not part of the kernel language"
+            raise self.fail(
+                UnsupportedPython, found, CURES.get(kind, "use the operators and words of monotile.language")
+            )
+        return handler(node)
+
+    def now(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Python's own work on compile-time values; whatever it raises is the author's constants' fault."""
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            text = str(error) or type(error).__name__
+            raise self.fail(ConstantFailed, f"this fails at compile time: {text}", "correct the constants") from None
+
+    # ---- names and literals ------------------------------------------------------------------------------------------
+
+    def on_Constant(self, node: ast.Constant) -> Any:
+        return node.value
+
+    def on_Tuple(self, node: ast.Tuple | ast.List) -> Any:
+        return tuple([self.eval(e) for e in node.elts])
+
+    on_List = on_Tuple
+
+    def on_Lambda(self, node: ast.Lambda) -> Closure:
+        return self.closure(node)
+
+    def closure(self, node: FunctionNode) -> Closure:
+        defaults = tuple([self.eval(d) for d in node.args.defaults])
+        pairs = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+        return Closure(node, self, defaults, {p.arg: self.eval(d) for p, d in pairs if d is not None})
+
+    def on_Name(self, node: ast.Name) -> Any:
+        name = node.id
+        if name in self.names:
+            return self.names[name]
+        if name not in self.local:
+            for names in (self.captured, self.globals, vars(builtins)):
+                if name in names:
+                    return self.read(names, name)
+        self.at(node)
+        if name in self.lost:
+            cure = f"give {name!r} a value before it, of the type it gets there"
+            raise self.fail(NameOutOfScope, f"{name!r} is only defined inside {self.lost[name]}", cure)
+        cure = "define it before this line" if name in self.local else "import or define it before this line"
+        raise self.fail(UnknownName, f"{name!r} is not defined here", cure)
+
+    def read(self, names: dict[str, Any], name: str) -> Any:
+        """A name from outside the kernel. Those that may be given another value later are noted."""
+        value = names[name]
+        if id(value) in self.builder.captured:
+            return self.builder.captured[id(value)]
+        fixed = isinstance(value, types.ModuleType | types.BuiltinFunctionType | type | DType)
+        if not fixed and names is not self.captured and getattr(value, "__module__", None) != vocabulary.__name__:
+            self.builder.reads.append((names, name, value))
+        return value
+
+    def on_Attribute(self, node: ast.Attribute) -> Any:
+        owner, name = self.eval(node.value), node.attr
+        self.at(node)
+        if isinstance(owner, ir.Tensor):
+            if name == "shape":
+                return tuple([self.builder.dim(owner, n) for n in range(owner.rank)])
+            if name in ("dtype", "ndim"):
+                return owner.dtype if name == "dtype" else owner.rank
+        elif isinstance(owner, Value):
+            if name == "T":
+                return self.builder.trans(owner)
+            if name in ("shape", "dtype", "ndim"):
+                return {"shape": owner.shape, "dtype": owner.dtype, "ndim": len(owner.shape)}[name]
+            if name in ("astype", "sum", "max", "min"):
+                return Method(name, owner)
+        elif isinstance(owner, types.ModuleType) and name in vars(owner):
+            return self.read(vars(owner), name)
+        elif (isinstance(owner, tuple) and (name in getattr(owner, "_fields", ()) or name == "_replace")) or (
+            isinstance(owner, types.ModuleType | type | DType) and self.now(hasattr, owner, name)
+        ):
+            return self.now(getattr, owner, name)
+        cure = "tensors have .shape, .dtype and .ndim; tiles also .T, .astype, .sum, .max and .min"
+        if owner is None:
+            cure = LEFT_OUT
+        raise self.fail(UnknownAttribute, f"{describe(owner)} has no {name!r} in the kernel language", cure)
+
+    # ---- operators ---------------------------------------------------------------------------------------------------
+
+    def on_BinOp(self, node: ast.BinOp) -> Any:
+        left, right = self.eval(node.left), self.eval(node.right)
+        self.at(node)
+        kind, plain = BINARY[type(node.op)]
+        if not isinstance(left, Value) and not isinstance(right, Value):
+            return self.constant(plain, left, right)
+        if kind is None:
+            found = f"{TITLES[type(node.op).__name__]} on run-time values is not part of the kernel language"
+            raise self.fail(UnsupportedPython, found, CURES[type(node.op).__name__])
+        return self.builder.binary(kind, self.number(left), self.number(right))
+
+    def constant(self, plain: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+        """Arithmetic on compile-time values is Python's own: numbers, and tuples and strings as far as they go."""
+        left, right = (x if isinstance(x, tuple | str) else self.number(x) for x in (left, right))
+        bits = items = 0
+        if isinstance(left, int) and isinstance(right, int):
+            if plain is operator.pow:
+                bits = left.bit_length() * max(right, 0)
+            elif plain is operator.lshift:
+                bits = left.bit_length() + max(right, 0)
+        if plain is operator.mul:
+            for many, times in ((left, right), (right, left)):
+                if isinstance(many, tuple | str) and isinstance(times, int):
+                    items = len(many) * times
+        if bits > MAX_BITS or items > MAX_ITEMS:
+            raise self.fail(ConstantFailed, "this compile-time value is too large", "use smaller constants")
+        return self.now(plain, left, right)
+
+    def number(self, item: Any) -> Any:
+        """What arithmetic takes: a tile, a run-time scalar or a Python number."""
+        if isinstance(item, Value | int | float):
+            return item
+        if isinstance(item, np.generic) and item.dtype.kind in "biuf":
+            return item.item()
+        cure = "use tiles or numbers here"
+        if isinstance(item, ir.Tensor):
+            cure = f"load a tile first: {item.name}[rows]"
+        elif item is None:
+            cure = "test it with 'is None' and keep it out of arithmetic"
+        raise self.fail(BadOperand, f"{describe(item)} where a tile or a number is needed", cure)
+
+    def on_UnaryOp(self, node: ast.UnaryOp) -> Any:
+        if isinstance(node.op, ast.Not):
+            test = self.truth(node.operand)
+            self.at(node)
+            return self.builder.unary("not", test) if isinstance(test, Value) else not test
+        item = self.eval(node.operand)
+        self.at(node)
+        item = self.number(item)
+        if isinstance(node.op, ast.UAdd):
+            return item
+        if isinstance(item, Value):
+            return self.builder.unary("neg" if isinstance(node.op, ast.USub) else "not", item)
+        if isinstance(node.op, ast.USub):
+            return -item
+        return not item if isinstance(item, bool) else self.now(operator.invert, item)
+
+    def on_Compare(self, node: ast.Compare) -> Any:
+        sides = [self.eval(e) for e in (node.left, *node.comparators)]
+        self.at(node)
+        result: Any = True
+        for op, left, right in zip(node.ops, sides, sides[1:], strict=False):
+            test = self.compare(op, left, right)
+            if isinstance(test, Value) and isinstance(result, Value):
+                result = self.builder.binary("and", result, test)
+            elif isinstance(test, Value):
+                result = test if result else False
+            else:
+                test = self.now(bool, test)
+                result = (result if test else False) if isinstance(result, Value) else result and test
+        return result
+
+    def compare(self, op: ast.cmpop, left: Any, right: Any) -> Any:
+        if isinstance(op, ast.Is | ast.IsNot):
+            alike = isinstance(left, PLAIN) and type(left) is type(right) and left == right
+            return (left is right or alike) == isinstance(op, ast.Is)
+        if isinstance(op, ast.In | ast.NotIn):
+            values = right if isinstance(right, tuple) else ()
+            if any(isinstance(x, Value | ir.Tensor) for x in (left, right, *values)):
+                raise self.fail(UnsupportedPython, "'in' on run-time values", "compare: (x == a) | (x == b)")
+            return self.now(operator.contains, right, left) == isinstance(op, ast.In)
+        kind, plain = COMPARE[type(op)]
+        if any(isinstance(x, Value | ir.Tensor | Method | Loop) for x in (left, right)):
+            return self.builder.binary(kind, self.number(left), self.number(right))
+        return self.now(plain, left, right)
+
+    def on_BoolOp(self, node: ast.BoolOp) -> Any:
+        """`and` / `or`: a compile-time side decides at once, as in Python; run-time scalars become & or |."""
+        stop = isinstance(node.op, ast.Or)
+        result: Value | None = None
+        item: Any = None
+        for part in node.values:
+            item = self.eval(part)
+            test = self.truth_of(item, part)
+            if not isinstance(test, Value):
+                if test == stop:
+                    return item if result is None else stop
+            elif result is None:
+                result = test
+            else:
+                result = self.builder.binary("or" if stop else "and", result, test)
+        return item if result is None else result
+
+    def on_IfExp(self, node: ast.IfExp) -> Any:
+        test = self.truth(node.test)
+        if not isinstance(test, Value):
+            return self.eval(node.body if test else node.orelse)
+        yes, no = self.eval(node.body), self.eval(node.orelse)
+        self.at(node)
+        return self.builder.where(test, self.number(yes), self.number(no))
+
+    def truth(self, node: ast.expr) -> Any:
+        return self.truth_of(self.eval(node), node)
+
+    def truth_of(self, test: Any, node: ast.expr) -> Any:
+        """What an `if` tests: a compile-time truth, or a run-time bool scalar."""
+        self.at(node)
+        if isinstance(test, ir.Tensor | Method | Loop) or (isinstance(test, Value) and test.shape):
+            cure = "use where(condition, a, b), combine tiles with & and |, or reduce first: .max(axis=0)"
+            raise self.fail(TruthOfTile, f"{describe(test)} is neither true nor false", cure)
+        if not isinstance(test, Value):
+            return self.now(bool, test)
+        return test if test.dtype is bool_ else self.builder.binary("ne", test, 0)
+
+    # ---- subscripts --------------------------------------------------------------------------------------------------
+
+    def on_Subscript(self, node: ast.Subscript) -> Any:
+        owner = self.eval(node.value)
+        subscript = self.subscript(node.slice)
+        self.at(node)
+        if isinstance(owner, ir.Tensor):
+            return indexing.load(self.builder, owner, subscript)
+        if isinstance(owner, Value):
+            return self.reshape(owner, subscript)
+        if not isinstance(owner, tuple):
+            cure = "index tensors, tiles and tuples; pass tables in as tensors"
+            if owner is None:
+                cure = LEFT_OUT
+            raise self.fail(BadIndex, f"{describe(owner)} cannot be indexed in a kernel", cure)
+        parts = (subscript.start, subscript.stop, subscript.step) if isinstance(subscript, slice) else (subscript,)
+        if any(isinstance(part, Value) for part in parts):
+            raise self.fail(ShapeNotConstant, "a tuple is indexed by a run-time value", "use a constant position")
+        try:
+            return owner[subscript]
+        except Exception:
+            found = f"a tuple of {len(owner)} has no item {describe(subscript)}"
+            if isinstance(subscript, int) and abs(subscript) < 10**9:
+                found = f"a tuple of {len(owner)} has no item {subscript}"
+            raise self.fail(BadIndex, found, f"use a position from 0 to {len(owner) - 1}") from None
+
+    def subscript(self, node: ast.expr) -> Any:
+        if isinstance(node, ast.Tuple):
+            return tuple([self.subscript(e) for e in node.elts])
+        if isinstance(node, ast.Slice):
+            parts = [None if p is None else self.eval(p) for p in (node.lower, node.upper, node.step)]
+            return slice(*parts)
+        return self.eval(node)
+
+    def reshape(self, tile: Value, subscript: Any) -> Value:
+        """`x[:, None]` and `x[None, :]`."""
+        items = subscript if isinstance(subscript, tuple) else (subscript,)
+        whole = [isinstance(i, slice) and i.start is None and i.stop is None and i.step is None for i in items]
+        if any(i is not None and not w for i, w in zip(items, whole, strict=True)) or sum(whole) != len(tile.shape):
+            cure = "tiles take x[:, None] and x[None, :]; to take part of a tensor, index the tensor"
+            raise self.fail(BadIndex, f"this subscript of {describe(tile)} is not supported", cure)
+        for position, item in enumerate(items):
+            if item is None:
+                tile = self.builder.expand(tile, position)
+        return tile
+
+    # ---- calls -------------------------------------------------------------------------------------------------------
+
+    def on_Call(self, node: ast.Call) -> Any:
+        function = self.eval(node.func)
+        args: list[Any] = []
+        for a in node.args:
+            if not isinstance(a, ast.Starred):
+                args.append(self.eval(a))
+                continue
+            items = self.eval(a.value)
+            if not isinstance(items, tuple):
+                self.at(a)
+                raise self.fail(UnsupportedPython, f"* before {describe(items)}", "only a tuple can be spread with *")
+            args += items
+        if any(k.arg is None for k in node.keywords):
+            self.at(node)
+            raise self.fail(UnsupportedPython, "** in a call is not part of the kernel language", "name every argument")
+        kwargs = {str(k.arg): self.eval(k.value) for k in node.keywords}
+        self.at(node)
+        return self.call(function, tuple(args), kwargs)
+
+    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        handler = self.word_handler(function)
+        if handler is not None:
+            name = f".{function.name}" if isinstance(function, Method) else function.__name__
+            return self.word(name, handler, args, kwargs)
+        if isinstance(function, types.FunctionType | Closure):
+            return self.inline(function, args, kwargs)
+        if isinstance(function, Value | ir.Tensor | Loop | vocabulary.Tensor) or not callable(function):
+            cure = "call words, helper functions and plain Python functions; index with [...]"
+            raise self.fail(NotCallable, f"{describe(function)} cannot be called", cure)
+        name = getattr(function, "__name__", type(function).__name__)
+        if type(function).__name__ == "Kernel":
+            raise self.fail(
+                NotCallable, f"the kernel {name!r} cannot be called from a kernel", "make it a plain function"
+            )
+        of_tuple = isinstance(getattr(function, "__self__", None), tuple)
+        builds_tuple = isinstance(function, type) and issubclass(function, tuple)
+        runtime = any(isinstance(x, Value | ir.Tensor | Closure | Loop | Method) for x in (*args, *kwargs.values()))
+        if runtime and not of_tuple and not builds_tuple:
+            cure = "use the words of monotile.language, or a plain Python helper function"
+            if name in vocabulary.__all__:
+                cure = f"use monotile.language.{name}"
+            raise self.fail(NotCallable, f"{name!r} cannot be called with run-time values in a kernel", cure)
+        return self.now(function, *args, **kwargs)
+
+    def word(self, name: str, handler: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        signature = inspect.signature(handler)
+        try:
+            signature.bind(self, *args, **kwargs)
+        except TypeError as error:
+            shown = ", ".join([str(p.replace(annotation=p.empty)) for p in list(signature.parameters.values())[1:]])
+            raise self.fail(WrongCall, f"{name}: {error}", f"write {name}({shown})") from None
+        return handler(self, *args, **kwargs)

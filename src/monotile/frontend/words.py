@@ -1,0 +1,254 @@
+"""What each word of the language builds. The keys are the words, and the Python builtins that mean the same."""
+
+from __future__ import annotations
+
+import builtins
+import math
+import types
+from collections.abc import Callable
+from typing import Any
+
+from .. import dtypes
+from ..dtypes import DType, bool_, float32, int32
+from ..errors import BadStep, DTypeMismatch, ShapeNotConstant, WrongCall
+from ..ir import Value
+from . import vocabulary
+from .expressions import Expressions
+from .objects import Loop, Method, describe
+
+MAX_UNROLLED = 4096
+
+
+def _program_id(s: Expressions, *counts: Any) -> Any:
+    if not counts:
+        raise s.fail(WrongCall, "program_id needs the size of the grid", "program_id(cdiv(n, BLOCK))")
+    ids = s.builder.program_id([_position(s, c) for c in counts])
+    return ids[0] if len(ids) == 1 else ids
+
+
+def _whole(s: Expressions, item: Any) -> Any:
+    """One whole number."""
+    item = s.number(item)
+    if isinstance(item, Value) and not item.shape and item.dtype.is_int:
+        return item
+    if isinstance(item, int) and not isinstance(item, bool):
+        return item
+    found = f"one whole number is needed here, found {describe(item)}"
+    raise s.fail(WrongCall, found, "use an int or an integer scalar")
+
+
+def _position(s: Expressions, item: Any) -> Any:
+    """A whole number that counts programs or positions: these are int32."""
+    item = _whole(s, item)
+    if isinstance(item, Value) and item.dtype.bits > 32:
+        raise s.fail(DTypeMismatch, f"grids and loops count in int32, found {item.type}", "cast it: .astype(int32)")
+    return item
+
+
+def _element(s: Expressions, dtype: Any) -> DType:
+    if isinstance(dtype, DType):
+        return dtype
+    cure = "use float32, float16, bfloat16, int64, int32, int8, uint8 or bool_ of monotile.language"
+    raise s.fail(WrongCall, f"an element type is needed here, found {describe(dtype)}", cure)
+
+
+def _arange(s: Expressions, n: Any) -> Value:
+    return s.builder.arange(n)
+
+
+def _full(s: Expressions, shape: Any, value: Any, dtype: Any = None) -> Value:
+    sides = shape if isinstance(shape, tuple) else (shape,)
+    value = s.number(value)
+    if dtype is not None:
+        element = _element(s, dtype)
+        value = s.builder.cast(s.builder.value(value, element), element)
+    return s.builder.full(value, sides)
+
+
+def _zeros(s: Expressions, shape: Any, dtype: Any = float32) -> Value:
+    return _full(s, shape, False if dtype is bool_ else 0, dtype)
+
+
+def _unary(kind: str, plain: Callable[[Any], Any]) -> Callable[..., Any]:
+    def build(s: Expressions, x: Any) -> Any:
+        x = s.number(x)
+        return s.builder.unary(kind, x) if isinstance(x, Value) else s.now(plain, x)
+
+    return build
+
+
+def _binary(kind: str, plain: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    def build(s: Expressions, a: Any, b: Any) -> Any:
+        a, b = s.number(a), s.number(b)
+        if isinstance(a, Value) or isinstance(b, Value):
+            return s.builder.binary(kind, a, b)
+        return plain(a, b)
+
+    return build
+
+
+def _fma(s: Expressions, a: Any, b: Any, c: Any) -> Any:
+    a, b, c = s.number(a), s.number(b), s.number(c)
+    if any(isinstance(x, Value) for x in (a, b, c)):
+        return s.builder.fma(a, b, c)
+    return s.now(lambda a, b, c: a * b + c, a, b, c)
+
+
+def _reduce(kind: str) -> Callable[..., Any]:
+    def build(s: Expressions, x: Any, axis: Any = None) -> Any:
+        if not isinstance(x, Value) or not x.shape:
+            found = f"{kind} along an axis needs a tile, found {describe(x)}"
+            raise s.fail(WrongCall, found, "give a tile: load one with t[rows]")
+        if axis is None and len(x.shape) == 1:
+            axis = 0
+        if isinstance(axis, bool) or not isinstance(axis, int):
+            raise s.fail(
+                ShapeNotConstant, f"{kind} needs a constant axis, found {describe(axis)}", "write axis=0 or axis=1"
+            )
+        return s.builder.reduce(kind, x, axis)
+
+    return build
+
+
+def _extreme(kind: str) -> Callable[..., Any]:
+    """Python's max and min: over an axis of a tile, or of several numbers."""
+
+    def build(s: Expressions, *args: Any, axis: Any = None) -> Any:
+        if len(args) == 1 and isinstance(args[0], Value):
+            return _reduce(kind)(s, args[0], axis)
+        items = args[0] if len(args) == 1 and isinstance(args[0], tuple) else args
+        if len(items) < (1 if items is not args else 2) or axis is not None:
+            raise s.fail(WrongCall, f"{kind} of {len(items)} number(s)", f"write {kind}(a, b) or {kind}(x, axis=1)")
+        result = s.number(items[0])
+        for other in items[1:]:
+            result = _binary(kind, getattr(builtins, kind))(s, result, other)
+        return result
+
+    return build
+
+
+def _where(s: Expressions, condition: Any, yes: Any, no: Any) -> Any:
+    condition, yes, no = s.number(condition), s.number(yes), s.number(no)
+    if isinstance(condition, Value):
+        return s.builder.where(condition, yes, no)
+    return s.builder.choose(bool(condition), yes, no)
+
+
+def _dot(s: Expressions, a: Any, b: Any) -> Value:
+    for item in (a, b):
+        if not isinstance(item, Value):
+            cure = "load tiles first: dot(a[rows, inner], b[inner, cols])"
+            raise s.fail(WrongCall, f"dot needs two tiles, found {describe(item)}", cure)
+    return s.builder.dot(a, b)
+
+
+def _cdiv(s: Expressions, a: Any, b: Any) -> Any:
+    return s.builder.cdiv(_whole(s, a), _whole(s, b))
+
+
+def _range(s: Expressions, *bounds: Any) -> Loop:
+    if not 1 <= len(bounds) <= 3:
+        raise s.fail(WrongCall, f"range takes 1 to 3 arguments, found {len(bounds)}", "write range(low, high, step)")
+    low, high, step = {1: (0, *bounds, 1), 2: (*bounds, 1), 3: bounds}[len(bounds)]
+    return _loop(s, low, high, step, None)
+
+
+def _blocks(s: Expressions, length: Any, step: Any, visible: Any = None) -> Loop:
+    return _loop(s, 0, length, step, visible)
+
+
+def _loop(s: Expressions, low: Any, high: Any, step: Any, visible: Any) -> Loop:
+    if isinstance(step, Value):
+        raise s.fail(ShapeNotConstant, "the step of a loop is only known at run time", "make the step a Const")
+    if isinstance(step, bool) or not isinstance(step, int) or not 1 <= step < 2**31:
+        found = f"the step of a loop must be a positive whole number, found {describe(step)}"
+        if isinstance(step, int) and -(2**31) < step < 1:
+            found = f"the step of a loop must be a positive whole number, found {step}"
+        raise s.fail(BadStep, found, "count upwards; inside the loop use high - 1 - j")
+    b = s.builder
+    ends = [b.cast(_position(s, x), int32) for x in (low, high)]
+    return Loop(ends[0], ends[1], step, visible)
+
+
+def _static_range(s: Expressions, *bounds: Any) -> range:
+    for bound in bounds:
+        if isinstance(bound, bool) or not isinstance(bound, int):
+            found = f"static_range needs constant bounds, found {describe(bound)}"
+            raise s.fail(ShapeNotConstant, found, "use range for run-time bounds")
+    try:
+        rounds = range(*bounds)
+        if len(rounds) <= MAX_UNROLLED:
+            return rounds
+    except (TypeError, ValueError) as error:
+        raise s.fail(BadStep, f"static_range: {error}", "write static_range(low, high, step)") from None
+    except OverflowError:
+        pass
+    raise s.fail(BadStep, f"static_range of more than {MAX_UNROLLED} rounds", "use range, which is not written out")
+
+
+def _number(dtype: DType, plain: type) -> Callable[..., Any]:
+    def build(s: Expressions, x: Any) -> Any:
+        return s.builder.cast(x, dtype) if isinstance(x, Value) else s.now(plain, s.number(x))
+
+    return build
+
+
+def _astype(owner: Value) -> Callable[..., Any]:
+    def build(s: Expressions, dtype: Any) -> Any:
+        return s.builder.cast(owner, _element(s, dtype))
+
+    return build
+
+
+def _fold(kind: str, owner: Value) -> Callable[..., Any]:
+    def build(s: Expressions, axis: Any = None) -> Any:
+        return _reduce(kind)(s, owner, axis)
+
+    return build
+
+
+def handler(function: Any) -> Callable[..., Any] | None:
+    """Return what builds a word, or a method such as `x.astype` or `x.sum`; None for everything else."""
+    if isinstance(function, Method):
+        return _method(function)
+    known = isinstance(function, types.FunctionType | types.BuiltinFunctionType | type)
+    return WORDS.get(function) if known else None
+
+
+def _method(target: Method) -> Callable[..., Any]:
+    return _astype(target.owner) if target.name == "astype" else _fold(target.name, target.owner)
+
+
+WORDS: dict[Any, Callable[..., Any]] = {
+    vocabulary.program_id: _program_id,
+    vocabulary.arange: _arange,
+    vocabulary.full: _full,
+    vocabulary.zeros: _zeros,
+    vocabulary.where: _where,
+    vocabulary.dot: _dot,
+    vocabulary.cdiv: _cdiv,
+    vocabulary.exp: _unary("exp", math.exp),
+    vocabulary.exp2: _unary("exp2", lambda x: 2.0**x),
+    vocabulary.log: _unary("log", math.log),
+    vocabulary.log2: _unary("log2", math.log2),
+    vocabulary.tanh: _unary("tanh", math.tanh),
+    vocabulary.sqrt: _unary("sqrt", math.sqrt),
+    vocabulary.reciprocal: _unary("reciprocal", lambda x: 1.0 / x),
+    vocabulary.fma: _fma,
+    vocabulary.abs: _unary("abs", builtins.abs),
+    vocabulary.maximum: _binary("max", builtins.max),
+    vocabulary.minimum: _binary("min", builtins.min),
+    vocabulary.sum: _reduce("sum"),
+    vocabulary.max: _reduce("max"),
+    vocabulary.min: _reduce("min"),
+    vocabulary.blocks: _blocks,
+    vocabulary.static_range: _static_range,
+    builtins.abs: _unary("abs", builtins.abs),
+    builtins.max: _extreme("max"),
+    builtins.min: _extreme("min"),
+    builtins.sum: _reduce("sum"),
+    range: _range,
+    float: _number(float32, float),
+    int: _number(int32, int),
+    bool: _number(dtypes.bool_, bool),
+}

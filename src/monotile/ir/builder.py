@@ -1,0 +1,326 @@
+"""Typed construction of IR: the rules of promotion, broadcasting and shapes, each with its error."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .. import dtypes
+from ..dtypes import DType, bool_, float32, int32
+from ..errors import (
+    BadAxis,
+    BadGrid,
+    BadSide,
+    ConstantFailed,
+    DTypeMismatch,
+    KernelError,
+    Loc,
+    NumberDoesNotFit,
+    RankTooHigh,
+    ShapeMismatch,
+    ShapeNotConstant,
+    UndefinedForDType,
+)
+from . import ops
+from .ops import Block, Op, Tensor, Type, Value
+
+Number = int | float | bool
+Operand = Value | int | float | bool
+
+SYMBOLS = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%", "lt": "<", "le": "<=", "eq": "==",
+    "ne": "!=", "and": "&", "or": "|", "max": "maximum", "min": "minimum",
+    "neg": "-", "not": "~",
+}  # fmt: skip
+
+
+LARGEST = float.fromhex("0x1.ffffffp127")  # what rounds to a finite float32 is below this
+MAX_SIDE = 2**16  # launch.MAX_LENGTH leaves this margin below 2**31
+GRID = ops.ELEMENTWISE | {"const", "dim", "param"}  # what the size of a grid may be computed with
+
+
+class Builder:
+    """Appends ops to the current block. `loc` is the place every new op and every error points at."""
+
+    def __init__(self, block: Block) -> None:
+        self.entry = self.block = block
+        self.loc: Loc | None = None
+        self._dims: dict[str | int, Value] = {}
+        self._has_grid = False
+        self.reads: list[tuple[dict[str, Any], str, Any]] = []  # globals the kernel was compiled with
+        self.captured: dict[int, Tensor] = {}  # tensors for arrays that functions refer to, by the array's identity
+
+    def fail(self, kind: type[KernelError], found: str, cure: str) -> KernelError:
+        return kind(found, cure, self.loc)
+
+    def emit(self, kind: str, operands: tuple[Value, ...], *types: Type, **attrs: Any) -> Op:
+        op = Op(kind, operands, attrs, types, loc=self.loc)
+        self.block.ops.append(op)
+        return op
+
+    # ---- constants ---------------------------------------------------------------------------------------------------
+
+    def const(self, value: Number, dtype: DType) -> Value:
+        """A constant of a type that is computed with."""
+        self.fits(value, dtype)
+        value = float(value) if dtype.is_float else bool(value) if dtype is bool_ else int(value)
+        return self.emit("const", (), Type(dtype), value=value).result
+
+    def fits(self, value: Number, dtype: DType) -> None:
+        """A number must be in the range of the type it becomes."""
+        if dtype.is_int:
+            low, high = dtype.limits
+            if not low <= value <= high:
+                cure = "use a smaller number" if dtype.bits == 64 else "use a wider type: .astype(int64)"
+                raise self.fail(NumberDoesNotFit, f"{_digits(value)} does not fit {dtype} ({low} to {high})", cure)
+        elif dtype.is_float and abs(value) >= LARGEST and not (isinstance(value, float) and math.isinf(value)):
+            raise self.fail(NumberDoesNotFit, f"{_digits(value)} does not fit {dtype}", "use a smaller number, or inf")
+
+    def value(self, operand: Operand, like: DType | None = None) -> Value:
+        """A number becomes a constant of the type it meets; on its own an int is int32 and a float is float32."""
+        if isinstance(operand, Value):
+            return operand
+        natural = bool_ if isinstance(operand, bool) else int32 if isinstance(operand, int) else float32
+        if like is None:
+            return self.const(operand, natural)
+        if like.kind != natural.kind and not (natural is int32 and like.is_float):
+            what = {"float": "the tile first: .astype(float32)", "bool": "the bool: int(x)"}.get(natural.kind)
+            cure = f"cast {what}" if what else "compare first: x != 0"
+            raise self.fail(DTypeMismatch, f"the number {_digits(operand)} does not promote with {like}", cure)
+        self.fits(operand, like)
+        return self.const(operand, dtypes.computed(like))
+
+    def dim(self, tensor: Tensor, axis: int) -> Operand:
+        """A length. Those known at run time are read once, at the top of the kernel; equal names are one value."""
+        length = tensor.dims[axis]
+        if isinstance(length, int):
+            return length
+        if length not in self._dims:
+            op = Op("dim", (), {"tensor": tensor, "axis": axis}, (Type(int32),), loc=self.loc)
+            op.result.hint = f"{tensor.name}_{axis}"
+            self.entry.ops.insert(len(self._dims), op)
+            self._dims[length] = op.result
+        return self._dims[length]
+
+    # ---- elementwise -------------------------------------------------------------------------------------------------
+
+    def binary(self, kind: str, left: Operand, right: Operand) -> Value:
+        if kind in ("gt", "ge"):
+            kind, left, right = {"gt": "lt", "ge": "le"}[kind], right, left
+        a, b = self._pair(kind, left, right)
+        dtype = a.dtype
+        cures = {
+            "div": (dtype.is_float, "use // for whole numbers, or cast: .astype(float32)"),
+            "floordiv": (dtype.is_int, "use / for floats"),
+            "mod": (dtype.is_int, "cast to an integer type first"),
+            "and": (dtype is bool_, "compare first: (x != 0) & ..."),
+            "or": (dtype is bool_, "compare first: (x != 0) | ..."),
+        }
+        allowed, cure = cures.get(kind, (dtype is not bool_ or kind in ("eq", "ne"), "cast the bool: .astype(int32)"))
+        if not allowed:
+            raise self.fail(UndefinedForDType, f"'{SYMBOLS[kind]}' is not defined for {dtype}", cure)
+        if kind in ("floordiv", "mod") and ops.constant(b) == 0:
+            raise self.fail(ConstantFailed, f"'{SYMBOLS[kind]}' divides by zero", "correct the constants")
+        return self._elementwise(kind, (a, b), bool_ if kind in ops.COMPARE else dtype)
+
+    def unary(self, kind: str, operand: Operand) -> Value:
+        value = self.value(operand)
+        value = self.cast(value, dtypes.computed(value.dtype))
+        if kind == "not":
+            allowed, cure = value.dtype is bool_, "~ is for bool; compare first: x == 0"
+        elif kind in ("neg", "abs"):
+            allowed, cure = value.dtype is not bool_, "cast the bool: .astype(int32)"
+        else:
+            allowed, cure = value.dtype.is_float, "cast first: .astype(float32)"
+        if not allowed:
+            raise self.fail(UndefinedForDType, f"'{SYMBOLS.get(kind, kind)}' is not defined for {value.dtype}", cure)
+        return self._elementwise(kind, (value,), value.dtype)
+
+    def fma(self, *operands: Operand) -> Value:
+        values = [self.value(x, float32) for x in operands]
+        for value in values:
+            if not value.dtype.is_float:
+                found = f"'fma' is not defined for {value.dtype}"
+                raise self.fail(UndefinedForDType, found, "cast first: .astype(float32)")
+        a, b, c = (self.cast(value, dtypes.computed(value.dtype)) for value in values)
+        return self._elementwise("fma", (a, b, c), a.dtype)
+
+    def where(self, condition: Operand, yes: Operand, no: Operand) -> Value:
+        c = self.value(condition)
+        if c.dtype is not bool_:
+            found = f"where needs a bool condition, found {c.type}"
+            raise self.fail(UndefinedForDType, found, "compare: where(x != 0, ...)")
+        a, b = self._pair("where", yes, no)
+        return self._elementwise("where", (c, a, b), a.dtype)
+
+    def choose(self, first: bool, yes: Operand, no: Operand) -> Operand:
+        """where() with a condition known now: the type and shape do not depend on which side is taken."""
+        if not isinstance(yes, Value) and not isinstance(no, Value):
+            return yes if first else no
+        a, b = self._pair("where", yes, no)
+        return self.broadcast(a if first else b, self.broadcast_shape((a, b)))
+
+    def cast(self, operand: Operand, dtype: DType) -> Value:
+        value = self.value(operand)
+        return value if value.dtype is dtype else self._elementwise("cast", (value,), dtype)
+
+    def _pair(self, kind: str, left: Operand, right: Operand) -> tuple[Value, Value]:
+        like_left = right.dtype if isinstance(right, Value) else None
+        like_right = left.dtype if isinstance(left, Value) else None
+        if isinstance(left, float) and like_left is not None and like_left.is_int:
+            like_left = float32
+        if isinstance(right, float) and like_right is not None and like_right.is_int:
+            like_right = float32
+        if not isinstance(left, Value) and not isinstance(right, Value):
+            like_left = like_right = float32 if {type(left), type(right)} == {int, float} else None
+        a, b = self.value(left, like_left), self.value(right, like_right)
+        dtype = dtypes.promote(a.dtype, b.dtype)
+        if dtype is None:
+            word = SYMBOLS.get(kind, kind)
+            raise self.fail(
+                DTypeMismatch,
+                f"{a.type} and {b.type} do not promote to a common type in '{word}'",
+                "cast one of them, for example .astype(float32)",
+            )
+        if kind == "where":  # choosing computes nothing, so a narrow type stays
+            tiles = {v.dtype for v in (left, right) if isinstance(v, Value)}
+            dtype = tiles.pop() if len(tiles) == 1 else dtype
+        return self.cast(a, dtype), self.cast(b, dtype)
+
+    def _elementwise(self, kind: str, operands: tuple[Value, ...], dtype: DType) -> Value:
+        shape = self.broadcast_shape(operands)
+        return self.emit(kind, tuple(self._lift(v, len(shape)) for v in operands), Type(dtype, shape)).result
+
+    def _lift(self, value: Value, rank: int) -> Value:
+        """NumPy's rule: missing leading dimensions count as 1. Scalars stay scalars."""
+        return self.expand(value, 0) if len(value.shape) == 1 and rank == 2 else value
+
+    def broadcast_shape(self, operands: tuple[Value, ...]) -> tuple[int, ...]:
+        rank = max(len(v.shape) for v in operands)
+        shape = []
+        for axis in range(-rank, 0):
+            sides = {v.shape[axis] for v in operands if len(v.shape) >= -axis}
+            if len(sides - {1}) > 1:
+                shapes = " and ".join(str(v.shape) for v in operands if v.shape)
+                cure = "make the sides equal, or add one with x[:, None] or x[None, :]"
+                raise self.fail(ShapeMismatch, f"shapes {shapes} do not broadcast", cure)
+            shape.append(max(sides - {1}, default=1))
+        return tuple(shape)
+
+    # ---- shapes ------------------------------------------------------------------------------------------------------
+
+    def arange(self, count: int) -> Value:
+        self.side(count)
+        return self.emit("arange", (), Type(int32, (count,))).result
+
+    def side(self, count: Any) -> int:
+        if isinstance(count, Value):
+            cure = "tile sides are compile-time: use a Const parameter, or name the dimension after a Const"
+            raise self.fail(ShapeNotConstant, "a tile side is only known at run time", cure)
+        if isinstance(count, bool) or not isinstance(count, int):
+            found = f"a tile side must be a whole number, found {type(count).__name__}"
+            raise self.fail(BadSide, found, "use an int, or a tuple of one or two for a shape")
+        if not 1 <= count <= MAX_SIDE:
+            found = f"a tile side must be from 1 to {MAX_SIDE}, found {_digits(count)}"
+            raise self.fail(BadSide, found, "use a side from 1 up; loop over the rest")
+        return count
+
+    def full(self, operand: Operand, shape: tuple[int, ...]) -> Value:
+        self.rank(len(shape))
+        value = self.value(operand)
+        if value.shape:
+            found = f"full takes one number, found a tile {value.type}"
+            raise self.fail(ShapeMismatch, found, "let the tile broadcast instead: x + zeros(shape)")
+        for side in shape:
+            self.side(side)
+        return self.broadcast(value, shape)
+
+    def broadcast(self, value: Value, shape: tuple[int, ...]) -> Value:
+        """The value stretched to a shape it is known to broadcast to."""
+        value = self._lift(value, len(shape))
+        return value if value.shape == shape else self.emit("broadcast", (value,), Type(value.dtype, shape)).result
+
+    def rank(self, rank: int) -> None:
+        if rank > 2:
+            cure = "index one dimension with a single position, or work on one slice per program"
+            found = f"this would be a tile of rank {rank}; tiles have at most two dimensions"
+            raise self.fail(RankTooHigh, found, cure)
+
+    def expand(self, value: Value, position: int) -> Value:
+        self.rank(len(value.shape) + 1)
+        shape = (*value.shape[:position], 1, *value.shape[position:])
+        return self.emit("expand", (value,), Type(value.dtype, shape), position=position).result
+
+    def trans(self, value: Value) -> Value:
+        if len(value.shape) != 2:
+            cure = "transpose tiles of two dimensions; add one with x[:, None]"
+            raise self.fail(ShapeMismatch, f".T needs a tile of rank 2, found {value.type}", cure)
+        return self.emit("trans", (value,), Type(value.dtype, value.shape[::-1])).result
+
+    # ---- folds -------------------------------------------------------------------------------------------------------
+
+    def reduce(self, fold: str, value: Value, axis: int) -> Value:
+        rank = len(value.shape)
+        if not -rank <= axis < rank:
+            cure = "give an axis the tile has, counted from 0" if rank else "scalars cannot be reduced"
+            raise self.fail(BadAxis, f"axis {_digits(axis)} does not exist in {value.type}", cure)
+        axis %= rank
+        if value.dtype is bool_ and fold == "sum":
+            raise self.fail(UndefinedForDType, "sum is not defined for bool", "cast first: .astype(int32)")
+        value = self.cast(value, dtypes.computed(value.dtype))
+        shape = value.shape[:axis] + value.shape[axis + 1 :]
+        return self.emit("reduce", (value,), Type(value.dtype, shape), fold=fold, axis=axis).result
+
+    def dot(self, a: Value, b: Value) -> Value:
+        if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0]:
+            fits = len(a.shape) == len(b.shape) == 2 and a.shape[1] == b.shape[1]
+            cure = "transpose the second operand: dot(a, b.T)" if fits else "dot takes (m, k) and (k, n)"
+            raise self.fail(ShapeMismatch, f"dot of shapes {a.shape} and {b.shape} does not fit", cure)
+        for operand in (a, b):
+            if not operand.dtype.is_float:
+                found = f"dot is not defined for {operand.dtype}"
+                raise self.fail(UndefinedForDType, found, "cast first: .astype(float32)")
+        if a.dtype is not b.dtype:
+            a, b = self.cast(a, float32), self.cast(b, float32)
+        return self.emit("dot", (a, b), Type(float32, (a.shape[0], b.shape[1]))).result
+
+    def program_id(self, counts: list[Operand]) -> tuple[Value, ...]:
+        """One grid for the whole kernel, whose size is known before any program runs."""
+        if self._has_grid or self.block is not self.entry:
+            found = "program_id is called twice" if self._has_grid else "program_id inside a run-time loop or branch"
+            raise self.fail(BadGrid, found, "call it once, at the top: i, j = program_id(cdiv(m, BM), cdiv(n, BN))")
+        for count in counts:
+            if not isinstance(count, Value) and count < 0:
+                raise self.fail(BadGrid, f"a grid of {_digits(count)} programs", "use a count from 0 up")
+        sizes = tuple(self.cast(c, int32) for c in counts)
+        if not all(_known_before(size) for size in sizes):
+            cure = "compute it from lengths, scalars and constants"
+            raise self.fail(BadGrid, "the size of the grid depends on what a tensor holds", cure)
+        self._has_grid = True
+        return self.emit("program_id", sizes, *(Type(int32) for _ in sizes)).results
+
+    def cdiv(self, a: Operand, b: Operand) -> Operand:
+        if not isinstance(b, Value) and b < 1:
+            raise self.fail(ConstantFailed, f"cdiv divides by {_digits(b)}", "divide by a number from 1 up")
+        if not isinstance(a, Value) and not isinstance(b, Value):
+            return -(-a // b)
+        less = self.binary("sub", b, 1) if isinstance(b, Value) else b - 1
+        return self.binary("floordiv", self.binary("add", a, less), b)
+
+
+def _known_before(size: Value) -> bool:
+    """Whether a value is computed from lengths, scalars and constants alone."""
+    seen, stack = {size}, [size]
+    while stack:
+        op = stack.pop().op
+        if op is None or op.kind not in GRID:
+            return False
+        fresh = [v for v in op.operands if v not in seen]
+        seen.update(fresh)
+        stack += fresh
+    return True
+
+
+def _digits(value: Number) -> str:
+    """A number for a message; Python refuses to print very long ones."""
+    return str(value) if isinstance(value, float) or abs(value) < 10**40 else "a number of more than 40 digits"

@@ -1,0 +1,255 @@
+"""The one intermediate form: typed SSA over scalars and tiles, with structured loops and branches.
+
+A `Value` is a scalar (shape `()`) or a tile of static shape and rank 1 or 2. Every value is made by exactly one `Op`
+or is a parameter of a `Block`. An op may own blocks (`for` has one, `if` has two); each of those ends in a `yield`.
+Tensors are not values: an op that touches memory names its `Tensor` in an attribute. docs/ir.md lists every op with
+its meaning; the interpreter defines them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..dtypes import DType
+from ..errors import Loc
+
+# Elementwise ops. Operands are scalars or tiles of the result's rank whose sides are 1 or the result's (broadcast).
+UNARY = frozenset({"neg", "abs", "exp", "exp2", "log", "log2", "tanh", "sqrt", "reciprocal", "not"})
+ARITHMETIC = frozenset({"add", "sub", "mul", "div", "floordiv", "mod", "max", "min", "and", "or"})
+COMPARE = frozenset({"lt", "le", "eq", "ne"})
+ELEMENTWISE = UNARY | ARITHMETIC | COMPARE | {"where", "fma", "cast"}
+# Ops that only rename coordinates: free on every backend.
+SHAPE_ONLY = frozenset({"expand", "trans", "broadcast"})
+NULLARY = frozenset({"const", "dim", "param", "arange"})
+MEMORY = frozenset({"load", "gather", "store"})
+CONTROL = frozenset({"for", "if", "yield"})
+KINDS = ELEMENTWISE | SHAPE_ONLY | NULLARY | MEMORY | CONTROL | {"program_id", "reduce", "dot", "visible"}
+# Ops whose removal, when nothing uses the result, changes nothing.
+PURE = KINDS - {"store", "for", "if", "yield", "visible", "program_id"}
+
+
+@dataclass(frozen=True)
+class Type:
+    dtype: DType
+    shape: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]" if self.shape else self.dtype.name
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor parameter: rank and element type are compile-time, lengths and strides are not, except where known
+    here."""
+
+    name: str
+    index: int
+    dtype: DType
+    dims: tuple[str | int, ...]  # a symbol per runtime dimension, an int per compile-time one
+    unit: int | None = None  # the dimension known to have stride 1, if any
+    strides: tuple[int | None, ...] = ()  # strides (in elements) known at compile time
+
+    @property
+    def rank(self) -> int:
+        return len(self.dims)
+
+
+class Value:
+    """One SSA value. `owner` is the op or block that makes it."""
+
+    __slots__ = ("hint", "owner", "type")
+
+    def __init__(self, type: Type, owner: Op | Block, hint: str = "") -> None:
+        self.type, self.owner, self.hint = type, owner, hint
+
+    @property
+    def op(self) -> Op | None:
+        return self.owner if isinstance(self.owner, Op) else None
+
+    @property
+    def kind(self) -> str:
+        """The kind of the op that makes this value, or `parameter`."""
+        return self.owner.kind if isinstance(self.owner, Op) else "parameter"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.type.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.type.dtype
+
+
+class Op:
+    __slots__ = ("attrs", "blocks", "kind", "loc", "operands", "results")
+
+    def __init__(
+        self,
+        kind: str,
+        operands: tuple[Value, ...] = (),
+        attrs: Mapping[str, Any] | None = None,
+        types: tuple[Type, ...] = (),
+        blocks: tuple[Block, ...] = (),
+        loc: Loc | None = None,
+    ) -> None:
+        self.kind, self.operands, self.attrs = kind, tuple(operands), dict(attrs or {})
+        self.blocks, self.loc = blocks, loc
+        self.results = tuple(Value(t, self) for t in types)
+
+    @property
+    def result(self) -> Value:
+        (value,) = self.results
+        return value
+
+
+class Block:
+    __slots__ = ("ops", "params")
+
+    def __init__(self, types: tuple[Type, ...] = ()) -> None:
+        self.params = tuple(Value(t, self) for t in types)
+        self.ops: list[Op] = []
+
+    @property
+    def terminator(self) -> Op:
+        return self.ops[-1]
+
+
+@dataclass
+class Kernel:
+    """A kernel specialised for its constants and for the element types and layouts of its tensors."""
+
+    name: str
+    tensors: tuple[Tensor, ...]
+    scalars: tuple[tuple[str, DType], ...]
+    body: Block = field(default_factory=Block)
+    consts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def written(self) -> frozenset[int]:
+        """Indices of the tensors some op stores to."""
+        return frozenset(op.attrs["tensor"].index for op in walk(self.body) if op.kind == "store")
+
+
+def walk(block: Block) -> Iterator[Op]:
+    """Every op, in program order, an op before the ops of its blocks."""
+    for op in block.ops:
+        yield op
+        for inner in op.blocks:
+            yield from walk(inner)
+
+
+def uses(block: Block) -> dict[Value, list[Op]]:
+    """The ops that read each value."""
+    table: dict[Value, list[Op]] = {}
+    for op in walk(block):
+        for value in op.operands:
+            table.setdefault(value, []).append(op)
+    return table
+
+
+def needed(ops: list[Op], values: Iterable[Value]) -> list[Op]:
+    """Those of the ops that the values come from, in order."""
+    wanted, found = set(values), []
+    for op in reversed(ops):
+        if wanted.intersection(op.results):
+            found.append(op)
+            wanted.update(op.operands)
+    return found[::-1]
+
+
+def replace(block: Block, mapping: Mapping[Value, Value]) -> None:
+    """Every read of a key reads its value instead."""
+
+    def final(value: Value) -> Value:
+        while value in mapping:
+            value = mapping[value]
+        return value
+
+    if mapping:
+        for op in walk(block):
+            op.operands = tuple(final(v) for v in op.operands)
+
+
+def clone(op: Op, mapping: dict[Value, Value]) -> Op:
+    """A copy of the op and its blocks that reads through `mapping`, which gains the copies of what it defines."""
+    copy = Op(op.kind, tuple(mapping.get(v, v) for v in op.operands), op.attrs, loc=op.loc)
+    blocks = []
+    for block in op.blocks:
+        fresh = Block(tuple(p.type for p in block.params))
+        mapping.update(zip(block.params, fresh.params, strict=True))
+        for old, new in zip(block.params, fresh.params, strict=True):
+            new.hint = old.hint
+        fresh.ops = [clone(inner, mapping) for inner in block.ops]
+        blocks.append(fresh)
+    copy.blocks = tuple(blocks)
+    copy.results = tuple(Value(r.type, copy, r.hint) for r in op.results)
+    mapping.update(zip(op.results, copy.results, strict=True))
+    return copy
+
+
+def copy(kernel: Kernel) -> Kernel:
+    """A kernel that can be changed without changing this one."""
+    fresh = Kernel(kernel.name, kernel.tensors, kernel.scalars, consts=kernel.consts)
+    mapping: dict[Value, Value] = {}
+    fresh.body.ops = [clone(op, mapping) for op in kernel.body.ops]
+    return fresh
+
+
+def constant(value: Value) -> int | float | bool | None:
+    """The number a scalar or broadcast value is known to be, else None."""
+    op = value.op
+    if op is not None and op.kind == "broadcast":
+        return constant(op.operands[0])
+    return op.attrs["value"] if op is not None and op.kind == "const" else None
+
+
+# ---- printing --------------------------------------------------------------------------------------------------------
+
+
+def show(kernel: Kernel) -> str:
+    """The kernel as text, one op a line; equal kernels print equally (the text is part of the cache key)."""
+    names: dict[Value, str] = {}
+    taken: dict[str, int] = {}
+
+    def name(value: Value) -> str:
+        if value not in names:
+            stem = value.hint or "v"
+            taken[stem] = taken.get(stem, -1) + 1
+            names[value] = f"%{stem}.{taken[stem]}" if taken[stem] or not value.hint else f"%{stem}"
+        return names[value]
+
+    def attr(item: Any) -> str:
+        return f"@{item.name}" if isinstance(item, Tensor) else str(item)
+
+    lines = []
+
+    def emit(block: Block, indent: str) -> None:
+        for op in block.ops:
+            left = ", ".join(name(r) for r in op.results)
+            left = f"{left} = " if left else ""
+            right = ", ".join(name(v) for v in op.operands)
+            attrs = " ".join(f"{k}={attr(v)}" for k, v in sorted(op.attrs.items()))
+            types = ", ".join(str(r.type) for r in op.results)
+            line = (
+                f"{indent}{left}{op.kind}({right})" + (f" {attrs}" if attrs else "") + (f" : {types}" if types else "")
+            )
+            lines.append(line)
+            for inner in op.blocks:
+                params = ", ".join(f"{name(p)}: {p.type}" for p in inner.params)
+                lines.append(f"{indent}  ({params}) {{")
+                emit(inner, indent + "    ")
+                lines.append(f"{indent}  }}")
+
+    tensors = ", ".join(_show_tensor(t) for t in kernel.tensors)
+    scalars = ", ".join(f"{n}: {d}" for n, d in kernel.scalars)
+    lines.append(f"kernel {kernel.name}({', '.join(filter(None, (tensors, scalars)))})")
+    emit(kernel.body, "  ")
+    return "\n".join(lines) + "\n"
+
+
+def _show_tensor(tensor: Tensor) -> str:
+    dims = " ".join(map(str, tensor.dims))
+    strides = " ".join("?" if s is None else str(s) for s in tensor.strides)
+    return f"@{tensor.name}: {tensor.dtype}[{dims}] strides=[{strides}] unit={tensor.unit}"

@@ -1,0 +1,1 @@
+"""A decorated kernel: from a call to a program to a launch."""

@@ -1,0 +1,213 @@
+"""What a kernel's parameter list says, and which constants a call may give."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import math
+import types
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import DType, bool_, float32, int32, int64
+from ..errors import ArgumentKind, BadSignature, BadThreadCount, ConstError, NoSource, ScalarDoesNotFit
+from ..frontend.source import function_node, place
+from ..frontend.vocabulary import Const, Tensor
+from ..ir import Loc
+from ..ir.builder import LARGEST
+from ..runtime.tensors import is_array
+
+RESERVED = ("backend", "threads")
+SCALARS: dict[Any, DType] = {
+    float: float32, int: int32, bool: bool_, float32: float32, int32: int32, int64: int64, bool_: bool_,
+}  # fmt: skip
+NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
+NESTED = 8  # functions captured by functions, so far looked into
+CURE = "parameters are tensors, Tensor['M K'], float, int, int64 or bool; constants come last, annotated Const"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    name: str
+    dims: tuple[str | int, ...] | None = None  # of an annotated tensor
+    dtype: DType | None = None  # of an annotated scalar
+
+
+def read_signature(function: types.FunctionType) -> tuple[tuple[Parameter, ...], tuple[str, ...], dict[str, Any]]:
+    """Positional parameters, names of the constants, and their defaults."""
+    if function.__code__.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+        raise BadSignature("a kernel is not async", "write a plain def", _place_of(function, None))
+    try:
+        found = inspect.signature(function, follow_wrapped=False, eval_str=True).parameters
+    except Exception as error:
+        cure = "import Const and Tensor at the top of the file; " + CURE
+        raise BadSignature(f"an annotation cannot be read: {error}", cure, _place_of(function, None)) from None
+    parameters, const_names, defaults = [], [], {}
+    for name, p in found.items():
+        problem = _problem(name, p)
+        if problem is not None:
+            raise BadSignature(problem, CURE, _place_of(function, name))
+        if p.annotation is Const or p.kind is p.KEYWORD_ONLY:
+            const_names.append(name)
+            if p.default is not p.empty:
+                defaults[name] = plain_const(p.default)
+        elif isinstance(p.annotation, Tensor):
+            parameters.append(Parameter(name, dims=p.annotation.dims))
+        else:
+            parameters.append(Parameter(name, dtype=None if p.annotation is p.empty else SCALARS[p.annotation]))
+    return tuple(parameters), tuple(const_names), defaults
+
+
+def _problem(name: str, p: inspect.Parameter) -> str | None:
+    if name in RESERVED:
+        return f"{name!r} is a keyword of every call"
+    if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+        return f"*{name} in a kernel's parameters"
+    if p.annotation is Const or p.kind is p.KEYWORD_ONLY:
+        if p.default is p.empty:
+            return None
+        try:
+            check_const(name, plain_const(p.default))
+        except ConstError as error:
+            return f"a default cannot be compiled: {error}"
+        return None
+    if p.default is not p.empty:
+        return f"{name!r} has a default, but is not a Const"
+    known = p.annotation is p.empty or isinstance(p.annotation, Tensor)
+    if not known and not any(p.annotation is scalar for scalar in SCALARS):
+        shown = getattr(p.annotation, "__name__", None) or type(p.annotation).__name__
+        return f"the annotation of {name!r} is {shown}"
+    return None
+
+
+def _place_of(function: types.FunctionType, name: str | None) -> Loc | None:
+    """Where the kernel, or one of its parameters, is written; None when the source cannot be read."""
+    try:
+        node: ast.AST = function_node(function)
+    except NoSource:
+        return None
+    for part in ast.walk(node):
+        if isinstance(part, ast.arg) and part.arg == name:
+            node = part
+            break
+    return place(node, function.__code__.co_filename)
+
+
+# ---- constants -------------------------------------------------------------------------------------------------------
+
+
+def plain_const(value: Any) -> Any:
+    """NumPy's numbers are as good as Python's."""
+    return value.item() if isinstance(value, np.bool_ | np.integer | np.floating) else value
+
+
+def check_const(name: str, value: Any) -> None:
+    """Raises ConstError for what cannot be a compile-time constant."""
+    if isinstance(value, tuple):
+        for item in value:
+            check_const(name, item)
+    elif not isinstance(value, int | float | str | DType | types.FunctionType | type(None)):
+        kinds = "an int, float, bool, None, dtype, tuple or function"
+        raise ConstError(f"the Const {name!r} must be {kinds}, found {type(value).__name__}")
+    elif isinstance(value, float) and math.isnan(value):
+        raise ConstError(f"the Const {name!r} is NaN; pass a number")
+    elif isinstance(value, types.FunctionType):
+        try:
+            hash(const_key(value))
+        except TypeError as error:
+            cure = "let it capture numbers, tuples, dtypes, functions and arrays only"
+            raise ConstError(f"the Const {name!r} is a function that captures an {error}; {cure}") from None
+
+
+def captured_arrays(values: Iterable[Any]) -> list[Any]:
+    """Arrays that functions among the constants refer to, as captured variables or globals: each once, in order."""
+    return list({id(array): array for array in _mentioned(values)}.values())
+
+
+def mentions(values: Iterable[Any]) -> tuple[int, ...]:
+    """Which of the captured arrays each mention of one is: functions alike compile alike only if these agree."""
+    numbers: dict[int, int] = {}
+    return tuple([numbers.setdefault(id(array), len(numbers)) for array in _mentioned(values)])
+
+
+def _mentioned(values: Iterable[Any]) -> list[Any]:
+    found: list[Any] = []
+
+    def visit(value: Any, depth: int) -> None:
+        if isinstance(value, tuple):
+            for item in value:
+                visit(item, depth)
+        elif type(value) is types.FunctionType and depth < NESTED:
+            for cell in value.__closure__ or ():
+                with contextlib.suppress(ValueError):  # a variable that is not bound yet
+                    visit(cell.cell_contents, depth + 1)
+            for name in value.__code__.co_names:
+                visit(value.__globals__.get(name), depth + 1)
+        elif depth and is_array(value):
+            found.append(value)
+
+    for value in values:
+        if type(value) is not int:
+            visit(value, 0)
+    return found
+
+
+def const_key(value: Any, depth: int = 0) -> Any:
+    """Equal for constants that compile alike: a lambda made anew for every call has the key of the last one."""
+    kind = type(value)
+    if kind is types.FunctionType and depth < NESTED:
+        code = value.__code__
+        # Code objects of different files may be equal, so the file and its globals belong to the key.
+        key = [code, code.co_filename, id(value.__globals__)]
+        for cell in value.__closure__ or ():
+            try:
+                key.append(const_key(cell.cell_contents, depth + 1))
+            except ValueError:  # a variable that is not bound yet
+                key.append(ValueError)
+        key += [const_key(v, depth + 1) for v in value.__defaults__ or ()]
+        key += [(n, const_key(v, depth + 1)) for n, v in (value.__kwdefaults__ or {}).items()]
+        return tuple(key)
+    if isinstance(value, tuple):
+        return kind, tuple([const_key(v, depth + 1) for v in value])
+    if depth and is_array(value):
+        return kind  # its element type, rank and layout are part of the key as those of an argument
+    if isinstance(value, float):
+        return kind, repr(value)  # tells -0.0 from 0.0, and NaN is equal to itself
+    return kind, value
+
+
+# ---- scalars ---------------------------------------------------------------------------------------------------------
+
+
+def read_scalar(name: str, value: Any, dtype: DType) -> int | float:
+    """A run-time number as its type holds it."""
+    if dtype is float32:
+        if isinstance(value, bool | np.bool_):
+            raise ArgumentKind(f"{name!r} must be a number, found {value!r}; pass 1.0 or 0.0")
+        try:
+            number = float(value)
+        except OverflowError:  # an int beyond float64
+            number = LARGEST
+        if abs(number) >= LARGEST and not math.isinf(number):
+            raise ScalarDoesNotFit(f"{name!r} does not fit {dtype}; pass a smaller number, or inf")
+        return number
+    if dtype is bool_:
+        if not isinstance(value, bool | np.bool_):
+            raise ArgumentKind(f"{name!r} must be True or False, found {type(value).__name__}; pass a bool")
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise ArgumentKind(f"{name!r} must be a whole number, found {type(value).__name__}; pass an int")
+    low, high = dtype.limits
+    if not low <= value <= high:
+        cure = "annotate the parameter int64" if dtype is int32 else "pass a smaller number"
+        raise ScalarDoesNotFit(f"{name!r} does not fit {dtype} ({low} to {high}); {cure}")
+    return int(value)
+
+
+def check_threads(threads: Any) -> None:
+    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+        raise BadThreadCount(f"threads must be a positive whole number, found {threads!r}")

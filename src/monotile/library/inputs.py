@@ -1,0 +1,288 @@
+"""Reading the arguments of the attention library: every mistake gets an error before anything is computed."""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .. import dtypes
+from ..dtypes import BY_NAME, DType, bfloat16, bool_, float16, float32
+from ..errors import (
+    ArgumentDevice,
+    ArgumentRank,
+    ArgumentShape,
+    BadOption,
+    HeadsDoNotDivide,
+    HeadSize,
+    LengthsDiffer,
+    MaskShape,
+    MixedDTypes,
+)
+from ..kernels.scores import Options
+from ..launch.signature import read_scalar
+from ..runtime import tensors
+from ..runtime.arrays import Library
+from .calls import Draft, Operand
+
+FLOATS = (float32, float16, bfloat16)
+MAX_HEAD_SIZE = 576
+MAX_PARTS = 2**20
+UNBOUNDED = 2**30  # a window's side from here on hides nothing, and its sum with a position might not fit int32
+SOFTCAPS = 1e-30, 1e30
+GREATEST_SCALE = 2e38  # times log2(e) it is still a number
+
+
+@dataclass
+class Call:
+    """The arrays of one call, with a batch dimension, read in place."""
+
+    q: Operand
+    k: Operand
+    v: Operand
+    mask: Operand | None  # rank 4, sides as given: 1 where it broadcasts
+    sinks: Operand | None
+    dtype: DType
+    batched: bool
+
+    @property
+    def out_shape(self) -> tuple[int, int, int, int]:
+        B, Hq, Nq, _ = self.q.shape
+        return B, Hq, Nq, self.v.shape[3]
+
+    @property
+    def keys(self) -> int:
+        return self.k.shape[2]
+
+    @property
+    def flops(self) -> int:
+        B, Hq, Nq, Dv = self.out_shape
+        return 2 * B * Hq * Nq * self.keys * (self.q.shape[3] + Dv)
+
+    @property
+    def bytes(self) -> int:
+        B, H, N, D = self.k.shape
+        return B * H * N * (D + self.v.shape[3]) * self.dtype.bytes
+
+    def result(self, draft: Draft, shape: tuple[int, ...], dtype: DType) -> Operand:
+        """A result of this shape, which the caller sees without the batch dimension if there was none."""
+        return draft.result(shape if self.batched else shape[1:], dtype).reshaped(*shape)
+
+    def broadcast_mask(self) -> Operand | None:
+        return None if self.mask is None else self.mask.broadcast((*self.q.shape[:3], self.keys))
+
+
+# ---- q, k, v ---------------------------------------------------------------------------------------------------------
+
+
+def read_call(draft: Draft) -> Call:
+    q, k, v = given = draft.input("q"), draft.input("k"), draft.input("v")
+    for name, array in zip("qkv", given, strict=True):
+        rank = len(array.shape)
+        if rank not in (3, 4):
+            found = f"{name!r} has shape {array.shape}"
+            raise ArgumentRank(f"{found}; attention takes (batch, heads, length, head size), or the last three")
+        if rank != len(q.shape):
+            raise ArgumentRank(
+                f"'q' has {len(q.shape)} dimensions and {name!r} has {rank}; give all of them a batch, or none"
+            )
+    dtype = _one_dtype({"q": q, "k": k, "v": v})
+    batched = len(q.shape) == 4
+    if not batched:
+        q, k, v = (a.reshaped(1, *a.shape) for a in (q, k, v))
+    _check_shapes(q.shape, k.shape, v.shape)
+    q, k, v = (_unit_last(draft, a) for a in (q, k, v))
+    scores = *q.shape[:3], k.shape[2]
+    mask, sinks = draft.inputs.get("mask"), draft.inputs.get("sinks")
+    mask = None if mask is None else _read_mask(mask, scores)
+    if sinks is not None:
+        _check_sinks(sinks, q.shape[1])
+    one_device(draft.inputs)
+    draft.scale = float(q.shape[3] ** -0.5)
+    return Call(q, k, v, mask, sinks, dtype, batched)
+
+
+def _unit_last(draft: Draft, array: Operand) -> Operand:
+    """The array itself if its last stride is 1, else a copy: the only one attention makes of its inputs."""
+    shape = array.shape
+    return array if shape[-1] <= 1 or 0 in shape or array.view.strides[-1] == 1 else draft.contiguous(array)
+
+
+def _one_dtype(given: dict[str, Operand]) -> DType:
+    found = {name: a.dtype for name, a in given.items()}
+    listing = ", ".join(f"{n} {d}" for n, d in found.items())
+    if len(set(found.values())) > 1:
+        raise MixedDTypes(f"q, k and v must have one element type, found {listing}; cast them")
+    dtype = found["q"]
+    if dtype not in FLOATS:
+        raise MixedDTypes(f"attention computes in float32, float16 or bfloat16, found {dtype}; cast q, k and v")
+    return dtype
+
+
+def _check_shapes(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> None:
+    shapes = f"q {q}, k {k}, v {v}"
+    if q[3] != k[3]:
+        raise HeadSize(f"queries have head size {q[3]} and keys {k[3]}; they must be equal ({shapes})")
+    for name, size in (("D", q[3]), ("Dv", v[3])):
+        if not 1 <= size <= MAX_HEAD_SIZE:
+            raise HeadSize(f"the head size {name} is {size}; it must be from 1 to {MAX_HEAD_SIZE} ({shapes})")
+    if not q[0] == k[0] == v[0]:
+        raise LengthsDiffer(f"the batch sizes are {q[0]}, {k[0]} and {v[0]}; they must be equal ({shapes})")
+    if k[1] != v[1]:
+        raise LengthsDiffer(f"k has {k[1]} heads and v has {v[1]}; they must be equal ({shapes})")
+    if k[2] != v[2]:
+        raise LengthsDiffer(f"k has {k[2]} positions and v has {v[2]}; they must be equal ({shapes})")
+    if (k[1] == 0 and q[1] != 0) or (k[1] and q[1] % k[1]):
+        raise HeadsDoNotDivide(
+            f"{q[1]} query heads do not share {k[1]} key-value heads evenly; make Hq a multiple of Hkv ({shapes})"
+        )
+
+
+def one_device(given: Mapping[str, Operand]) -> None:
+    found = {n: a.view.device for n, a in given.items()}
+    if len(set(found.values())) > 1:
+        listing = ", ".join(f"{n} on {d}" for n, d in found.items())
+        raise ArgumentDevice(f"the arrays lie on different devices: {listing}; move them to one")
+
+
+# ---- masks and sinks -------------------------------------------------------------------------------------------------
+
+
+def _read_mask(mask: Operand, scores: tuple[int, ...]) -> Operand:
+    _check_mask_dtype(mask)
+    shape = mask.shape
+    fits = len(shape) <= 4 and all(s in (1, t) for s, t in zip(shape[::-1], scores[::-1], strict=False))
+    if not fits:
+        raise MaskShape(
+            f"the mask {shape} does not broadcast to the scores {scores} (batch, query heads, queries, keys)"
+        )
+    return mask.reshaped(*(1,) * (4 - len(shape)), *shape)
+
+
+def read_mask(mask: Operand) -> tuple[Operand, tuple[int, ...]]:
+    """A mask of rank 2 to 4 as rank 4, and its leading sides."""
+    _check_mask_dtype(mask)
+    if not 2 <= len(mask.shape) <= 4:
+        raise ArgumentRank(f"a mask has 2 to 4 dimensions, the last two queries and keys; found shape {mask.shape}")
+    return mask.reshaped(*(1,) * (4 - len(mask.shape)), *mask.shape), mask.shape[:-2]
+
+
+def _check_mask_dtype(mask: Operand) -> None:
+    if mask.dtype is not bool_ and mask.dtype not in FLOATS:
+        raise MixedDTypes(f"a mask is bool (True = attend) or floating (added to the scores), found {mask.dtype}")
+
+
+def _check_sinks(sinks: Operand, heads: int) -> None:
+    if sinks.dtype not in FLOATS:
+        raise MixedDTypes(f"sinks are floating, found {sinks.dtype}")
+    if sinks.shape != (heads,):
+        raise ArgumentShape(f"sinks must have shape ({heads},), one per query head; found {sinks.shape}")
+
+
+# ---- options ---------------------------------------------------------------------------------------------------------
+
+
+def options_of(
+    causal: Any, window: Any, softcap: Any, score_mod: Any, mask_mod: Any, negative: bool = False
+) -> Options:
+    kinds = {True: "lower_right", False: None, "lower_right": "lower_right", "upper_left": "upper_left"}
+    if not isinstance(causal, bool | str) or causal not in kinds:
+        raise BadOption(f"causal is True, False, 'lower_right' or 'upper_left'; found {causal!r}")
+    left, right = _read_window(window)
+    for name, function in (("score_mod", score_mod), ("mask_mod", mask_mod)):
+        if function is not None and not isinstance(function, types.FunctionType):
+            raise BadOption(f"{name} is a plain Python function, found {type(function).__name__}")
+    if softcap is not None:
+        softcap = read_number("softcap", softcap)
+        if softcap and not SOFTCAPS[0] <= softcap <= SOFTCAPS[1]:
+            limits = f"from {SOFTCAPS[0]} to {SOFTCAPS[1]}"
+            raise BadOption(f"softcap is a positive number {limits}, found {softcap}; None or 0 leaves it out")
+    return Options(kinds[causal], left, right, softcap or None, score_mod, mask_mod, negative=negative)
+
+
+def _read_window(window: Any) -> tuple[int | None, int | None]:
+    if window is None:
+        return None, None
+    if not isinstance(window, tuple | list) or len(window) != 2:
+        raise BadOption(f"window is a pair (left, right), found {window!r}; None on a side leaves it unbounded")
+    for side in window:
+        if side is not None and (isinstance(side, bool) or not isinstance(side, int) or side < 0):
+            raise BadOption(f"a side of window is a whole number from 0 up, or None for unbounded; found {side!r}")
+    left, right = (side if side is not None and side < UNBOUNDED else None for side in window)
+    return left, right
+
+
+def read_number(name: str, value: Any) -> float:
+    try:
+        number = float(value) if not isinstance(value, bool | str) else math.nan
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise BadOption(f"{name} must be a finite number, found {value!r}")
+    return number
+
+
+def read_scale(scale: Any) -> float:
+    number = float(read_scalar("scale", read_number("scale", scale), float32))
+    if abs(number) > GREATEST_SCALE:
+        limits = f"from -{GREATEST_SCALE} to {GREATEST_SCALE}"
+        raise BadOption(f"scale must be {limits}, found {scale!r}; multiply q or k by a part of it")
+    return number
+
+
+def check_count(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_PARTS:
+        raise BadOption(f"{name} must be a whole number from 1 to {MAX_PARTS}, found {value!r}")
+
+
+def check_parts(o: Operand, others: Mapping[str, Operand]) -> None:
+    """Parts to be merged: o (..., S, Dv) and its companions (..., S)."""
+    if len(o.shape) < 2:
+        raise ArgumentRank(f"parts have shape (..., S, Dv), found {o.shape}")
+    if not 1 <= o.shape[-1] <= MAX_HEAD_SIZE:
+        raise HeadSize(f"the head size is {o.shape[-1]}; it must be from 1 to {MAX_HEAD_SIZE}")
+    if o.dtype not in FLOATS:
+        raise MixedDTypes(f"parts are float32, float16 or bfloat16, found {o.dtype}; cast them")
+    for name, array in others.items():
+        if array.shape != o.shape[:-1]:
+            raise ArgumentShape(f"{name!r} has shape {array.shape}; parts {o.shape} need {o.shape[:-1]}")
+        if array.dtype is not float32:
+            raise MixedDTypes(
+                f"{name!r} must be float32, found {array.dtype}: narrower maxima and sums lose the result"
+            )
+    one_device({"parts": o, **others})
+
+
+def stack_parts(lib: Library, name: str, parts: Any, axis: int) -> Any:
+    """One array of a sequence of parts that are alike."""
+    parts = [lib.adopt(name, part) for part in parts]
+    views = [tensors.read(name, part) for part in parts]
+    kinds = {(view.shape, view.dtype, view.device) for view in views}
+    if len(kinds) != 1 or len(views[0].shape) < -1 - axis:
+        listing = ", ".join(sorted(f"{shape} {dtype}" for shape, dtype, _ in kinds)) or "none"
+        raise ArgumentShape(f"{name!r} must be parts of one shape, element type and device, found {listing}")
+    return lib.stack(parts, axis)
+
+
+def read_dtype(dtype: Any) -> DType:
+    """An element type as monotile, NumPy or torch names it."""
+    if isinstance(dtype, DType):
+        found: DType | None = dtype
+    else:
+        name = str(dtype).removeprefix("torch.") if not isinstance(dtype, type) else None
+        found = BY_NAME.get(name) if name in BY_NAME else _numpy_dtype(dtype)
+    if found not in FLOATS:
+        raise BadOption(f"dtype must be float32, float16 or bfloat16, found {dtype!r}")
+    assert found is not None
+    return found
+
+
+def _numpy_dtype(dtype: Any) -> DType | None:
+    import numpy as np
+
+    try:
+        return dtypes.from_numpy(np.dtype(dtype))
+    except (TypeError, ValueError):
+        return None

@@ -1,0 +1,341 @@
+"""Every op with its cases, its float64 definition and what counts as right: used by tests, `monotile check` and the
+benchmark.
+
+A result may be twice as far from float64 as the plain formula is in the same element type. To add a case, add a line.
+"""
+
+from __future__ import annotations
+
+import types
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from .. import backends, dtypes
+from ..kernels import reference
+from . import ops
+
+Array = np.ndarray[Any, Any]
+Inputs = dict[str, Any]
+Results = dict[str, Array]
+
+# Where the plain formula happens to be exact, as for one key: a few units in the last place of float32.
+FEW_ULPS = 2.0**-21
+LSE = 1e-6
+
+
+@dataclass(frozen=True)
+class Sizes:
+    B: int
+    Hq: int
+    Hkv: int
+    Nq: int
+    Nk: int
+    D: int
+    Dv: int
+
+    def __str__(self) -> str:
+        heads = f"{self.B}x{self.Hq}" + (f"/{self.Hkv}" if self.Hq != self.Hkv else "")
+        return f"{heads} heads, {self.Nq} x {self.Nk}, D {self.D}" + (f" Dv {self.Dv}" if self.Dv != self.D else "")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call: sizes, element type, plain options, and options that are made for the sizes (masks, functions)."""
+
+    op: str
+    sizes: Sizes
+    dtype: str = "float32"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    made: tuple[str, ...] = ()  # names in MAKERS
+
+    @property
+    def name(self) -> str:
+        options = [f"{n} {v}".removesuffix(" True") for n, v in self.options.items()]
+        return ", ".join([f"{self.op} {self.dtype}", str(self.sizes), *options, *self.made])
+
+    def inputs(self) -> Inputs:
+        """The arguments, the same at every call."""
+        rng = np.random.default_rng(zlib.crc32(self.name.encode()))
+        found = OPS[self.op].make(rng, self.sizes, dtypes.to_numpy(dtypes.BY_NAME[self.dtype]))
+        for maker in self.made:
+            found |= MAKERS[maker](rng, self.sizes)
+        return found | dict(self.options)
+
+
+@dataclass(frozen=True)
+class Op:
+    """An op: how its inputs are made, monotile's results, the exact ones, and those of the plain formula."""
+
+    name: str
+    make: Callable[[np.random.Generator, Sizes, np.dtype[Any]], Inputs]
+    run: Callable[..., Results]
+    exact: Callable[[Inputs], Results]
+    naive: Callable[[Inputs], Results]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How far one output is from float64, and how far it may be. Both are infinite where NaN or infinity is
+    misplaced."""
+
+    output: str
+    error: float
+    allowed: float
+
+    @property
+    def ok(self) -> bool:
+        return self.error <= self.allowed
+
+
+def judge(output: str, found: Array, exact: Array, naive: Array) -> Verdict:
+    """At most twice the error of the plain formula. NaN and infinity must be where they are in float64; a map is
+    exact."""
+    if found.shape != exact.shape:
+        return Verdict(output, np.inf, 0.0)
+    if found.dtype.kind in "ub":
+        return Verdict(output, float((found != exact).any()), 0.0)
+    wide, rounded = found.astype(np.float64), exact.astype(found.dtype).astype(np.float64)
+    finite = np.isfinite(rounded)
+    if not np.array_equal(wide[~finite], rounded[~finite], equal_nan=True):
+        return Verdict(output, np.inf, 0.0)
+    with np.errstate(invalid="ignore"):
+        error = np.abs(wide - exact)[finite].max(initial=0.0)
+        usual = np.abs(naive.astype(np.float64) - exact)[finite].max(initial=0.0)
+    largest = np.abs(exact[finite]).max(initial=0.0)
+    tiny = LSE * max(1.0, largest) if output == "lse" else FEW_ULPS * largest
+    return Verdict(output, float(error), float(2 * usual + tiny))
+
+
+def verdicts(case: Case, backend: str | None = None, threads: int | None = None) -> list[Verdict]:
+    """Runs a case and judges each of its outputs."""
+    op, inputs = OPS[case.op], case.inputs()
+    given = {name: on_device(value, backend) for name, value in inputs.items()}
+    found = {n: from_device(v) for n, v in op.run(given, backend=backend, threads=threads).items()}
+    exact, naive = op.exact(inputs), op.naive(inputs)
+    return [judge(name, found[name], exact[name], naive[name]) for name in found]
+
+
+def on_device(value: Any, backend: str | None) -> Any:
+    """An argument where a backend takes it: for nvidia on the GPU, arrays that a function refers to as well."""
+    if backend != "nvidia" or backends.get("nvidia").accepts("cpu"):  # Triton's interpreter takes them as they are
+        return value
+    if isinstance(value, types.FunctionType):
+        cells = tuple(types.CellType(on_device(cell.cell_contents, backend)) for cell in value.__closure__ or ())
+        known = value.__globals__
+        named = [n for n in value.__code__.co_names if isinstance(known.get(n), np.ndarray)]
+        moved = known | {n: on_device(known[n], backend) for n in named} if named else known
+        return types.FunctionType(value.__code__, moved, value.__name__, value.__defaults__, cells)
+    if not isinstance(value, np.ndarray):
+        return value
+    import torch
+
+    name = value.dtype.name
+    plain = value.view(np.int16) if name == "bfloat16" else value
+    return torch.from_numpy(np.ascontiguousarray(plain)).cuda().view(getattr(torch, name))
+
+
+def from_device(value: Any) -> Any:
+    """A result as a NumPy array."""
+    if isinstance(value, np.ndarray):
+        return value
+    import torch
+
+    home = value.cpu()
+    if home.dtype is torch.bfloat16:
+        return home.view(torch.int16).numpy().view(dtypes.to_numpy(dtypes.bfloat16))
+    return home.numpy()
+
+
+# ---- attention and its split form ------------------------------------------------------------------------------------
+
+
+def _qkv(rng: np.random.Generator, s: Sizes, dtype: np.dtype[Any]) -> Inputs:
+    shapes = {"q": (s.B, s.Hq, s.Nq, s.D), "k": (s.B, s.Hkv, s.Nk, s.D), "v": (s.B, s.Hkv, s.Nk, s.Dv)}
+    return {n: rng.standard_normal(shape, dtype=np.float32).astype(dtype) for n, shape in shapes.items()}
+
+
+def _attention_formula(compute: type) -> Callable[[Inputs], Results]:
+    """In float64; or in float32 with sums term by term, the output rounded to q's type."""
+
+    def attention(inputs: Inputs) -> Results:
+        options = {n: v for n, v in inputs.items() if n != "splits"}
+        out, lse = reference.attention(**options, compute=compute)
+        return {"out": out.astype(inputs["q"].dtype) if compute is np.float32 else out, "lse": lse}
+
+    return attention
+
+
+def _decode(inputs: Inputs, **run: Any) -> Results:
+    """The parts, merged: a part alone has no exact value of its own, for its maximum is free."""
+    parts = ops.decode_partials(**inputs, **run)
+    out, lse = ops.merge(*parts, dtype=inputs["q"].dtype, **run)
+    return {"out": out, "lse": lse}
+
+
+# ---- merging ---------------------------------------------------------------------------------------------------------
+
+
+def _parts(rng: np.random.Generator, s: Sizes, dtype: np.dtype[Any]) -> Inputs:
+    """Nk parts for each query row. Every fourth is empty, and what an empty part holds must not matter."""
+    rows = s.B, s.Hq, s.Nq, s.Nk
+    m, l = 20 * rng.standard_normal(rows, dtype=np.float32), 1 + 500 * rng.random(rows, dtype=np.float32)
+    o = rng.standard_normal((*rows, s.Dv), dtype=np.float32) * l[..., None]
+    l[..., ::4] = 0
+    m[..., ::4], o[..., ::4, :] = -np.inf, np.nan
+    return {"o": o, "m": m, "l": l, "dtype": dtypes.from_numpy(dtype)}
+
+
+def _finished(rng: np.random.Generator, s: Sizes, dtype: np.dtype[Any]) -> Inputs:
+    parts = _parts(rng, s, dtype)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return {"outs": (parts["o"] / parts["l"][..., None]).astype(dtype), "lses": parts["m"] + np.log(parts["l"])}
+
+
+def _merge_formula(compute: type) -> Callable[[Inputs], Results]:
+    def merge(inputs: Inputs) -> Results:
+        finished = "outs" in inputs
+        o, m = inputs["outs" if finished else "o"], inputs["lses" if finished else "m"]
+        l = (m != -np.inf).astype(np.float32) if finished else inputs["l"]
+        out, lse = reference.merge(o, m, l, compute)
+        kind = o.dtype if finished else dtypes.to_numpy(inputs["dtype"])
+        return {"out": out.astype(kind) if compute is np.float32 else out, "lse": lse}
+
+    return merge
+
+
+# ---- masks -----------------------------------------------------------------------------------------------------------
+
+
+def _additive(rng: np.random.Generator, s: Sizes) -> Inputs:
+    """Added to the scores: a part is zero, a part hides."""
+    mask = rng.standard_normal((s.B, s.Hq, s.Nq, s.Nk), dtype=np.float32)
+    mask[:, :, : s.Nq // 2, : s.Nk // 2] = 0
+    mask[:, :, s.Nq // 2 :, : s.Nk // 2] = -np.inf
+    return {"mask": mask}
+
+
+def _bool(rng: np.random.Generator, s: Sizes) -> Inputs:
+    """True = attend, per head: a part is open, a part hides, and the first rows of many see nothing."""
+    mask = rng.random((1, s.Hq, s.Nq, s.Nk)) < 0.7
+    mask[..., : s.Nk // 2] = np.arange(s.Nq)[:, None] < s.Nq // 2
+    mask[:, :, : s.Nq // 8] = False
+    return {"mask": mask}
+
+
+def _padding(rng: np.random.Generator, s: Sizes) -> Inputs:
+    """Keys past the end of each sequence of the batch are hidden."""
+    ends = rng.integers(1, s.Nk + 1, (s.B, 1, 1, 1))
+    return {"mask": np.arange(s.Nk) < ends}
+
+
+def _sinks(rng: np.random.Generator, s: Sizes) -> Inputs:
+    return {"sinks": rng.standard_normal(s.Hq, dtype=np.float32)}
+
+
+def _alibi(rng: np.random.Generator, s: Sizes) -> Inputs:
+    slopes = (2.0 ** -(8 * (np.arange(s.Hq) + 1) / s.Hq)).astype(np.float32)
+    return {"score_mod": lambda score, b, h, q_idx, kv_idx: score + slopes[h] * (kv_idx - q_idx)}
+
+
+def _documents(rng: np.random.Generator, s: Sizes) -> Inputs:
+    ids = np.sort(rng.integers(0, 4, max(s.Nq, s.Nk))).astype(np.int32)
+    return {"mask_mod": lambda b, h, q_idx, kv_idx: ids[q_idx] == ids[kv_idx]}
+
+
+MAKERS: dict[str, Callable[[np.random.Generator, Sizes], Inputs]] = {
+    "additive mask": _additive,
+    "bool mask": _bool,
+    "padding mask": _padding,
+    "sinks": _sinks,
+    "alibi": _alibi,
+    "documents": _documents,
+}
+
+
+def _mask(rng: np.random.Generator, s: Sizes, dtype: np.dtype[Any]) -> Inputs:
+    return {**(_bool if dtype.kind == "b" else _additive)(rng, s), "block_q": 32, "block_k": 64}
+
+
+def _results(function: Callable[..., Any], *names: str) -> Callable[..., Results]:
+    return lambda inputs, **run: dict(zip(names, function(**inputs, **run), strict=True))
+
+
+def _kinds(function: Callable[..., Any]) -> Callable[..., Results]:
+    return lambda inputs, **run: {"kinds": function(**inputs, **run)}
+
+
+ATTENTION = _attention_formula(np.float64), _attention_formula(np.float32)
+MERGE = _merge_formula(np.float64), _merge_formula(np.float32)
+OPS = {
+    op.name: op
+    for op in (
+        Op("attention", _qkv, _results(partial(ops.attention, return_lse=True), "out", "lse"), *ATTENTION),
+        Op("decode_partials", _qkv, _decode, *ATTENTION),
+        Op("merge", _parts, _results(ops.merge, "out", "lse"), *MERGE),
+        Op("merge_lse", _finished, _results(ops.merge_lse, "out", "lse"), *MERGE),
+        Op("mask_blocks", _mask, _kinds(ops.mask_blocks), *[_kinds(reference.mask_blocks)] * 2),
+    )
+}
+
+
+# ---- the cases -------------------------------------------------------------------------------------------------------
+
+CAUSAL: dict[str, Any] = {"causal": True}
+F32, F16, BF16 = "float32", "float16", "bfloat16"
+
+# Small enough for the interpreter. The head sizes are those of the documents monotile replaces, and awkward ones.
+CHECKS = (
+    Case("attention", Sizes(1, 4, 1, 70, 130, 128, 128), F32, CAUSAL),
+    Case("attention", Sizes(1, 4, 1, 70, 130, 128, 128), BF16, CAUSAL),
+    Case("attention", Sizes(1, 8, 1, 40, 48, 256, 256), BF16, CAUSAL),
+    Case("attention", Sizes(1, 2, 1, 33, 65, 512, 512), BF16, made=("bool mask",)),
+    Case("attention", Sizes(2, 2, 2, 34, 67, 96, 96), F16),
+    Case("attention", Sizes(2, 2, 1, 31, 129, 80, 80), F32, made=("padding mask",)),
+    Case("attention", Sizes(1, 2, 1, 20, 40, 576, 512), F32, {"causal": "upper_left"}),
+    Case("attention", Sizes(1, 4, 2, 37, 150, 64, 64), F32, {"window": (40, 5)}),
+    Case("attention", Sizes(1, 4, 2, 40, 150, 64, 64), F32, made=("additive mask",)),
+    Case("attention", Sizes(1, 2, 2, 150, 40, 64, 64), F16, {"causal": True, "softcap": 20.0}, ("sinks",)),
+    Case("attention", Sizes(1, 4, 2, 70, 130, 128, 128), BF16, {"causal": True, "softcap": 50.0}),
+    Case("attention", Sizes(1, 2, 2, 40, 150, 64, 64), F32, {"softcap": 5.0}, ("additive mask",)),
+    Case("attention", Sizes(1, 4, 4, 33, 77, 64, 64), F32, CAUSAL, ("alibi",)),
+    Case("attention", Sizes(1, 2, 2, 90, 90, 64, 64), F32, CAUSAL, ("documents",)),
+    Case("attention", Sizes(2, 3, 3, 9, 10, 1, 7), F32),
+    Case("attention", Sizes(1, 8, 2, 1, 1025, 128, 128), F32),
+    Case("attention", Sizes(1, 8, 2, 1, 1025, 128, 128), BF16, {}, ("padding mask", "sinks")),
+    Case("attention", Sizes(1, 4, 2, 5, 0, 64, 64), F32, CAUSAL),
+    Case("decode_partials", Sizes(1, 8, 2, 1, 1025, 128, 128), F32, {"splits": 48}),
+    Case("decode_partials", Sizes(2, 4, 1, 3, 200, 64, 64), F16, {"splits": 7, "causal": True}),
+    Case("decode_partials", Sizes(2, 4, 2, 2, 300, 80, 80), F16, {"splits": 5, "softcap": 30.0}),
+    Case("decode_partials", Sizes(1, 2, 2, 1, 5, 96, 96), F32, {"splits": 64}),
+    Case("decode_partials", Sizes(1, 4, 1, 1, 300, 256, 256), BF16, {"splits": 4}, ("bool mask",)),
+    Case("merge", Sizes(1, 2, 2, 3, 48, 64, 64), F32),
+    Case("merge", Sizes(1, 4, 4, 1, 200, 80, 80), BF16),
+    Case("merge", Sizes(1, 1, 1, 5, 3, 512, 512), F16),
+    Case("merge_lse", Sizes(1, 2, 2, 3, 9, 128, 128), F32),
+    Case("merge_lse", Sizes(1, 2, 2, 3, 9, 64, 64), BF16),
+    Case("mask_blocks", Sizes(1, 2, 2, 70, 200, 1, 1), "bool"),
+    Case("mask_blocks", Sizes(2, 1, 1, 64, 129, 1, 1), F32),
+)
+
+# As large as they are used.
+BENCHMARKS = (
+    *(Case("attention", Sizes(1, 32, 8, 4096, 4096, 128, 128), dtype, CAUSAL) for dtype in (F32, BF16)),
+    Case("attention", Sizes(1, 16, 2, 2048, 2048, 256, 256), BF16, CAUSAL),
+    Case("attention", Sizes(1, 8, 1, 1024, 1024, 512, 512), BF16, CAUSAL),
+    Case("attention", Sizes(1, 16, 16, 2048, 2048, 96, 96), F16),
+    Case("attention", Sizes(1, 16, 16, 2048, 2048, 80, 80), F32),
+    Case("attention", Sizes(1, 8, 2, 2048, 2048, 64, 64), F32, CAUSAL),
+    Case("attention", Sizes(1, 8, 2, 4096, 4096, 64, 64), F32, {"window": (512, 0)}),
+    Case("attention", Sizes(1, 8, 2, 2048, 2048, 64, 64), F32, made=("bool mask",)),
+    *(Case("attention", Sizes(1, 32, 8, 1, 32768, 128, 128), dtype) for dtype in (F32, BF16)),
+    Case("attention", Sizes(1, 16, 2, 1, 8192, 256, 256), BF16),
+    Case("attention", Sizes(1, 8, 1, 1, 8192, 512, 512), BF16),
+    Case("decode_partials", Sizes(1, 32, 8, 1, 32768, 128, 128), BF16, {"splits": 64}),
+    Case("merge", Sizes(1, 32, 32, 1, 1024, 128, 128), F32),
+    Case("mask_blocks", Sizes(1, 8, 8, 2048, 2048, 1, 1), "bool"),
+)

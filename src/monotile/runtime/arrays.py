@@ -1,0 +1,136 @@
+"""Array libraries: reading the caller's arrays, and making results of the caller's own kind, for NumPy, torch, MLX
+and DLPack."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes
+from ..dtypes import DType
+from ..errors import ArgumentKind
+from . import tensors
+
+
+class Numpy:
+    """NumPy arrays, and arrays of other libraries that share their memory through DLPack."""
+
+    def __init__(self, home: Any = None) -> None:
+        self.home = home  # the library results go back to; None for NumPy itself
+
+    def adopt(self, name: str, array: Any) -> Any:
+        """The array as one this library reads: itself, wherever that is possible."""
+        if isinstance(array, np.ndarray):
+            return array
+        try:
+            return np.from_dlpack(array)
+        except (TypeError, ValueError, BufferError, RuntimeError, AttributeError) as error:
+            raise ArgumentKind(
+                f"{name!r} is not an array monotile can read: {error}; pass NumPy or torch arrays"
+            ) from None
+
+    def kind(self, dtype: DType, device: str) -> Any:
+        """What `empty` wants to know besides the shape."""
+        return dtypes.to_numpy(dtype)
+
+    def empty(self, shape: tuple[int, ...], kind: Any) -> Any:
+        return np.empty(shape, kind)
+
+    def addresses(self, arrays: Sequence[Any]) -> list[int]:
+        return tensors.numpy_addresses(arrays)
+
+    def contiguous(self, array: Any) -> Any:
+        return np.ascontiguousarray(array)
+
+    def stack(self, arrays: list[Any], axis: int) -> Any:
+        return np.stack(arrays, axis)
+
+    def give_back(self, array: Any) -> Any:
+        return array if self.home is None else self.home.from_dlpack(array)
+
+
+class Torch:
+    """torch tensors, on whatever device they are. Gradients are not tracked."""
+
+    def __init__(self) -> None:
+        self.torch = sys.modules["torch"]
+
+    def adopt(self, name: str, array: Any) -> Any:
+        if not isinstance(array, self.torch.Tensor):
+            raise ArgumentKind(f"{name!r} is {type(array).__name__} where the others are torch tensors; pass one kind")
+        return array
+
+    def kind(self, dtype: DType, device: str) -> Any:
+        return {"dtype": getattr(self.torch, dtype.name), "device": self.torch.device(device)}
+
+    def empty(self, shape: tuple[int, ...], kind: Any) -> Any:
+        return self.torch.empty(shape, **kind)
+
+    def addresses(self, arrays: Sequence[Any]) -> list[int]:
+        return [a.data_ptr() for a in arrays]
+
+    def contiguous(self, array: Any) -> Any:
+        return array.detach().contiguous()
+
+    def stack(self, arrays: list[Any], axis: int) -> Any:
+        return self.torch.stack([a.detach() for a in arrays], axis)
+
+    def give_back(self, array: Any) -> Any:
+        return array
+
+
+class Mps(Torch):
+    """torch tensors on an Apple GPU, which have no address."""
+
+    def addresses(self, arrays: Sequence[Any]) -> list[int]:
+        return [tensors.address(a) for a in arrays]
+
+
+class Mlx:
+    """MLX arrays. A kernel that writes to one makes it another array."""
+
+    def __init__(self) -> None:
+        self.core = sys.modules["mlx.core"]
+
+    def adopt(self, name: str, array: Any) -> Any:
+        if not tensors.is_mlx(array):
+            raise ArgumentKind(f"{name!r} is {type(array).__name__} where the others are MLX arrays; pass one kind")
+        return array
+
+    def kind(self, dtype: DType, device: str) -> Any:
+        return self.core.bool_ if dtype is dtypes.bool_ else getattr(self.core, dtype.name)
+
+    def empty(self, shape: tuple[int, ...], kind: Any) -> Any:
+        return self.core.zeros(shape, dtype=kind)
+
+    def addresses(self, arrays: Sequence[Any]) -> list[int]:
+        return [tensors.address(a) for a in arrays]
+
+    def contiguous(self, array: Any) -> Any:
+        return array  # MLX packs what a kernel reads
+
+    def stack(self, arrays: list[Any], axis: int) -> Any:
+        return self.core.stack(arrays, axis)
+
+    def give_back(self, array: Any) -> Any:
+        return array
+
+
+Library = Numpy | Torch | Mlx
+
+
+def library(name: str, array: Any) -> Library:
+    """The library an array belongs to; results are given back in it."""
+    if isinstance(array, np.ndarray):
+        return Numpy()
+    if tensors.is_mlx(array):
+        return Mlx()
+    if tensors.is_array(array):
+        return Mps() if array.device.type == "mps" else Torch()
+    if hasattr(array, "__dlpack__"):
+        home = array.__array_namespace__() if hasattr(array, "__array_namespace__") else None
+        return Numpy(home)
+    raise ArgumentKind(f"{name!r} must be an array, found {type(array).__name__}; pass NumPy arrays or torch tensors")

@@ -1,0 +1,215 @@
+"""The on-disk cache of compiled kernels: files that are either whole and ours, or as good as absent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import sys
+from functools import cache
+from typing import TYPE_CHECKING
+
+from .. import _loading_since_ns
+
+if TYPE_CHECKING:
+    from hashlib import sha256
+    from pathlib import Path
+else:
+    # hashlib loads OpenSSL, which takes longer than all the rest of a call that finds its kernel here.
+    try:
+        from _sha2 import sha256
+    except ImportError:
+        try:
+            from _sha256 import sha256
+        except ImportError:
+            from hashlib import sha256
+
+MAGIC = b"monotile-cache-1\n"
+_DIGEST_BYTES = 32
+
+
+def directory() -> Path:
+    """Where the files lie; made on first use, readable by this user alone.
+
+    Cached objects are machine code that will be run, so a directory in which somebody else could put files is
+    refused, and this process uses a temporary one of its own instead.
+    """
+    from pathlib import Path
+
+    return Path(_folder())
+
+
+def load(key: str, kind: str) -> bytes | None:
+    """The payload stored under this key, or None if there is none or the file is damaged."""
+    try:
+        with open(os.path.join(_folder(), f"{key}.{kind}"), "rb") as file:
+            data = file.read()
+    except OSError:
+        return None
+    start = len(MAGIC) + _DIGEST_BYTES
+    payload = data[start:]
+    if data[:start] != MAGIC + sha256(payload).digest():
+        return None
+    return payload
+
+
+def store(key: str, kind: str, payload: bytes) -> None:
+    """Keep a payload. A disk that is full or read-only costs a later rebuild, never an error."""
+    import tempfile
+
+    with contextlib.suppress(OSError):
+        folder = _folder()
+        handle, temporary = tempfile.mkstemp(prefix=".new-", dir=folder)  # mode 0600
+        try:
+            with open(handle, "wb") as file:
+                file.write(MAGIC + sha256(payload).digest() + payload)
+            # Readers see the old file or the new one, never a part.
+            os.replace(temporary, os.path.join(folder, f"{key}.{kind}"))
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+
+def fingerprint(*parts: str | bytes) -> str:
+    """A name for these parts in this order; no two different lists of parts share one."""
+    digest = sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()
+
+
+# ---- the compiler's own source ---------------------------------------------------------------------------------------
+
+
+def compiler_fingerprint() -> str:
+    """Names the monotile source that is running, so that an edited compiler never reads what the old one made."""
+    return _compiler()[0]
+
+
+def store_compiled(key: str, kind: str, payload: bytes) -> None:
+    """Keep what this compiler has made, under a key made with its fingerprint; unless its source has been changed since
+    it was loaded, for then nobody knows which of the two has made it."""
+    _, state = _compiler()
+    if state is not None and _source_state()[0] == state:
+        store(key, kind, payload)
+
+
+@cache
+def _compiler() -> tuple[str, str | None]:
+    """The fingerprint, and the state of the source files it was taken from. If they were changed while this process was
+    loading them the state is None, and the fingerprint is shared with no other process.
+
+    Reading all files would take 4 ms, so the fingerprint is kept on disk under their state. docs/cpu.md says why that
+    is safe.
+    """
+    state, newest = _source_state()
+    # Time stamps step by up to 10 ms, and by up to 2 s in file systems that count whole seconds.
+    step = 2_000_000_000 if newest % 1_000_000_000 == 0 else 100_000_000
+    if newest + step < _loading_since_ns:
+        key = fingerprint("sources", state)
+        kept = load(key, "sources")
+        if kept is not None:
+            return kept.decode(), state
+        found = _source_fingerprint()
+        if _source_state()[0] == state:
+            store(key, "sources", found.encode())
+            return found, state
+    return fingerprint(os.urandom(32)), None
+
+
+def _source_fingerprint() -> str:
+    parts: list[str | bytes] = []
+    for path, _ in _source_files():
+        with open(path, "rb") as file:
+            parts += [os.path.relpath(path, os.path.dirname(__file__)), file.read()]
+    return fingerprint(*parts)
+
+
+def _source_state() -> tuple[str, int]:
+    """What the file system says of the source files, and when the last change to one of them was made."""
+    lines, newest = [], 0
+    for path, found in _source_files():
+        lines.append(f"{path} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino} {found.st_dev}")
+        newest = max(newest, found.st_ctime_ns)
+    return "\n".join(lines), newest
+
+
+def _source_files() -> list[tuple[str, os.stat_result]]:
+    found, folders = [], [os.path.dirname(os.path.abspath(__file__))]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.name.endswith(".py"):
+                    found.append((entry.path, entry.stat()))
+                elif entry.name != "__pycache__" and entry.is_dir():
+                    folders.append(entry.path)
+    return sorted(found)
+
+
+# ---- where the files lie ---------------------------------------------------------------------------------------------
+
+
+def _folder() -> str:
+    path = _chosen_folder()
+    try:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        found = os.stat(path)
+    except OSError:
+        return _private_folder()
+    complaint = _complaint(found)
+    if complaint:
+        _warn_refused(path, complaint)
+        return _private_folder()
+    return path
+
+
+def _chosen_folder() -> str:
+    chosen = os.environ.get("MONOTILE_CACHE_DIR")
+    if not chosen:
+        caches = "~/Library/Caches" if sys.platform == "darwin" else os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        chosen = os.path.join(caches, "monotile")
+    return os.path.abspath(os.path.expanduser(chosen))
+
+
+def _complaint(found: os.stat_result) -> str | None:
+    """Why files in this directory cannot be trusted, if they cannot."""
+    if os.name != "posix":
+        return None
+    if found.st_uid != os.getuid():
+        return "it belongs to another user"
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return "other users may write to it"
+    return None
+
+
+@cache
+def _warn_refused(path: str, complaint: str) -> None:
+    import warnings
+
+    warnings.warn(
+        f"monotile does not use the cache directory {path}: {complaint}, and its files are run as machine code. "
+        f"Kernels are compiled anew in every process until you run `chmod go-w {path}` on a directory of your own, "
+        "or name another one in MONOTILE_CACHE_DIR.",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+
+
+@cache
+def _private_folder() -> str:
+    """A directory for this process (and its forks), removed when it ends."""
+    import atexit
+    import shutil
+    import tempfile
+
+    path = tempfile.mkdtemp(prefix="monotile-")
+    owner = os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:
+            shutil.rmtree(path, ignore_errors=True)
+
+    atexit.register(remove)
+    return path

@@ -1,0 +1,254 @@
+"""Array kinds: what monotile needs to know of a NumPy array, a torch tensor or an MLX array, read without copying."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes
+from ..dtypes import DType
+from ..errors import ArgumentAlignment, ArgumentDType, ArgumentKind, ArgumentRank
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One array argument. Strides are in elements."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    device: str
+
+    def broadcast(self, shape: tuple[int, ...]) -> View:
+        """The same elements, repeated along sides of length 1; both have one rank."""
+        steps = [0 if n == 1 else s for n, s in zip(self.shape, self.strides, strict=True)]
+        return View(self.dtype, shape, tuple(steps), self.device)
+
+    def reshaped(self, shape: tuple[int, ...]) -> View | None:
+        """The same elements in order under another shape; None where no strides say that, and a copy is needed."""
+        if 0 in shape:
+            return View(self.dtype, shape, dense(shape), self.device)
+        # Runs of sides that lie one behind the other, last first: their length and the stride of their elements.
+        runs: list[list[int]] = []
+        for length, stride in zip(self.shape[::-1], self.strides[::-1], strict=True):
+            if length == 1:
+                continue
+            if runs and stride == runs[-1][0] * runs[-1][1]:
+                runs[-1][0] *= length
+            else:
+                runs.append([length, stride])
+        strides: list[int] = []
+        following = 1  # the stride of a side of length 1: as if it were part of the sides after it
+        for length in shape[::-1]:
+            if length > 1:
+                left, stride = runs[0]
+                if left % length:
+                    return None
+                runs[0] = [left // length, stride * length]
+                if left == length:
+                    del runs[0]
+            else:
+                stride = following
+            strides.append(stride)
+            following = stride * length
+        return View(self.dtype, shape, tuple(strides[::-1]), self.device)
+
+
+def is_array(item: Any) -> bool:
+    if isinstance(item, np.ndarray):
+        return True
+    torch = sys.modules.get("torch")
+    return (torch is not None and isinstance(item, torch.Tensor)) or is_mlx(item)
+
+
+def is_mlx(item: Any) -> bool:
+    mx = sys.modules.get("mlx.core")
+    return mx is not None and isinstance(item, mx.array)
+
+
+def _address(array: np.ndarray[Any, Any]) -> int:
+    return int(array.ctypes.data)
+
+
+def _peek(array: np.ndarray[Any, Any]) -> int:
+    # A NumPy array object begins with Python's header and then its data pointer: five times as quick as asking.
+    address: int = _WORD_AT(id(array) + _HEADER).value
+    return address
+
+
+_HEADER, _WORD_AT = object.__basicsize__, ctypes.c_size_t.from_address
+_PROBE = np.zeros(2)
+_CAN_PEEK = sys.implementation.name == "cpython" and _peek(_PROBE[1:]) == _address(_PROBE[1:]) == _address(_PROBE) + 8
+
+numpy_address = _peek if _CAN_PEEK else _address
+
+
+def numpy_addresses(arrays: Sequence[np.ndarray[Any, Any]]) -> list[int]:
+    if not _CAN_PEEK:
+        return [_address(a) for a in arrays]
+    return [_WORD_AT(id(a) + _HEADER).value for a in arrays]
+
+
+def address(array: Any) -> int:
+    """Where the first element lies. What has no address, on Apple GPUs, gets one in a space of its own buffer."""
+    if isinstance(array, np.ndarray):
+        return numpy_address(array)
+    if is_mlx(array):
+        return id(array) << 64
+    if array.device.type == "mps":  # a pointer would be that of an object, and buffers would seem to overlap
+        return (int(array.untyped_storage().data_ptr()) << 64) + int(array.storage_offset()) * int(array.element_size())
+    return int(array.data_ptr())
+
+
+def device(array: Any) -> str:
+    """Where an array lives: "cpu", "mlx", or as torch names the device."""
+    if isinstance(array, np.ndarray):
+        return "cpu"
+    return "mlx" if is_mlx(array) else str(array.device)
+
+
+def signature(array: Any) -> Any:
+    """Everything about an array but its address, contents and writability; of anything else its type."""
+    if array is None:
+        return None
+    if isinstance(array, np.ndarray):
+        return array.shape, array.strides, array.dtype, type(array)
+    if is_mlx(array):
+        return tuple(array.shape), array.dtype
+    if is_array(array):
+        if array.layout is not sys.modules["torch"].strided:
+            return type(array), array.layout
+        return array.shape, array.stride(), array.dtype, array.device, array.is_neg()
+    return type(array)
+
+
+def signatures(arrays: Sequence[Any]) -> list[Any]:
+    """The signature of each. They are mostly of one kind, and the common kinds are asked here: a call of a function for
+    each array would take as long as all the rest."""
+    kind, torch = type(arrays[0]), sys.modules.get("torch")
+    if kind is np.ndarray:
+        return [
+            (a.shape, a.strides, a.dtype) if type(a) is kind else None if a is None else signature(a) for a in arrays
+        ]
+    if torch is not None and kind is torch.Tensor:
+        try:
+            return [
+                (a.shape, a.stride(), a.dtype, a.device, a.is_neg())
+                if type(a) is kind
+                else None
+                if a is None
+                else signature(a)
+                for a in arrays
+            ]
+        except RuntimeError:  # a layout without strides
+            pass
+    return [signature(a) for a in arrays]
+
+
+def is_writable(array: Any) -> bool:
+    return bool(array.flags.writeable) if isinstance(array, np.ndarray) else True
+
+
+def describe(name: str, array: Any) -> View:
+    """The facts of a kernel's argument, or an error that says why it cannot be one. What is described already stands
+    for an array that comes later."""
+    view = array if isinstance(array, View) else read(name, array)
+    if not view.shape:
+        raise ArgumentRank(f"{name!r} has no dimensions; pass {name}.item() as a scalar or {name}.reshape(1)")
+    return view
+
+
+def read(name: str, array: Any) -> View:
+    """The array's facts, of whatever rank."""
+    if isinstance(array, np.ndarray):
+        return _read_numpy(name, array)
+    if is_mlx(array):
+        return _read_mlx(name, array)
+    if is_array(array):
+        return _read_torch(name, array)
+    cure = "pass a NumPy array, a torch tensor or an MLX array"
+    raise ArgumentKind(f"{name!r} must be an array, found {type(array).__name__}; {cure}")
+
+
+def _read_numpy(name: str, array: np.ndarray[Any, Any]) -> View:
+    if "numpy.ma" in sys.modules and isinstance(array, np.ma.MaskedArray):  # not loaded for the sake of asking
+        raise ArgumentKind(f"{name!r} is a masked array, whose mask a kernel would not see; pass {name}.filled(0)")
+    dtype = dtypes.from_numpy(array.dtype) if array.dtype.isnative else None
+    if dtype is None:
+        raise ArgumentDType(f"{name!r} has dtype {array.dtype}; {_dtype_cure()}")
+    size = array.dtype.itemsize
+    if any(s % size for s in array.strides) or not array.flags.aligned:
+        raise ArgumentAlignment(f"{name!r} is not aligned to its elements; pass {name}.copy()")
+    strides = tuple(s // size for s in array.strides)
+    return View(dtype, array.shape, strides if array.size else dense(array.shape), "cpu")
+
+
+def dense(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a packed array: what an empty one is taken to have, so that it needs no program of its own."""
+    if not shape:
+        return ()
+    strides = [1]
+    for length in shape[:0:-1]:
+        strides.append(strides[-1] * length)
+    return tuple(strides[::-1])
+
+
+def _read_torch(name: str, tensor: Any) -> View:
+    dtype = dtypes.BY_NAME.get(str(tensor.dtype).removeprefix("torch."))
+    if dtype is None:
+        raise ArgumentDType(f"{name!r} has dtype {tensor.dtype}; {_dtype_cure()}")
+    if tensor.layout is not sys.modules["torch"].strided or tensor.is_conj() or tensor.is_neg():
+        cure = f"pass {name}.to_dense().resolve_conj().resolve_neg()"
+        raise ArgumentKind(f"{name!r} is not an ordinary strided tensor; {cure}")
+    shape = tuple(tensor.shape)
+    return View(dtype, shape, dense(shape) if 0 in shape else tuple(tensor.stride()), str(tensor.device))
+
+
+def _read_mlx(name: str, array: Any) -> View:
+    """MLX packs what a kernel reads."""
+    dtype = dtypes.BY_NAME.get(str(array.dtype).removeprefix("mlx.core."))
+    if dtype is None:
+        raise ArgumentDType(f"{name!r} has dtype {array.dtype}; {_dtype_cure()}")
+    shape = tuple(array.shape)
+    return View(dtype, shape, dense(shape), "mlx")
+
+
+def _dtype_cure() -> str:
+    return f"monotile has {', '.join(d.name for d in dtypes.ALL)}: cast it"
+
+
+def span(view: View) -> tuple[int, int]:
+    """The bytes an array covers, relative to its address: first and one past the last; (0, 0) when empty."""
+    if 0 in view.shape:
+        return 0, 0
+    ends = [(n - 1) * s for n, s in zip(view.shape, view.strides, strict=True)]
+    low, high = sum(e for e in ends if e < 0), sum(e for e in ends if e > 0)
+    return low * view.dtype.bytes, (high + 1) * view.dtype.bytes
+
+
+def overlaps_itself(view: View) -> bool:
+    """Whether two elements may be the same memory (a broadcast view, say): then it cannot be an output."""
+    if 0 in view.shape:
+        return False
+    reach = 0
+    for stride, length in sorted((abs(s), n) for n, s in zip(view.shape, view.strides, strict=True) if n > 1):
+        if stride <= reach:
+            return True
+        reach += stride * (length - 1)
+    return False
+
+
+def share(a: Any, b: Any) -> bool:
+    """Whether two arrays whose byte ranges meet have an element in common."""
+    if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
+        # torch has no exact test: overlapping ranges are refused
+        return 0 not in a.shape and 0 not in b.shape
+    try:
+        return bool(np.shares_memory(a, b, max_work=10**6))  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from monotile.runtime import cache
+from monotile.runtime import cache, loading
 
 KEY = cache.fingerprint("a key")
 PAYLOAD = bytes(range(256)) * 40
@@ -194,7 +194,7 @@ def test_fingerprint_tells_parts_apart() -> None:
 
 def loaded_later(patch: pytest.MonkeyPatch, *, seconds: float) -> str:
     """The fingerprint a process finds that began to load monotile some seconds from now."""
-    patch.setattr(cache, "_loading_since_ns", time.time_ns() + int(seconds * 1e9))
+    patch.setattr(loading, "SINCE_NS", time.time_ns() + int(seconds * 1e9))
     cache._compiler.cache_clear()
     return cache.compiler_fingerprint()
 

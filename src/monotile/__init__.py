@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from time import time_ns
 from typing import TYPE_CHECKING, Any
 
-_loading_since_ns = time_ns()  # source files changed after this are not what runs: see cache.py
-
-from .errors import MonotileError  # noqa: E402
+from .runtime import loading as _loading  # noqa: F401  # isort: skip  # first: it notes the time
+from .errors import MonotileError
 
 if TYPE_CHECKING:
     from .library.ops import (

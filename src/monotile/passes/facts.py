@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from ..ir import Block, Kernel, Op, Value, constant, walk
@@ -44,22 +43,6 @@ def _may_wrap(form: Linear | None) -> bool:
     if form is None or len(form.terms) > 1 or any(factor != 1 for factor in form.terms.values()):
         return True
     return form.const >= 2**16 and bool(form.terms)
-
-
-def least(value: Value) -> float:
-    """A number that a float scalar is known not to be below; NaN aside."""
-    known = constant(value)
-    if known is not None:
-        return float(known)
-    op = value.op
-    if op is None:
-        return -math.inf
-    bounds = [least(v) for v in op.operands] if op.kind in ("max", "mul") else []
-    if op.kind == "max":
-        return max(bounds)
-    if op.kind == "mul" and all(b >= 0.0 for b in bounds):
-        return bounds[0] * bounds[1] if bounds[0] * bounds[1] >= 2.0**-126 else 0.0
-    return 0.0 if op.kind == "abs" else -math.inf
 
 
 def never_nan(value: Value, loops: Mapping[Block, Op], assumed: frozenset[Value] = frozenset()) -> bool:

@@ -10,7 +10,6 @@ after each. A backend chooses with `Options` and may add passes of its own.
 | skip         | restrict loops under `blocks(..., visible)` to blocks that may be visible                         |
 | unmark       | drop the `visible` marks                                                                          |
 | peel         | split a loop where its position predicates become constant: masked, unmasked, masked iterations   |
-| sink         | move a positive scale out of a maximum                                                            |
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from .cse import cse, dce
 from .fold import fold
 from .motion import motion
 from .peel import peel, peel_all_bounds, peel_with_bounds, skip, unmark
-from .sink import sink
 
 Pass = Callable[[Kernel], None]
 CLEAN: tuple[Pass, ...] = (fold, cse, motion, dce)
@@ -44,7 +42,7 @@ def passes(options: Options) -> tuple[Pass, ...]:
     chosen = peel_all_bounds if options.peel_all_bounds else peel_with_bounds if options.peel_bounds else peel
     marks = () if options.keep_marks else (unmark,)
     after_peel = (*options.after_peel, *CLEAN) if options.after_peel else ()
-    return (*CLEAN, skip, *marks, *CLEAN, chosen, *CLEAN, *after_peel, sink, *CLEAN, *options.last)
+    return (*CLEAN, skip, *marks, *CLEAN, chosen, *CLEAN, *after_peel, *options.last)
 
 
 def after_each(kernel: Kernel, options: Options) -> str:

@@ -26,7 +26,8 @@ from .render import Rendered, render
 from .runner import build
 from .runner.report import Report
 
-OPTIONS = pipeline.Options(peel_bounds=True, peel_all_bounds=True, after_peel=(quantify, narrow))
+# What `quantify` leaves takes two rounds of cleaning.
+OPTIONS = pipeline.Options(peel_bounds=True, peel_all_bounds=True, after_peel=(quantify, narrow, *pipeline.CLEAN))
 MOST_PROGRAMS = 2**31 - 1
 # Ways to run Metal text, the one that costs least to ask for first.
 WAYS: dict[str, Callable[[], str | None]] = {

@@ -9,7 +9,7 @@ from ... import ir
 from ...dtypes import DType
 from ...errors import InternalError
 from ...ir import Op, Value
-from .intervals import is_exact
+from ...ir.intervals import is_exact
 
 TYPES = {
     "float32": "float",

@@ -8,8 +8,8 @@ from ... import ir
 from ...dtypes import DType
 from ...errors import InternalError
 from ...ir import Op, Value
+from ...ir.intervals import chosen
 from .assign import Families, Orientations
-from .intervals import chosen
 from .layout import COLUMN, ROW, Family, Fragments, Index, Shape, plus, shape_of
 from .msl import TYPES, elementwise, number, type_of
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...dtypes import DType
-from ...ir import Op, Value
+from ..dtypes import DType
+from .ops import Op, Value
 
 MOST_LENGTH = 2**31 - 2**16  # of a tensor's side
 Interval = tuple[int, int]

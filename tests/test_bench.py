@@ -279,8 +279,8 @@ def test_a_file_that_is_no_report(tmp_path: Path) -> None:
 
 
 def test_the_page_shows_the_baselines() -> None:
-    """`monotile snap --markdown docs/performance.md` writes the tables; they are to be those of the files."""
-    text = (ROOT / "docs" / "performance.md").read_text()
+    """`monotile snap --markdown docs/results/performance.md` writes the tables; they are to be those of the files."""
+    text = (ROOT / "docs" / "results" / "performance.md").read_text()
     shown = text.split(baselines.BEGIN)[1].split(baselines.END)[0]
     assert shown.strip() == baselines.sections((ROOT / "baselines").glob("*.json")).strip()
     assert all(re.match(r"^\|.*\|$", line) for line in shown.splitlines() if line.startswith("|"))

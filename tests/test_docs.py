@@ -13,7 +13,7 @@ from monotile import MonotileError, ir, language
 DOCS = Path(__file__).parents[1] / "docs"
 BLOCKS = {
     f"{page.stem}-{number}": block
-    for page in sorted(DOCS.glob("*.md"))
+    for page in sorted(DOCS.rglob("*.md"))
     for number, block in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S))
 }
 
@@ -34,11 +34,11 @@ def test_examples_run(name: str, tmp_path: Path) -> None:
 
 
 def test_every_word_is_in_the_manual() -> None:
-    text = (DOCS / "language.md").read_text()
+    text = (DOCS / "guide" / "language.md").read_text()
     missing = [name for name in language.__all__ if not re.search(rf"`[^`\n]*\b{name}\b[^`\n]*`", text)]
     assert not missing
 
 
 def test_every_op_is_in_the_description_of_the_ir() -> None:
-    text = (DOCS / "ir.md").read_text()
+    text = (DOCS / "internals" / "ir.md").read_text()
     assert not [kind for kind in ir.KINDS if f"`{kind}`" not in text]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
-# From the bottom up. docs/architecture.md explains them.
+# From the bottom up. docs/internals/architecture.md explains them.
 LAYERS = (
     "dtypes", "errors", "ir", "frontend", "passes", "runtime", "backends", "launch", "language", "kernels", "library",
     "metal", "bench", "cli",

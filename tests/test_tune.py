@@ -53,7 +53,7 @@ def test_there_are_candidates_for_every_head_size(D: int, dtype: str) -> None:
 
 
 def test_what_cannot_fit_is_never_tried() -> None:
-    """Sizes that Triton was seen to need: docs/nvidia.md."""
+    """Sizes that Triton was seen to need: docs/internals/nvidia.md."""
     assert tune.shared_bytes(128, 128, 128, 2, Schedule(8, 3)) == 224 * 1024 <= SHARED_BYTES
     assert tune.shared_bytes(128, 64, 256, 2, Schedule(8, 2)) == 192 * 1024
     assert tune.shared_bytes(64, 64, 512, 2, Schedule(8, 1)) == 128 * 1024

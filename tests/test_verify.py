@@ -1,5 +1,5 @@
 # ruff: noqa: UP037 (a tensor annotation such as Tensor["N"] names dimensions, not types)
-"""The verifier: every rule of docs/ir.md has a broken kernel here."""
+"""The verifier: every rule of docs/internals/ir.md has a broken kernel here."""
 
 from __future__ import annotations
 

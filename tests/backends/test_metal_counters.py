@@ -1,7 +1,7 @@
 """Monotile's kernels against hand-written ones in the runner, same inputs: what they read, exchange and wait for.
 
 The hand-written kernels are not part of this repository; these tests look for them in a folder beside it and skip
-without it. docs/metal.md has the numbers.
+without it. docs/internals/metal.md has the numbers.
 """
 
 from __future__ import annotations

@@ -265,7 +265,7 @@ def test_other_mistakes() -> None:
 
 
 def test_the_manual_page_runs() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "metal_runner.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "guide" / "metal_runner.md").read_text()
     [example] = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
     exec(example, {})
     with pytest.raises(AssertionError, match="race: line 8"):

@@ -22,7 +22,3 @@ def main() -> None:
     except MonotileError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """The words of a kernel. They have meaning inside a function under `@kernel`; called from Python they raise.
 
-Users import them from `monotile.language`; docs/language.md is the manual."""
+Users import them from `monotile.language`; docs/guide/language.md is the manual."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 A `Value` is a scalar (shape `()`) or a tile of static shape and rank 1 or 2. Every value is made by exactly one `Op`
 or is a parameter of a `Block`. An op may own blocks (`for` has one, `if` has two); each of those ends in a `yield`.
-Tensors are not values: an op that touches memory names its `Tensor` in an attribute. docs/ir.md lists every op with
-its meaning; the interpreter defines them.
+Tensors are not values: an op that touches memory names its `Tensor` in an attribute. docs/internals/ir.md lists every
+op with its meaning; the interpreter defines them.
 """
 
 from __future__ import annotations

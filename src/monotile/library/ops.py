@@ -60,8 +60,8 @@ def attention(
     score_mod: Callable[..., Any] | None = None, mask_mod: Callable[..., Any] | None = None, return_lse: bool = False,
     backend: str | None = None, threads: int | None = None,
 ) -> Any:  # fmt: skip
-    """softmax(q k^T * scale) v, for q (B, Hq, Nq, D), k (B, Hkv, Nk, D), v (B, Hkv, Nk, Dv). docs/attention.md says
-    all."""
+    """softmax(q k^T * scale) v, for q (B, Hq, Nq, D), k (B, Hkv, Nk, D), v (B, Hkv, Nk, Dv). See
+    docs/guide/attention.md."""
     scale = scale if scale is None else read_scale(scale)
     options = causal, window, softcap, score_mod, mask_mod, _negative(scale), return_lse, backend, threads
     return _ATTENTION((q, k, v, mask, sinks), options, scale)
@@ -156,7 +156,8 @@ def decode_partials(
     score_mod: Callable[..., Any] | None = None, mask_mod: Callable[..., Any] | None = None,
     backend: str | None = None, threads: int | None = None,
 ) -> Partials:  # fmt: skip
-    """The softmax state of each of `splits` runs of keys; `merge` makes attention of them. docs/decode_partials.md."""
+    """The softmax state of each of `splits` runs of keys; `merge` makes attention of them. See
+    docs/guide/decode_partials.md."""
     scale = scale if scale is None else read_scale(scale)
     options = splits, causal, window, softcap, score_mod, mask_mod, _negative(scale), backend, threads
     found: Partials = _PARTIALS((q, k, v, mask), options, scale)

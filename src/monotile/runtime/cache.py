@@ -101,8 +101,8 @@ def _compiler() -> tuple[str, str | None]:
     """The fingerprint, and the state of the source files it was taken from. If they were changed while this process was
     loading them the state is None, and the fingerprint is shared with no other process.
 
-    Reading all files would take 4 ms, so the fingerprint is kept on disk under their state. docs/cpu.md says why that
-    is safe.
+    Reading all files would take 4 ms, so the fingerprint is kept on disk under their state. docs/internals/cpu.md says why
+    that is safe.
     """
     state, newest = _source_state()
     # Time stamps step by up to 10 ms, and by up to 2 s in file systems that count whole seconds.

@@ -1,0 +1,5 @@
+"""`python -m monotile.cli`."""
+
+from . import main
+
+main()

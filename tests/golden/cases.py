@@ -93,15 +93,16 @@ def attention_cases(backend: str) -> Iterator[Case]:
         BQ, BK = attention_blocks(backend, max(D, Dv), dtype)
         maps = ("", "_coarse") if mask else ("",)
         for suffix in maps:
-            call = options._replace(fine=bool(mask) and not suffix)
+            covered = bool(mask) and not suffix
             kernel = attention.ir(
                 tensor(dtype, B, HQ, NQ, D), tensor(dtype, B, HKV, NK, D), tensor(dtype, B, HKV, NK, Dv),
                 tensor(mask_dtype(mask), B, HQ, NQ, NK) if mask else None,
                 tensor(uint8, B, HQ, -(-NQ // BQ), -(-NK // BK)) if mask else None,
                 tensor(float32, HQ) if with_sinks else None, tensor(dtype, B, HQ, NQ, Dv),
-                tensor(float32, B, HQ, NQ) if with_lse else None, 0.1, options=call, BQ=BQ, BK=BK,
+                tensor(float32, B, HQ, NQ) if with_lse else None, 0.1, options=options, BQ=BQ, BK=BK,
+                covered=covered,
             )  # fmt: skip
-            yield Case(f"attention/{name}{suffix}/{dtype_name}/{D}x{Dv}", kernel, max(D, Dv), call, mask)
+            yield Case(f"attention/{name}{suffix}/{dtype_name}/{D}x{Dv}", kernel, max(D, Dv), options, mask)
 
 
 def decode_cases() -> Iterator[Case]:
@@ -136,11 +137,11 @@ def merge_cases() -> Iterator[Case]:
 
 def mask_cases() -> Iterator[Case]:
     for dtype in ("bool", "float32", "float16"):
-        for fine in (False, True):
+        for covered in (False, True):
             for strip, span in ((8, None), (64, 512)):
-                mask, kinds = tensor(mask_dtype(dtype), B, HQ, NQ, NK), tensor(uint8, B, HQ, 4, 6)
-                kernel = mask_blocks.ir(mask, kinds, BQ=64, BK=64, STRIP=strip, SPAN=span, fine=fine)
-                yield Case(f"mask_blocks/{'fine' if fine else 'coarse'}_strip_{strip}/{dtype}", kernel)
+                mask, block_map = tensor(mask_dtype(dtype), B, HQ, NQ, NK), tensor(uint8, B, HQ, 4, 6)
+                kernel = mask_blocks.ir(mask, block_map, BQ=64, BK=64, STRIP=strip, SPAN=span, covered=covered)
+                yield Case(f"mask_blocks/{'fine' if covered else 'coarse'}_strip_{strip}/{dtype}", kernel)
 
 
 def example_cases() -> Iterator[Case]:

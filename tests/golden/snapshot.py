@@ -53,6 +53,7 @@ def nameless(stage: str, text: str) -> str:
     if family == "llvm":
         return _numbered(text, r"[%@][\w.]+", lambda word: not word.startswith("@llvm."))
     if family == "metal":
+        text = re.sub(r" *//.*", "", text)  # lines of the author's source
         declared = set(re.findall(rf"\b{C_TYPES}\d?(?:x\d)?(?:<[^>]*>)?\s*[*&]?\s*(?:const\s+)?(\w+)", text))
         return _numbered(text, r"\b[A-Za-z_]\w*\b", declared.__contains__)
     return _nameless_python(text) if text.startswith('"""') else text

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
+from typing import Any
 
 from ..errors import UnknownBackend
 from .base import Backend
 
 MODULES = {"cpu": ".cpu.backend", "nvidia": ".nvidia.backend", "metal": ".metal.backend", "interpreter": ".interpreter"}
 
-HOMES = {"cuda": "nvidia", "mps": "metal", "mlx": "metal"}
+HOMES = {"cuda": "nvidia", "sm": "nvidia", "mps": "metal", "mlx": "metal"}
 
 
 def home(device: str) -> str:
-    """The backend that is used for arrays on this device, if the caller names none."""
-    return HOMES.get(device.partition(":")[0], "cpu")
+    """The backend for arrays on a device ("cuda:0", "mps") or for a described one ("sm_90"), if none is named."""
+    return HOMES.get(device.partition(":")[0].partition("_")[0], "cpu")
+
+
+def check_name(name: Any) -> str | None:
+    """The name of a backend, or None for none; anything else is an error."""
+    if name is not None and not isinstance(name, str):
+        raise UnknownBackend(f"a backend is chosen by name, found {type(name).__name__}; pass backend='cpu'")
+    return name
 
 
 @cache
@@ -27,7 +35,7 @@ def get(name: str) -> Backend:
 
 
 def usable(name: str) -> Backend:
-    """The backend, or an error that says why it cannot run here."""
+    """The backend, if it can run here, else an error that says why it cannot."""
     backend = get(name)
     reason = backend.why_not()
     if reason is not None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import UnknownBackend
 from ..ir import Kernel
+from .choices import Choices
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Program(ABC):
 
 class Backend(ABC):
     name: str
+    choices: Choices = Choices()  # block sizes and schedules of the library's kernels
     schedules: type | None = None  # what a caller may give it: how a kernel is run, never what it computes
 
     @abstractmethod

@@ -5,12 +5,10 @@ The scripts import what a user's program would and nothing of the benchmark, so 
 
 from __future__ import annotations
 
-import numpy as np
-
-from ..cli import inspection
 from ..kernels import examples
 from ..launch.kernel import Kernel
 
+LENGTH = 64  # of every side
 KERNELS = [name for name, item in vars(examples).items() if isinstance(item, Kernel)]
 
 # Nothing a user has not asked for may be loaded by `import monotile`.
@@ -31,13 +29,13 @@ import monotile
 from monotile.kernels.examples import {kernel}
 arguments = [{arguments}]
 begin = time.perf_counter()
-{kernel}(*arguments, **{consts})
+{kernel}(*arguments)
 print(time.perf_counter() - begin)
 """
 
 
 def first_call(kernel: str) -> str:
     """The script that calls an example kernel once."""
-    arguments, consts = inspection.arguments(getattr(examples, kernel), inspection.Request())
-    texts = [f"np.zeros({a.shape}, {a.dtype.str!r})" if isinstance(a, np.ndarray) else repr(a) for a in arguments]
-    return FIRST_CALL.format(kernel=kernel, arguments=", ".join(texts), consts=consts)
+    parameters = getattr(examples, kernel).parameters
+    arguments = [f"np.zeros({(LENGTH,) * len(p.dims)}, np.float32)" if p.dims else "1.0" for p in parameters]
+    return FIRST_CALL.format(kernel=kernel, arguments=", ".join(arguments))

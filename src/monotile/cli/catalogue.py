@@ -1,66 +1,82 @@
-"""The library's kernels by name, for the command line: with the options of attention, and what a call would choose."""
+"""The library's kernels and functions by name, with the defaults by which the command line describes a call of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from .. import backends
+from ..backends.choices import AttentionProblem, Choice
 from ..dtypes import DType, bool_, float32, uint8
 from ..kernels import attention, decode, examples, mask_blocks, merge
 from ..kernels.scores import Options
 from ..launch.kernel import Kernel
-from ..library import blocks as schedule
+from ..library import ops
+from ..runtime.tensors import View, dense
+from .request import BadRequest, Request, find
 
-HEAD_SIZE, MASK_BLOCK = 128, 64
+HEAD_SIZE, MASK_BLOCK, PARTS, LONG = 128, 64, 64, 2**20
 CAUSAL = {True: "lower_right", False: None}
+DEVICES = {"cpu": "cpu", "interpreter": "cpu", "nvidia": "sm_90", "metal": "mps"}  # described, if none is named
+
+
+def device_of(backend: str, device: str | None) -> str:
+    """The device whose choices are shown; it need not be here. On a CPU, `device` names a vector unit."""
+    return device if backend == "nvidia" and device is not None else DEVICES.get(backend, "cpu")
+
+
+# ---- kernels ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Request:
-    """What the command line says of the arguments: constants and scalars, shapes and element types."""
-
-    values: Mapping[str, Any] = field(default_factory=dict)
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    dtypes: Mapping[str, DType] = field(default_factory=dict)  # by tensor; "" is for all others
-
-
-@dataclass(frozen=True)
-class Habits:
-    """How a kernel of the library is called: tensors whose element type does not follow the others', and tensors that
-    are left out unless a shape or an element type is given for them."""
+class Defaults:
+    """Dtypes of tensors that do not follow the others', and tensors that are left out unless they are asked for."""
 
     dtypes: Mapping[str, DType]
     optional: tuple[str, ...] = ()
 
 
 STATE = {"o": float32, "m": float32, "l": float32}
-LIBRARY: dict[Kernel, Habits] = {
-    attention.attention: Habits(
-        {"mask": bool_, "kinds": uint8, "sinks": float32, "lse": float32}, ("mask", "kinds", "sinks")
+LIBRARY: dict[Kernel, Defaults] = {
+    attention.attention: Defaults(
+        {"mask": bool_, "block_map": uint8, "sinks": float32, "lse": float32}, ("mask", "block_map", "sinks")
     ),
-    decode.decode: Habits({"mask": bool_, "sinks": float32, "lse": float32, **STATE}, ("mask", "sinks", "out", "lse")),
-    merge.merge: Habits({"sinks": float32, "lse": float32, **STATE}, ("sinks",)),
-    merge.merge_lse: Habits({"lse": float32, "total": float32}),
-    mask_blocks.mask_blocks: Habits({"mask": bool_, "kinds": uint8}),
+    decode.decode: Defaults(
+        {"mask": bool_, "sinks": float32, "lse": float32, **STATE}, ("mask", "sinks", "out", "lse")
+    ),
+    merge.merge: Defaults({"sinks": float32, "lse": float32, **STATE}, ("sinks",)),
+    merge.merge_lse: Defaults({"lse": float32, "total": float32}),
+    mask_blocks.mask_blocks: Defaults({"mask": bool_, "block_map": uint8}),
 }
 
 
 @cache
 def kernels() -> dict[str, Kernel]:
     """Every kernel that comes with monotile."""
-    own = [item for item in vars(examples).values() if isinstance(item, Kernel)]
-    return {kernel.name: kernel for kernel in (*LIBRARY, *own)}
+    small = [item for item in vars(examples).values() if isinstance(item, Kernel)]
+    return {kernel.name: kernel for kernel in (*LIBRARY, *small)}
 
 
-def completed(kernel: Kernel, request: Request, backend: str) -> Request:
-    """The request with what the library's functions would choose: options, block sizes, tensors that are left out."""
-    habits = LIBRARY.get(kernel)
-    if habits is None:
-        return request
+def find_kernel(place: str) -> Kernel:
+    """A kernel of monotile by its name, or one in a file or module."""
+    if place in kernels():
+        return kernels()[place]
+    if not place.endswith(".py") and ":" not in place and "." not in place:
+        raise BadRequest(f"no kernel of monotile is called {place!r}; it has {', '.join(kernels())}")
+    found: Kernel = find(place)
+    return found
+
+
+def completed(kernel: Kernel, request: Request, backend: str, device: str | None) -> tuple[Request, Choice]:
+    """The request with what the library would choose for this kernel: options, block sizes, tensors that are left out;
+    and that choice. Other kernels have no choice but their constants."""
+    defaults = LIBRARY.get(kernel)
+    if defaults is None:
+        return request, Choice({})
     given = {*request.shapes, *request.dtypes}
-    values: dict[str, Any] = {name: None for name in habits.optional if name not in given}
+    values: dict[str, Any] = {name: None for name in defaults.optional if name not in given}
     options = {n: v for n, v in request.values.items() if n in Options._fields}
     values |= {n: v for n, v in request.values.items() if n not in options}
     if "options" in kernel.const_names:
@@ -69,34 +85,103 @@ def completed(kernel: Kernel, request: Request, backend: str) -> Request:
         values.setdefault("options", Options(**options))
     else:
         values |= options  # unknown to the kernel, which will say so
-    element = request.dtypes.get("", float32)
-    for name, value in _blocks(kernel, request, element, backend).items():
-        values.setdefault(name, value)
-    return replace(request, values=values, dtypes={**habits.dtypes, **request.dtypes})
+    values, choice = _with_blocks(kernel, replace(request, values=values), backend, device)
+    return replace(request, values=values, dtypes={**defaults.dtypes, **request.dtypes}), choice
 
 
-def _blocks(kernel: Kernel, request: Request, element: DType, backend: str) -> dict[str, int | None]:
-    """Head sizes and block sizes that are not given."""
-    machine = {"nvidia": "gpu", "metal": "metal"}.get(backend, "cpu")
+def _with_blocks(
+    kernel: Kernel, request: Request, backend: str, device: str | None
+) -> tuple[dict[str, Any], Choice]:
+    """The values with head sizes and block sizes that are not given, and the choice they are of."""
+    values, choices = dict(request.values), backends.get(backend).choices
+    where = device_of(backend, device)
     if kernel is mask_blocks.mask_blocks:
-        rows = int(request.values.get("BQ", MASK_BLOCK))
-        return {"BQ": rows, "BK": MASK_BLOCK, "STRIP": schedule.mask_strip(rows, machine)}
+        values = {"BQ": MASK_BLOCK, "BK": MASK_BLOCK, **values}
+        choice = choices.mask_blocks(values["BQ"], values["BK"], where)
+    elif kernel in (merge.merge, merge.merge_lse):
+        values = {**_head_sizes(kernel, request), **values}
+        choice = choices.merge(PARTS, where)
+    else:
+        values = {**_head_sizes(kernel, request), **values}
+        problem = _problem(request, values, where)
+        choice = choices.forward(problem) if kernel is attention.attention else choices.decode(problem, LONG)
+        if kernel is attention.attention and values.get("mask", request) is not None:
+            values.setdefault("covered", choices.marks_covered(problem))
+    return {**choice.blocks, **values}, choice
+
+
+def _problem(request: Request, values: Mapping[str, Any], device: str) -> AttentionProblem:
+    """A call with long sequences, so that no length decides."""
+    options, dtype = values["options"], request.dtypes.get("", float32)
+    masked = values.get("mask", request) is not None
+    mask = request.dtypes.get("mask", bool_) if masked else None
+    return AttentionProblem(
+        device, dtype, 1, 8, 1, LONG, LONG, max(values["D"], values["Dv"]), options.causal, options.left, options.right,
+        options.softcap, mask, options.mask_mod is not None,
+    )  # fmt: skip
+
+
+def _head_sizes(kernel: Kernel, request: Request) -> dict[str, int]:
+    """D and Dv: as given, as the shape of a tensor says, or usual."""
     sizes: dict[str, int] = {}
     for name in ("D", "Dv"):
-        shapes = [request.shapes[p.name][-1] for p in kernel.parameters if _ends_in(p.dims, name, request, p.name)]
-        fallback = sizes.get("D", HEAD_SIZE)
-        sizes[name] = int(request.values.get(name, shapes[0] if shapes else fallback))
-    found: dict[str, int | None] = {name: size for name, size in sizes.items() if name in kernel.const_names}
-    size = max(sizes.values())
-    if kernel is attention.attention:
-        found["BQ"], found["BK"] = schedule.attention_blocks(2**20, size, element.bytes, machine)
-    elif kernel is decode.decode:
-        found["BR"] = schedule.row_block(schedule.ROW_BLOCKS[-1], size, machine)
-        found["BK"] = schedule.decode_block(size, element.bytes, machine)
-    else:
-        found["BS"], found["SPAN"] = schedule.merge_block(64, machine), schedule.merge_span(machine)
-    return found
+        dims = {p.name: p.dims for p in kernel.parameters}
+        shapes = [shape[-1] for tensor, shape in request.shapes.items() if (dims.get(tensor) or ("",))[-1] == name]
+        sizes[name] = int(request.values.get(name, shapes[0] if shapes else sizes.get("D", HEAD_SIZE)))
+    return {name: size for name, size in sizes.items() if name in kernel.const_names}
 
 
-def _ends_in(dims: tuple[str | int, ...] | None, name: str, request: Request, tensor: str) -> bool:
-    return bool(dims) and dims is not None and dims[-1] == name and bool(request.shapes.get(tensor))
+# ---- functions -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FunctionDefaults:
+    """How a call of a library function is described: its options, and its arrays by the names of their sides."""
+
+    options: type[Any]
+    arrays: Mapping[str, str]
+    optional: tuple[str, ...] = ()
+    dtypes: Mapping[str, DType] | None = None  # of arrays whose dtype does not follow the others'
+
+
+QKV = {"q": "B Hq Nq D", "k": "B Hkv Nk D", "v": "B Hkv Nk Dv", "mask": "B Hq Nq Nk", "sinks": "Hq"}
+FUNCTIONS: dict[str, FunctionDefaults] = {
+    "attention": FunctionDefaults(ops.AttentionOptions, QKV, ("mask", "sinks"), {"mask": bool_, "sinks": float32}),
+    "decode_partials": FunctionDefaults(
+        ops.PartialsOptions, {n: dims for n, dims in QKV.items() if n != "sinks"}, ("mask",), {"mask": bool_}
+    ),
+    "merge": FunctionDefaults(ops.MergeOptions, {"o": "R S Dv", "m": "R S", "l": "R S"}, (), STATE),
+    "merge_lse": FunctionDefaults(ops.MergeLseOptions, {"outs": "R S Dv", "lses": "R S"}, (), {"lses": float32}),
+    "mask_blocks": FunctionDefaults(ops.MaskBlocksOptions, {"mask": "B Hq Nq Nk"}, (), {"mask": bool_}),
+}
+LENGTHS = {"B": 1, "Hq": 32, "Hkv": 8, "Nq": 4096, "D": HEAD_SIZE, "R": 32, "S": 16}
+OPTIONS: dict[str, Any] = {
+    "causal": False, "negative": False, "return_lse": False, "dtype": float32, "block_q": MASK_BLOCK,
+    "block_k": MASK_BLOCK,
+}  # fmt: skip
+
+
+def described_call(name: str, request: Request, backend: str, device: str | None) -> tuple[dict[str, View], Any]:
+    """The arrays and options of a call of a library function, as a command line describes it."""
+    defaults = FUNCTIONS[name]
+    lengths = {**LENGTHS, **{n: v for n, v in request.values.items() if n in LENGTHS or n in ("Nk", "Dv")}}
+    lengths.setdefault("Nk", lengths["Nq"])
+    lengths.setdefault("Dv", lengths["D"])
+    left, right = request.values.get("left"), request.values.get("right")
+    window = {"window": (left, right)} if (left, right) != (None, None) else {}
+    known = {*lengths, "left", "right", *defaults.options._fields}
+    for other in [*request.values, *request.shapes, *filter(None, request.dtypes)]:
+        if other not in known and other not in defaults.arrays:
+            found = f"{name} has no option, length or array {other!r}"
+            hint = "block sizes are the backend's choice"
+            raise BadRequest(f"{found}; it has {', '.join(sorted({*known, *defaults.arrays}))} ({hint})")
+    values = {**OPTIONS, **window, **request.values, "backend": backend, "threads": None}
+    options = defaults.options(*[values.get(field) for field in defaults.options._fields])
+    element, views = request.dtypes.get("", float32), {}
+    for array, sides in defaults.arrays.items():
+        if array in defaults.optional and array not in request.shapes and array not in request.dtypes:
+            continue
+        shape = request.shapes.get(array) or tuple(int(lengths[side]) for side in sides.split())
+        dtype = request.dtypes.get(array, (defaults.dtypes or {}).get(array, element))
+        views[array] = View(dtype, shape, dense(shape), device_of(backend, device))
+    return views, options

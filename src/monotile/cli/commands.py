@@ -13,7 +13,8 @@ from .. import __version__, backends, bench
 from ..bench import baselines, table
 from ..errors import MonotileError
 from ..runtime import cache, machine
-from . import inspection
+from . import catalogue, inspection
+from .request import parse
 
 ALL_BACKENDS = ("cpu", "interpreter", "nvidia", "metal")
 LEXERS = {
@@ -23,6 +24,7 @@ LEXERS = {
     "llvm": "llvm",
     "asm": "gas",
     "triton": "python",
+    "gluon": "python",
     "metal": "cpp",
 }
 PLAIN_WIDTH = 140  # of tables that go to a file or a pipe
@@ -89,27 +91,31 @@ def _details(name: str) -> str:
 
 
 KERNELS = "attention, decode, merge, ..., path/to/file.py:NAME or package.module:NAME"
+Device = Annotated[str | None, typer.Option(help="a GPU such as sm_90, or a vector unit such as avx2; need not be here")]
 DTypes = Annotated[list[str] | None, typer.Option(help="of every tensor, or of one: a=float16")]
 Shapes = Annotated[list[str] | None, typer.Option(help="of a tensor: a=64x128; 64 where nothing is said")]
-
-
-def _request(words: list[str], shape: list[str] | None, dtype: list[str] | None) -> inspection.Request:
-    return inspection.Request(
-        inspection.parse_values(words), inspection.parse_shapes(shape or ()), inspection.parse_dtypes(dtype or ())
-    )
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def inspect(
     context: typer.Context,
     kernel: Annotated[str, typer.Argument(help=KERNELS)],
-    stage: Annotated[str, typer.Option(help="source, ir, passes; llvm or asm; triton or ptx; metal")] = "ir",
+    stage: Annotated[str, typer.Option(help="source, ir, passes; llvm or asm; triton, gluon or ptx; metal")] = "ir",
     dtype: DTypes = None,
     shape: Shapes = None,
-    backend: Annotated[str, typer.Option(help="whose stages to show")] = "cpu",
+    backend: Annotated[str | None, typer.Option(help="whose stages to show; cpu, or the device's")] = None,
+    device: Device = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Say which blocks, schedule and path, and why.")] = False,
 ) -> None:
-    """Show a kernel at one stage of its compilation. Every other option is a constant: --BM=128."""
-    text = inspection.text(inspection.find(kernel), stage, _request(context.args, shape, dtype), backend)
+    """Show what a call of a library function (attention, decode_partials, merge, ...) runs on a device, or a kernel at
+    one stage of its compilation. Every other option is a length or option of the function (--Nq=1 --D=128 --causal) or
+    a constant of the kernel (--BM=128)."""
+    request = parse(context.args, shape, dtype)
+    named = inspection.backend_for(backend, device)
+    if explain:
+        print(inspection.explanation(kernel, request, named, device), end="")
+        return
+    text = inspection.text(kernel, stage, request, named, device)
     console = Console()
     if console.is_terminal:
         console.print(Syntax(text, LEXERS.get(stage, "text"), background_color="default"))
@@ -125,13 +131,14 @@ def emit(
     out: Annotated[Path, typer.Option(help="The folder to write to; it is made if it is not there.")],
     dtype: DTypes = None,
     shape: Shapes = None,
+    device: Device = None,
 ) -> None:
     """Write kernels and a manifest.json by which other programs can launch them. Every other option is a constant of
     the kernels (--BQ=64) or an option of attention (--causal=true)."""
     from . import emission
 
-    kernels = [inspection.find(name) for name in kernel]
-    for path in emission.write(target, kernels, _request(context.args, shape, dtype), out):
+    kernels = [catalogue.find_kernel(name) for name in kernel]
+    for path in emission.write(target, kernels, parse(context.args, shape, dtype), out, device):
         print(path)
 
 

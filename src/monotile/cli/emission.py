@@ -11,16 +11,19 @@ from .. import __version__, backends
 from ..backends.manifest import MEANINGS
 from ..kernels.scores import Options
 from ..launch.kernel import Kernel
-from .inspection import BadRequest, Request, specialised
+from .inspection import specialised
+from .request import BadRequest, Request
 
 FORMAT = 1  # of the manifest; grows when a reader of the old one would go wrong
 MANIFEST = "manifest.json"
 Item = TypeVar("Item")
 
 
-def write(target: str, kernels: Sequence[Kernel], request: Request, folder: Path) -> list[Path]:
-    """Writes the kernels' files and the manifest; the paths that were written."""
-    files, manifest = emit(target, kernels, request)
+def write(
+    target: str, kernels: Sequence[Kernel], request: Request, folder: Path, device: str | None = None
+) -> list[Path]:
+    """Write the kernels' files and the manifest, and return their paths."""
+    files, manifest = emit(target, kernels, request, device)
     files[MANIFEST] = (json.dumps(manifest, indent=2) + "\n").encode()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -31,14 +34,17 @@ def write(target: str, kernels: Sequence[Kernel], request: Request, folder: Path
     return [folder / name for name in files]
 
 
-def emit(target: str, kernels: Sequence[Kernel], request: Request) -> tuple[dict[str, bytes], dict[str, Any]]:
+def emit(
+    target: str, kernels: Sequence[Kernel], request: Request, device: str | None = None
+) -> tuple[dict[str, bytes], dict[str, Any]]:
     """The files by name, and the manifest."""
     backend = backends.get(target)
     _check_names(kernels, request)
     files: dict[str, bytes] = {}
     entries = []
     for kernel in kernels:
-        made = backend.emit(specialised(kernel, _own(kernel, request), target))
+        form, choice = specialised(kernel, _part(kernel, request), target, device)
+        made = backend.emit(form, choice.schedule, device)
         if files.keys() & made.files.keys():
             raise BadRequest(f"two kernels are named {kernel.name!r}; emit them into folders of their own")
         files |= made.files
@@ -48,19 +54,19 @@ def emit(target: str, kernels: Sequence[Kernel], request: Request) -> tuple[dict
 
 
 def _names(kernel: Kernel) -> set[str]:
-    """What a command line may say of a kernel."""
+    """The names of a kernel that a command line may give values for."""
     options = Options._fields if "options" in kernel.const_names else ()
     return {*kernel.const_names, *(p.name for p in kernel.parameters), *options}
 
 
-def _own(kernel: Kernel, request: Request) -> Request:
-    """The part of a request that is about this kernel, of several."""
+def _part(kernel: Kernel, request: Request) -> Request:
+    """The part of a request that concerns this kernel, of several."""
     known = _names(kernel) | {""}
 
-    def own(part: Mapping[str, Item]) -> dict[str, Item]:
-        return {name: item for name, item in part.items() if name in known}
+    def known_to(items: Mapping[str, Item]) -> dict[str, Item]:
+        return {name: item for name, item in items.items() if name in known}
 
-    return Request(own(request.values), own(request.shapes), own(request.dtypes))
+    return Request(known_to(request.values), known_to(request.shapes), known_to(request.dtypes))
 
 
 def _check_names(kernels: Sequence[Kernel], request: Request) -> None:

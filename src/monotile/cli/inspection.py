@@ -1,143 +1,100 @@
-"""`monotile inspect`: finds a kernel by name, makes arguments for it, and gives the text of one stage. `monotile emit`
-finds and makes them here, too."""
+"""`monotile inspect`: the text of a kernel at one stage, or what a call of the library runs on a device, and why."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
-import sys
-import types
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from .. import backends, dtypes, ir
-from ..errors import MonotileError
+from .. import backends, dtypes
+from ..backends.base import Backend
+from ..backends.choices import Choice
+from ..ir import Kernel as KernelIR
 from ..launch.kernel import Kernel
 from ..launch.signature import Parameter
+from ..library import dry_run
 from . import catalogue
-from .catalogue import Request as Request
+from .request import BadRequest, Request
 
 DEFAULT_LENGTH = 64
-WORDS: dict[str, Any] = {"true": True, "false": False, "none": None}
-WORDS |= {word: word for word in ("lower_right", "upper_left")}
 
 
-class BadRequest(MonotileError):
-    """A command line that names something that does not exist."""
+def backend_for(backend: str | None, device: str | None) -> str:
+    """The backend that is named, or that of the device."""
+    if backend is not None:
+        return backend
+    return backends.home(device) if device is not None else "cpu"
 
 
-# ---- reading the command line ----------------------------------------------------------------------------------------
+def text(place: str, stage: str, request: Request, backend: str, device: str | None = None) -> str:
+    """The text of a kernel, or of every launch of a library function, at one stage of its compilation. The backend need
+    not be able to run here."""
+    if stage == "source":
+        return source(catalogue.find_kernel(place))
+    launches = list(_launches(place, request, backend, device))
+    texts = [_stage(backends.get(backend), stage, form, choice, device) for _, form, choice in launches]
+    if len(texts) == 1:
+        return texts[0]
+    titles = [f"launch {n} of {len(launches)}: {kernel.name}" for n, (kernel, *_) in enumerate(launches, 1)]
+    return "\n".join(f"# {title}\n{text}" for title, text in zip(titles, texts, strict=True))
 
 
-def parse_values(words: Sequence[str]) -> dict[str, Any]:
-    """`--BM 128 --BN=64` as constants."""
-    values, rest = {}, list(words)
-    while rest:
-        name = rest.pop(0)
-        if not name.startswith("--") or not (name.partition("=")[0][2:]).isidentifier():
-            raise BadRequest(f"{name!r} is not an option; constants are given as --NAME=VALUE")
-        name, given, text = name[2:].partition("=")
-        if not given:
-            if not rest:
-                raise BadRequest(f"--{name} has no value; write --{name}=VALUE")
-            text = rest.pop(0)
-        values[name] = parse_value(name, text)
-    return values
+def explanation(place: str, request: Request, backend: str, device: str | None = None) -> str:
+    """Which blocks, schedule and path are chosen for each launch, and why."""
+    found, lines = backends.get(backend), []
+    launches = list(_launches(place, request, backend, device))
+    count = f"{len(launches)} launch{'es' if len(launches) > 1 else ''}"
+    lines.append(f"{place} on {device or catalogue.device_of(backend, device)} ({backend}): {count}")
+    for n, (kernel, form, choice) in enumerate(launches, 1):
+        lines.append(f"{n}. kernel {kernel.name}")
+        names = [name for name in kernel.const_names if name in form.consts and name != "options"]
+        constants = ", ".join(f"{name}={form.consts[name]}" for name in names)
+        lines.append(f"   constants: {constants}")
+        if choice.why:
+            lines.append(f"   blocks: {choice.why}")
+        lines += [f"   {line}" for line in found.explain(form, choice.schedule, device)]
+    return "\n".join(lines) + "\n"
 
 
-def parse_value(name: str, text: str) -> Any:
-    """An int, float, bool, None, dtype, or a function or tuple that a file or module holds."""
-    for read in (int, float):
-        try:
-            return read(text)
-        except ValueError:
-            continue
-    if text.lower() in WORDS:
-        return WORDS[text.lower()]
-    if text in dtypes.BY_NAME:
-        return dtypes.BY_NAME[text]
-    if ":" in text:
-        return find(text, (types.FunctionType, tuple), "constant")
-    kinds = "an int, float, True, False, None, a dtype, or file.py:NAME of a function or tuple"
-    raise BadRequest(f"--{name}={text} is not a constant; write {kinds}")
+def _launches(
+    place: str, request: Request, backend: str, device: str | None
+) -> Iterator[tuple[Kernel, KernelIR, Choice]]:
+    """The launches of a library function, or a kernel that is found elsewhere."""
+    if place in catalogue.FUNCTIONS:
+        views, options = catalogue.described_call(place, request, backend, device)
+        yield from dry_run.launches(place, views, options)
+        return
+    kernel = catalogue.find_kernel(place)
+    yield kernel, *specialised(kernel, request, backend, device)
 
 
-def parse_shapes(items: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """`a=64x128` for each tensor."""
-    shapes = {}
-    for item in items:
-        name, _, text = item.partition("=")
-        sides = text.split("x")
-        if not name or not all(s.isascii() and s.isdecimal() for s in sides):
-            raise BadRequest(f"--shape {item} is not a shape; write --shape {name or 'a'}=64x128")
-        shapes[name] = tuple(map(int, sides))
-    return shapes
-
-
-def parse_dtypes(items: Sequence[str]) -> dict[str, dtypes.DType]:
-    """`float16` for every tensor, `a=float16` for one."""
-    found = {}
-    for item in items:
-        name, _, text = item.rpartition("=")
-        if text not in dtypes.BY_NAME:
-            raise BadRequest(f"--dtype {item}: monotile has {', '.join(dtypes.BY_NAME)}")
-        found[name] = dtypes.BY_NAME[text]
-    return found
-
-
-# ---- finding the kernel ----------------------------------------------------------------------------------------------
-
-
-def find(place: str, kinds: tuple[type, ...] = (Kernel,), title: str = "kernel") -> Any:
-    """The object that `path/to/file.py:name` or `package.module:name` names; the name may be left out where there is
-    one kernel only. A kernel that comes with monotile is found by its name alone."""
-    if Kernel in kinds and place in catalogue.kernels():
-        return catalogue.kernels()[place]
-    file, _, name = place.partition(":") if place[1:3] != ":\\" else _split_drive(place)
-    module = _load(file)
-    found = {n: item for n, item in vars(module).items() if isinstance(item, kinds)}
-    if not name and len(found) == 1:
-        return next(iter(found.values()))
-    if name not in found:
-        listing = ", ".join(found) or "none"
-        said = f"{file} has no {title} {name!r}" if name else f"{file} has {len(found)} {title}s"
-        raise BadRequest(f"{said}; it has {listing}: write {file}:NAME")
-    return found[name]
-
-
-def _split_drive(place: str) -> tuple[str, str, str]:
-    head, colon, name = place[2:].partition(":")
-    return place[:2] + head, colon, name
-
-
-def _load(file: str) -> types.ModuleType:
-    if not file.endswith(".py"):
-        try:
-            return importlib.import_module(file)
-        except ModuleNotFoundError as error:
-            own = f"a kernel of monotile ({', '.join(catalogue.kernels())})"
-            raise BadRequest(f"{error}; write path/to/file.py:NAME, package.module:NAME or {own}") from None
-        except (TypeError, ValueError):
-            raise BadRequest(f"{file!r} is neither a file nor a module; write path/to/file.py:NAME") from None
-    path = Path(file).resolve()
-    if not path.is_file():
-        raise BadRequest(f"there is no file {file}; write path/to/file.py:NAME or package.module:NAME")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.parent))  # as when the file is run, so that its own imports work
+def _stage(backend: Backend, stage: str, form: KernelIR, choice: Choice, device: str | None) -> str:
+    stages = backend.stages(form, choice.schedule, device)
+    if stage not in stages:
+        raise BadRequest(f"backend {backend.name!r} has no stage {stage!r}; it has source, {', '.join(stages)}")
     try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(path.parent))
-    return module
+        return stages[stage]()
+    except ModuleNotFoundError as error:
+        raise BadRequest(f"the stage {stage!r} needs {error.name}; run: pip install {error.name}") from None
 
 
-# ---- arguments and stages --------------------------------------------------------------------------------------------
+def source(kernel: Kernel) -> str:
+    """The kernel's Python source with the line numbers of its file."""
+    lines, first = inspect.getsourcelines(kernel.function)
+    width = len(str(first + len(lines)))
+    return "".join(f"{first + n:{width}}  {line.rstrip()}\n" for n, line in enumerate(lines))
+
+
+# ---- arguments of kernels --------------------------------------------------------------------------------------------
+
+
+def specialised(kernel: Kernel, request: Request, backend: str, device: str | None) -> tuple[KernelIR, Choice]:
+    """The kernel for arguments as the command line describes them, and the library's choice for it."""
+    request, choice = catalogue.completed(kernel, request, backend, device)
+    args, consts = arguments(kernel, request)
+    return kernel.ir(*args, **consts), choice
 
 
 def arguments(kernel: Kernel, request: Request) -> tuple[list[Any], dict[str, Any]]:
@@ -173,29 +130,3 @@ def _argument(kernel: Kernel, parameter: Parameter, request: Request, lengths: M
         cure = f"--shape {name}=64x64 for a tensor, --{name}=1 for a scalar"
         raise BadRequest(f"the signature of {kernel.name} does not say what {name!r} is; give {cure}")
     return {"float": 1.0, "int": 1, "bool": True}[parameter.dtype.kind]
-
-
-def source(kernel: Kernel) -> str:
-    """The kernel's Python source with the line numbers of its file."""
-    lines, first = inspect.getsourcelines(kernel.function)
-    width = len(str(first + len(lines)))
-    return "".join(f"{first + n:{width}}  {line.rstrip()}\n" for n, line in enumerate(lines))
-
-
-def specialised(kernel: Kernel, request: Request, backend: str) -> ir.Kernel:
-    """The kernel for arguments as the command line describes them."""
-    args, consts = arguments(kernel, catalogue.completed(kernel, request, backend))
-    return kernel.ir(*args, **consts)
-
-
-def text(kernel: Kernel, stage: str, request: Request, backend: str = "cpu") -> str:
-    """What the compiler makes of the kernel at one stage. The backend need not be able to run here."""
-    if stage == "source":
-        return source(kernel)
-    stages = backends.get(backend).stages(specialised(kernel, request, backend))
-    if stage not in stages:
-        raise BadRequest(f"backend {backend!r} has no stage {stage!r}; it has source, {', '.join(stages)}")
-    try:
-        return stages[stage]()
-    except ModuleNotFoundError as error:
-        raise BadRequest(f"the stage {stage!r} needs {error.name}; run: pip install {error.name}") from None

@@ -1,4 +1,4 @@
-"""The map of a mask: for each block of it, whether it hides everything, hides nothing, or neither."""
+"""The block map of a mask: for each block, whether the mask hides all of it, part of it, or nothing."""
 
 from monotile.language import (
     Const,
@@ -16,15 +16,11 @@ from monotile.language import (
     where,
 )
 
-# What a map says of a block: nothing is seen (HIDDEN), or
-HIDDEN = 0
-MIXED = 1  # something is hidden or changed
-UNCHANGED = 2  # all is seen as it is
-DENSE = 3  # mixed, but each key is seen by some row; only a fine map tells
+from .visibility import COVERED, FULL, HIDDEN, PARTIAL
 
 
 def counts(tile, axis):
-    """How many elements of a bool tile are True along one axis."""
+    """Count the True elements of a bool tile along one axis."""
     return tile.astype(int32).sum(axis=axis)
 
 
@@ -34,13 +30,13 @@ def total(numbers):
 
 @kernel
 def mask_blocks(
-    mask: Tensor["B H Nq Nk"], kinds: Tensor["B H MQ MK"],
-    *, BQ: Const, BK: Const, STRIP: Const, SPAN: Const = None, fine: Const = False,
+    mask: Tensor["B H Nq Nk"], block_map: Tensor["B H MQ MK"],
+    *, BQ: Const, BK: Const, STRIP: Const, SPAN: Const = None, covered: Const = False,
 ):  # fmt: skip
-    """Each program owns one row of blocks, or SPAN columns of it. 0 hidden, 1 mixed, 2 all visible (an additive mask:
-    all zero). It reads STRIP rows at a time from end to end, in the order of memory; strips of a block that differ make
-    it mixed. `fine` tells apart what is mixed: 3 where every key of the block is seen by some row. In strips it says so
-    only where some strip hides nothing, which costs nothing to find out."""
+    """Each program owns one row of blocks, or SPAN columns of it. A block is FULL if all of it is visible (an additive
+    mask: zero). It reads STRIP rows at a time from end to end, in the order of memory; strips of a block that differ
+    make it PARTIAL. `covered` tells COVERED blocks from PARTIAL ones: those in which every key is visible to some row.
+    In strips a block counts as COVERED only if some strip hides nothing, which costs nothing to find out."""
     Nq, Nk = mask.shape[2], mask.shape[3]
     if SPAN is None:
         b, h, i = program_id(mask.shape[0], mask.shape[1], cdiv(Nq, BQ))
@@ -49,7 +45,7 @@ def mask_blocks(
         b, h, i, c = program_id(mask.shape[0], mask.shape[1], cdiv(Nq, BQ), cdiv(Nk, SPAN))
         low, high = c * SPAN, minimum(c * SPAN + SPAN, Nk)
     height = minimum(BQ, Nq - i * BQ)
-    first = 0 if fine and STRIP == BQ else 1  # the axis that is counted along first
+    first = 0 if covered and STRIP == BQ else 1  # the axis that is summed first
     for r in range(0, height, STRIP):
         rows = i * BQ + r + arange(STRIP)
         for j in range(low, high, BK):
@@ -66,14 +62,14 @@ def mask_blocks(
                 unseen = counts(-inf == M, first)
                 hidden = total(unseen)
                 seen = height - unseen
-            mixed = MIXED
-            if fine and STRIP < BQ:
-                mixed = where(hidden == 0, DENSE, MIXED)
-            elif fine:  # `seen` is by how many rows each key is seen
-                mixed = where(((seen > 0) | ~(cols < Nk)).min(axis=0), DENSE, MIXED)
-            kind = where(unchanged == area, UNCHANGED, where(hidden == area, HIDDEN, mixed)).astype(kinds.dtype)
+            partial = PARTIAL
+            if covered and STRIP < BQ:
+                partial = where(hidden == 0, COVERED, PARTIAL)
+            elif covered:  # `seen` counts the rows that see each key
+                partial = where(((seen > 0) | ~(cols < Nk)).min(axis=0), COVERED, PARTIAL)
+            case = where(unchanged == area, FULL, where(hidden == area, HIDDEN, partial)).astype(block_map.dtype)
             if STRIP < BQ:
-                before = kinds[b, h, i, j // BK]
-                together = where(maximum(kind, before) >= UNCHANGED, DENSE, MIXED) if fine else MIXED
-                kind = where((r == 0) | (kind == before), kind, together).astype(kinds.dtype)
-            kinds[b, h, i, j // BK] = kind
+                before = block_map[b, h, i, j // BK]
+                together = where(maximum(case, before) >= FULL, COVERED, PARTIAL) if covered else PARTIAL
+                case = where((r == 0) | (case == before), case, together).astype(block_map.dtype)
+            block_map[b, h, i, j // BK] = case

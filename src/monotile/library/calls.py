@@ -1,36 +1,39 @@
-"""A call of the library, prepared once and repeated: checks and choices are made from what the arrays look like, never
+"""A call of the library, prepared once and repeated. Checks and choices are made from what the arrays look like, never
 from their memory, and a call like an earlier one only allocates its results, reads addresses and launches.
 
-A `Draft` is where an op puts a call together: it reads the arrays' lengths and strides, asks for results and
-temporaries, and lists launches. What comes of it, a `Prepared`, is kept under everything about the call but addresses,
-contents and numbers that are passed to the kernels. It holds no array.
+A `CallBuilder` puts a call together: it reads the arrays' lengths and strides, allocates results and temporaries, and
+lists launches. The `PreparedCall` made of it is cached under everything about the call but addresses, contents and
+numbers that are passed to the kernels. It holds no array.
 """
 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from .. import backends
+from ..backends.choices import Choice, Choices
 from ..dtypes import DType, uint8
 from ..errors import ArgumentAlignment, ArgumentKind, InternalError, MonotileError
 from ..launch.kernel import Kernel, Plan, Reads
-from ..launch.signature import captured_arrays, const_key, mentions, read_scalar
+from ..launch.signature import captured_arrays, check_threads, const_key, mentions, read_scalar
 from ..runtime import arrays, tensors
 from ..runtime.arrays import Library
 from ..runtime.tensors import View
 
 Array = Any
-MAX_PREPARED = 1024  # of one op
-ALIGNMENT = 256  # of a temporary in the block they share
-PLAIN = frozenset((type(None), bool, int, str))  # options that are their own key, together with their type
+Finish = Callable[[list[Array]], Any]  # post-processing of the list of results
+MAX_PREPARED = 1024  # calls that are cached for one function
+ALIGNMENT = 256  # bytes, of a temporary in the block they share
+PLAIN = frozenset((type(None), bool, int, str))  # types of options that are their own cache key, with their type
 
 
-class Operand(NamedTuple):
-    """An array of a call: whose memory it is, and how it is looked at."""
+class ArrayRef(NamedTuple):
+    """An array of a call without its memory: which one it is, and its shape and strides."""
 
-    place: tuple[str, int]  # "input", "result", "captured" or "temporary", and which of them
+    place: tuple[str, int]  # "input", "result", "captured" or "temporary", and its index among them
     view: View
 
     @property
@@ -41,125 +44,144 @@ class Operand(NamedTuple):
     def dtype(self) -> DType:
         return self.view.dtype
 
-    def broadcast(self, shape: tuple[int, ...]) -> Operand:
-        return Operand(self.place, self.view.broadcast(shape))
+    def broadcast(self, shape: tuple[int, ...]) -> ArrayRef:
+        return ArrayRef(self.place, self.view.broadcast(shape))
 
-    def reshaped(self, *shape: int) -> Operand:
-        """Another shape of memory that is known to allow it."""
+    def reshaped(self, *shape: int) -> ArrayRef:
+        """The same elements under another shape, which their strides are known to allow."""
         view = self.view.reshaped(shape)
         assert view is not None
-        return Operand(self.place, view)
+        return ArrayRef(self.place, view)
 
 
 class Scale:
-    """Stands for the number that each call brings along."""
+    """Placeholder for the scale, a number that each call passes to its kernels."""
 
 
 SCALE = Scale()
 
 
-class Step(NamedTuple):
+class PlannedLaunch(NamedTuple):
+    """A launch of a call in the making."""
+
+    plan: Plan
+    places: list[tuple[str, int]]  # of its arrays
+    scalars: list[Any]  # SCALE may be the first
+    threads: int | None
+
+
+class LaunchStep(NamedTuple):
     """A launch of a prepared call."""
 
     launch: Callable[..., None]
     bound: Any
     pick: Callable[[Sequence[Any]], Sequence[Any]]  # its arrays' addresses among those of the call
-    scaled: bool  # the first scalar is the call's number
+    takes_scale: bool  # the first scalar is the call's scale
     scalars: tuple[Any, ...]
     threads: int | None
 
 
-class Draft:
-    """A call in the making."""
+class CallBuilder:
+    """The arrays and launches of one call in the making. `backend` and `threads` are as the caller gave them."""
 
-    def __init__(self, lib: Library, names: Sequence[str], given: Sequence[Any], captured: Sequence[Any]) -> None:
-        self.lib, self.captured = lib, captured
-        self.inputs: dict[str, Operand] = {}
-        for name, array in zip(names, given, strict=True):
-            if array is not None:
-                self.inputs[name] = Operand(("input", len(self.inputs)), tensors.read(name, array))
-        self.device = next(iter(self.inputs.values())).view.device
+    def __init__(
+        self, inputs: Mapping[str, View], captured: Sequence[Any], backend: str | None, threads: int | None
+    ) -> None:
+        self.inputs = {name: ArrayRef(("input", n), view) for n, (name, view) in enumerate(inputs.items())}
+        self.captured, self.backend, self.threads = captured, backend, threads
+        self.device = next(iter(inputs.values())).device
         self.copies: set[int] = set()
         self.results: list[View] = []
         self.temporaries: list[View] = []
-        self.launches: list[tuple[Plan, list[tuple[str, int]], list[Any], int | None]] = []
-        self.scale: float | None = None  # where the call brings no number
+        self.launches: list[PlannedLaunch] = []
+        self.scale: float | None = None  # of a call that passes none
 
-    def input(self, name: str) -> Operand:
+    @property
+    def choices(self) -> Choices:
+        """Block sizes and schedules of the backend that will run the call."""
+        return backends.get(backends.check_name(self.backend) or backends.home(self.device)).choices
+
+    def input(self, name: str) -> ArrayRef:
         if name not in self.inputs:
             raise ArgumentKind(f"{name!r} must be an array, found NoneType; pass NumPy arrays or torch tensors")
         return self.inputs[name]
 
-    def result(self, shape: tuple[int, ...], dtype: DType) -> Operand:
+    def result(self, shape: tuple[int, ...], dtype: DType) -> ArrayRef:
         self.results.append(self._new(shape, dtype))
-        return Operand(("result", len(self.results) - 1), self.results[-1])
+        return ArrayRef(("result", len(self.results) - 1), self.results[-1])
 
-    def temporary(self, shape: tuple[int, ...], dtype: DType) -> Operand:
+    def temporary(self, shape: tuple[int, ...], dtype: DType) -> ArrayRef:
         self.temporaries.append(self._new(shape, dtype))
-        return Operand(("temporary", len(self.temporaries) - 1), self.temporaries[-1])
+        return ArrayRef(("temporary", len(self.temporaries) - 1), self.temporaries[-1])
 
     def _new(self, shape: tuple[int, ...], dtype: DType) -> View:
         return View(dtype, shape, tensors.dense(shape), self.device)
 
-    def contiguous(self, operand: Operand) -> Operand:
+    def contiguous(self, array: ArrayRef) -> ArrayRef:
         """An input, copied at every call."""
-        self.copies.add(operand.place[1])
-        view = operand.view
-        return Operand(operand.place, View(view.dtype, view.shape, tensors.dense(view.shape), view.device))
+        self.copies.add(array.place[1])
+        view = array.view
+        return ArrayRef(array.place, View(view.dtype, view.shape, tensors.dense(view.shape), view.device))
 
-    def reshaped(self, operand: Operand, *shape: int) -> Operand:
-        """An input under another shape, copied if there is no other way."""
-        view = operand.view.reshaped(shape)
-        return Operand(operand.place, view) if view is not None else self.contiguous(operand).reshaped(*shape)
+    def reshaped(self, array: ArrayRef, *shape: int) -> ArrayRef:
+        """An input under another shape, copied if its strides do not allow it."""
+        view = array.view.reshaped(shape)
+        return ArrayRef(array.place, view) if view is not None else self.contiguous(array).reshaped(*shape)
 
-    def launch(
-        self, kernel: Kernel, *args: Any, backend: str | None, threads: int | None, schedule: Any = None, **consts: Any
-    ) -> None:
-        """One more launch: operands, None for a tensor that is left out, and scalars, of which SCALE may be one."""
+    def threads_for(self, flops: int, bytes_: int) -> int | None:
+        """The threads that the caller asked for, or as many as the work is worth."""
+        if self.threads is None:
+            return self.choices.threads(flops, bytes_)
+        check_threads(self.threads)
+        return self.threads
+
+    def launch(self, kernel: Kernel, *args: Any, choice: Choice, threads: int | None, **consts: Any) -> None:
+        """Add a launch of arrays, None for a tensor that is left out, and scalars, of which SCALE may be one."""
+        consts = {**choice.blocks, **consts}
         captured = captured_arrays(consts.values())
-        seen = [a.view if isinstance(a, Operand) else 1.0 if a is SCALE else a for a in args]
-        plan = kernel.plan((*seen, *captured), len(args), consts, backend, schedule)
-        at = {id(array): n for n, array in enumerate(self.captured)}
-        places = [a.place if isinstance(a, Operand) else ("", -1) for a in args]
-        places += [("captured", at[id(array)]) for array in captured]
+        views = [a.view if isinstance(a, ArrayRef) else 1.0 if a is SCALE else a for a in args]
+        plan = kernel.plan((*views, *captured), len(args), consts, self.backend, choice.schedule)
+        index = {id(array): n for n, array in enumerate(self.captured)}
+        places = [a.place if isinstance(a, ArrayRef) else ("", -1) for a in args]
+        places += [("captured", index[id(array)]) for array in captured]
         scalars = [a if a is SCALE else read_scalar(n, a, d) for p, n, d in plan.scalars for a in (args[p],)]
-        self.launches.append((plan, [places[n] for n in plan.array_at], scalars, threads))
+        self.launches.append(PlannedLaunch(plan, [places[n] for n in plan.array_at], scalars, threads))
 
 
-class Prepared:
+class PreparedCall:
     """A call that was checked, without its arrays."""
 
-    def __init__(self, draft: Draft, finish: Callable[[list[Array]], Any]) -> None:
-        lib = self.lib = draft.lib
-        self.finish, self.scale = finish, draft.scale
-        self.names = [*draft.inputs, *[""] * len(draft.results), *["captured"] * len(draft.captured)]
-        self.copies = frozenset(draft.copies)
-        self.results = [(v.shape, lib.kind(v.dtype, v.device)) for v in draft.results]
-        given = [o.view.dtype.bytes - 1 for o in draft.inputs.values()]
-        others = [tensors.read("captured", a).dtype.bytes - 1 for a in draft.captured]
-        self.aligned = (*given, *[0] * len(draft.results), *others)
+    def __init__(self, lib: Library, builder: CallBuilder, finish: Finish) -> None:
+        self.lib = lib
+        self.finish, self.scale = finish, builder.scale
+        self.names = [*builder.inputs, *[""] * len(builder.results), *["captured"] * len(builder.captured)]
+        self.copies = frozenset(builder.copies)
+        self.results = [(v.shape, lib.kind(v.dtype, v.device)) for v in builder.results]
+        given = [o.view.dtype.bytes - 1 for o in builder.inputs.values()]
+        others = [tensors.read("captured", a).dtype.bytes - 1 for a in builder.captured]
+        self.aligned = (*given, *[0] * len(builder.results), *others)
         self.strictest = max(self.aligned)
-        self.needs_arrays = any(plan.program.needs_arrays for plan, *_ in draft.launches)
-        self.temporaries = [(v.shape, lib.kind(v.dtype, v.device)) for v in draft.temporaries]
-        self.carved: list[int] = []  # where each temporary begins in the one block that all of them share
+        self.needs_arrays = any(planned.plan.program.needs_arrays for planned in builder.launches)
+        self.temporaries = [(v.shape, lib.kind(v.dtype, v.device)) for v in builder.temporaries]
+        self.offsets: list[int] = []  # of each temporary in the one block that all of them share
         size = 0
-        for view in draft.temporaries:
-            self.carved.append(size)
+        for view in builder.temporaries:
+            self.offsets.append(size)
             size += -(-tensors.span(view)[1] // ALIGNMENT) * ALIGNMENT
-        self.block = ((size,), lib.kind(uint8, draft.device)) if size else None
-        first = {"input": 0, "result": len(draft.inputs)}
-        first["captured"] = first["result"] + len(draft.results)
-        first["temporary"] = first["captured"] + len(draft.captured)
+        self.block = ((size,), lib.kind(uint8, builder.device)) if size else None
+        first = {"input": 0, "result": len(builder.inputs)}
+        first["captured"] = first["result"] + len(builder.results)
+        first["temporary"] = first["captured"] + len(builder.captured)
         self.steps = []
-        for plan, places, scalars, threads in draft.launches:
-            scaled = bool(scalars) and scalars[0] is SCALE
-            picked = _picker([first[kind] + n for kind, n in places])
-            rest = tuple(scalars[1:] if scaled else scalars)
-            self.steps.append(Step(plan.program.launch, plan.bound, picked, scaled, rest, threads))
-        self.reads = _foreign([read for plan, *_ in draft.launches for read in plan.reads])
+        for plan, places, scalars, threads in builder.launches:
+            takes_scale = bool(scalars) and scalars[0] is SCALE
+            pick = _picker([first[kind] + n for kind, n in places])
+            rest = tuple(scalars[1:] if takes_scale else scalars)
+            self.steps.append(LaunchStep(plan.program.launch, plan.bound, pick, takes_scale, rest, threads))
+        self.reads = _foreign([read for planned in builder.launches for read in planned.plan.reads])
 
     def holds(self) -> bool:
-        """Whether functions of the caller's that were compiled in still refer to the same things."""
+        """True if functions of the caller's that were compiled in still refer to the same things."""
         return all(names.get(name) is value for names, name, value in self.reads)
 
     def run(self, given: Sequence[Array], captured: Sequence[Array], scale: float | None) -> Any:
@@ -180,14 +202,14 @@ class Prepared:
         if self.needs_arrays:
             self._launch_arrays([*given, *results, *captured], addresses, scale)
             return self.finish(results)
-        if self.block is not None:  # it lives until everything is launched, on a GPU until its stream is done with it
+        if self.block is not None:  # kept until everything is launched, on a GPU by torch until its stream is done
             block = lib.empty(*self.block)
             (base,) = lib.addresses((block,))
-            addresses += [base + at for at in self.carved]
+            addresses += [base + at for at in self.offsets]
         else:
-            addresses += self.carved  # empty ones, if any
-        for launch, bound, pick, scaled, scalars, threads in self.steps:
-            launch(bound, (), pick(addresses), (scale, *scalars) if scaled else scalars, threads)
+            addresses += self.offsets  # temporaries without elements, if any
+        for launch, bound, pick, takes_scale, scalars, threads in self.steps:
+            launch(bound, (), pick(addresses), (scale, *scalars) if takes_scale else scalars, threads)
         return self.finish(results)
 
     def _check_alignment(self, addresses: Sequence[int]) -> None:
@@ -196,11 +218,11 @@ class Prepared:
                 raise ArgumentAlignment(f"{name!r} is not aligned to its elements; pass {name}.copy()")
 
     def _launch_arrays(self, every: list[Array], addresses: list[int], scale: float | None) -> None:
-        """The same for programs that take arrays instead of addresses: each temporary is an array of its own."""
+        """Launch programs that take arrays instead of addresses: each temporary is an array of its own."""
         temporaries = [self.lib.empty(shape, kind) for shape, kind in self.temporaries]
         every, addresses = every + temporaries, addresses + self.lib.addresses(temporaries)
-        for launch, bound, pick, scaled, scalars, threads in self.steps:
-            numbers = (scale, *scalars) if scaled else scalars
+        for launch, bound, pick, takes_scale, scalars, threads in self.steps:
+            numbers = (scale, *scalars) if takes_scale else scalars
             launch(bound, pick(every), pick(addresses), numbers, threads)
 
 
@@ -211,20 +233,21 @@ def _picker(at: list[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
 
 
 def _foreign(reads: Sequence[tuple[dict[str, Any], str, Any]]) -> Reads:
-    """What the caller's functions read. The library's own names stay what they are."""
+    """The globals that the caller's functions read; the library's own never change."""
     package = __name__.partition(".")[0] + "."
     return tuple(read for read in reads if not str(read[0].get("__name__")).startswith(package))
 
 
-# ---- ops -------------------------------------------------------------------------------------------------------------
+# ---- functions of the library ----------------------------------------------------------------------------------------
 
 
-class Op:
-    """A function of the library. `plan` drafts a call from its inputs and options, and says how results are given."""
+class LibraryFunction:
+    """A function of the library with its cache of prepared calls. `plan` checks a call, adds its launches to a builder
+    and returns the post-processing of the results. Options are a named tuple that ends in `backend` and `threads`."""
 
-    def __init__(self, names: Sequence[str], plan: Callable[..., Callable[[list[Array]], Any]]) -> None:
+    def __init__(self, names: Sequence[str], plan: Callable[[CallBuilder, Any], Finish]) -> None:
         self.names, self.plan = names, plan
-        self.table: dict[Any, Prepared] = {}
+        self.calls: dict[Any, PreparedCall] = {}
 
     def __call__(self, given: Sequence[Array | None], options: tuple[Any, ...], scale: float | None = None) -> Any:
         """`given` are arrays in the order of `names`, None where one is left out; `scale` is a number for kernels."""
@@ -238,7 +261,7 @@ class Op:
                 captured = captured_arrays(options)
             key = (kinds, *map(_option_key, options), *shapes, *map(tensors.signature, captured), *mentions(options))
         try:
-            prepared = self.table.get(key)
+            prepared = self.calls.get(key)
         except TypeError:  # something unhashable: the full check will say what
             key, prepared = None, None
         if prepared is None or (prepared.reads and not prepared.holds()):
@@ -250,24 +273,29 @@ class Op:
         lib = arrays.library(self.names[0], given[0])
         adopted = [None if a is None else lib.adopt(n, a) for n, a in zip(self.names, given, strict=True)]
         if any(a is not b for a, b in zip(adopted, given, strict=True)):
-            result = self(adopted, options, scale)
-            kind = type(result)
-            if not isinstance(result, tuple):
-                return lib.give_back(result)
-            found = [lib.give_back(array) for array in result]
-            return kind(*found) if hasattr(kind, "_fields") else tuple(found)
+            return _given_back(lib, self(adopted, options, scale))
+        present = {n: a for n, a in zip(self.names, given, strict=True) if a is not None}
         try:
-            draft = Draft(lib, self.names, given, captured)
-            prepared = Prepared(draft, self.plan(draft, *options))
+            views = {name: tensors.read(name, array) for name, array in present.items()}
+            builder = CallBuilder(views, captured, options.backend, options.threads)
+            prepared = PreparedCall(lib, builder, self.plan(builder, options))
         except InternalError:
             raise
         except MonotileError as error:  # without the frames of the compiler
             raise error.with_traceback(None) from None
         if key is not None:
-            if len(self.table) >= MAX_PREPARED:
-                self.table.clear()
-            self.table[key] = prepared
-        return prepared.run([a for a in given if a is not None], captured, scale)
+            if len(self.calls) >= MAX_PREPARED:
+                self.calls.clear()
+            self.calls[key] = prepared
+        return prepared.run(list(present.values()), captured, scale)
+
+
+def _given_back(lib: Library, result: Any) -> Any:
+    """Results as arrays of the caller's library."""
+    if not isinstance(result, tuple):
+        return lib.give_back(result)
+    found = [lib.give_back(array) for array in result]
+    return type(result)(*found) if hasattr(result, "_fields") else tuple(found)
 
 
 def _option_key(option: Any) -> Any:

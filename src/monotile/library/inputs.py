@@ -6,9 +6,10 @@ import math
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from .. import dtypes
+from ..backends.choices import AttentionProblem
 from ..dtypes import BY_NAME, DType, bfloat16, bool_, float16, float32
 from ..errors import (
     ArgumentDevice,
@@ -25,7 +26,7 @@ from ..kernels.scores import Options
 from ..launch.signature import read_scalar
 from ..runtime import tensors
 from ..runtime.arrays import Library
-from .calls import Draft, Operand
+from .calls import ArrayRef, CallBuilder
 
 FLOATS = (float32, float16, bfloat16)
 MAX_HEAD_SIZE = 576
@@ -36,14 +37,14 @@ GREATEST_SCALE = 2e38  # times log2(e) it is still a number
 
 
 @dataclass
-class Call:
-    """The arrays of one call, with a batch dimension, read in place."""
+class AttentionInputs:
+    """The checked arrays of a call of attention, with a batch dimension, read in place."""
 
-    q: Operand
-    k: Operand
-    v: Operand
-    mask: Operand | None  # rank 4, sides as given: 1 where it broadcasts
-    sinks: Operand | None
+    q: ArrayRef
+    k: ArrayRef
+    v: ArrayRef
+    mask: ArrayRef | None  # rank 4, sides as given: 1 where it broadcasts
+    sinks: ArrayRef | None
     dtype: DType
     batched: bool
 
@@ -53,32 +54,37 @@ class Call:
         return B, Hq, Nq, self.v.shape[3]
 
     @property
-    def keys(self) -> int:
-        return self.k.shape[2]
-
-    @property
     def flops(self) -> int:
         B, Hq, Nq, Dv = self.out_shape
-        return 2 * B * Hq * Nq * self.keys * (self.q.shape[3] + Dv)
+        return 2 * B * Hq * Nq * self.k.shape[2] * (self.q.shape[3] + Dv)
 
     @property
     def bytes(self) -> int:
         B, H, N, D = self.k.shape
         return B * H * N * (D + self.v.shape[3]) * self.dtype.bytes
 
-    def result(self, draft: Draft, shape: tuple[int, ...], dtype: DType) -> Operand:
-        """A result of this shape, which the caller sees without the batch dimension if there was none."""
-        return draft.result(shape if self.batched else shape[1:], dtype).reshaped(*shape)
+    def problem(self, options: Options) -> AttentionProblem:
+        """The facts that block sizes and schedules are chosen by."""
+        (B, Hq, Nq, D), (_, Hkv, Nk, Dv) = self.q.shape, self.v.shape
+        return AttentionProblem(
+            self.q.view.device, self.dtype, B, Hq, Hkv, Nq, Nk, max(D, Dv),
+            options.causal, options.left, options.right, options.softcap,
+            mask=None if self.mask is None else self.mask.dtype, mask_mod=options.mask_mod is not None,
+        )  # fmt: skip
 
-    def broadcast_mask(self) -> Operand | None:
-        return None if self.mask is None else self.mask.broadcast((*self.q.shape[:3], self.keys))
+    def result(self, builder: CallBuilder, shape: tuple[int, ...], dtype: DType) -> ArrayRef:
+        """A result of this shape, which the caller sees without the batch dimension if there was none."""
+        return builder.result(shape if self.batched else shape[1:], dtype).reshaped(*shape)
+
+    def broadcast_mask(self) -> ArrayRef | None:
+        return None if self.mask is None else self.mask.broadcast((*self.q.shape[:3], self.k.shape[2]))
 
 
 # ---- q, k, v ---------------------------------------------------------------------------------------------------------
 
 
-def read_call(draft: Draft) -> Call:
-    q, k, v = given = draft.input("q"), draft.input("k"), draft.input("v")
+def read_inputs(builder: CallBuilder) -> AttentionInputs:
+    q, k, v = given = builder.input("q"), builder.input("k"), builder.input("v")
     for name, array in zip("qkv", given, strict=True):
         rank = len(array.shape)
         if rank not in (3, 4):
@@ -93,24 +99,24 @@ def read_call(draft: Draft) -> Call:
     if not batched:
         q, k, v = (a.reshaped(1, *a.shape) for a in (q, k, v))
     _check_shapes(q.shape, k.shape, v.shape)
-    q, k, v = (_unit_last(draft, a) for a in (q, k, v))
+    q, k, v = (_unit_last(builder, a) for a in (q, k, v))
     scores = *q.shape[:3], k.shape[2]
-    mask, sinks = draft.inputs.get("mask"), draft.inputs.get("sinks")
+    mask, sinks = builder.inputs.get("mask"), builder.inputs.get("sinks")
     mask = None if mask is None else _read_mask(mask, scores)
     if sinks is not None:
         _check_sinks(sinks, q.shape[1])
-    one_device(draft.inputs)
-    draft.scale = float(q.shape[3] ** -0.5)
-    return Call(q, k, v, mask, sinks, dtype, batched)
+    one_device(builder.inputs)
+    builder.scale = float(q.shape[3] ** -0.5)
+    return AttentionInputs(q, k, v, mask, sinks, dtype, batched)
 
 
-def _unit_last(draft: Draft, array: Operand) -> Operand:
+def _unit_last(builder: CallBuilder, array: ArrayRef) -> ArrayRef:
     """The array itself if its last stride is 1, else a copy: the only one attention makes of its inputs."""
     shape = array.shape
-    return array if shape[-1] <= 1 or 0 in shape or array.view.strides[-1] == 1 else draft.contiguous(array)
+    return array if shape[-1] <= 1 or 0 in shape or array.view.strides[-1] == 1 else builder.contiguous(array)
 
 
-def _one_dtype(given: dict[str, Operand]) -> DType:
+def _one_dtype(given: dict[str, ArrayRef]) -> DType:
     found = {name: a.dtype for name, a in given.items()}
     listing = ", ".join(f"{n} {d}" for n, d in found.items())
     if len(set(found.values())) > 1:
@@ -140,7 +146,7 @@ def _check_shapes(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) ->
         )
 
 
-def one_device(given: Mapping[str, Operand]) -> None:
+def one_device(given: Mapping[str, ArrayRef]) -> None:
     found = {n: a.view.device for n, a in given.items()}
     if len(set(found.values())) > 1:
         listing = ", ".join(f"{n} on {d}" for n, d in found.items())
@@ -150,7 +156,7 @@ def one_device(given: Mapping[str, Operand]) -> None:
 # ---- masks and sinks -------------------------------------------------------------------------------------------------
 
 
-def _read_mask(mask: Operand, scores: tuple[int, ...]) -> Operand:
+def _read_mask(mask: ArrayRef, scores: tuple[int, ...]) -> ArrayRef:
     _check_mask_dtype(mask)
     shape = mask.shape
     fits = len(shape) <= 4 and all(s in (1, t) for s, t in zip(shape[::-1], scores[::-1], strict=False))
@@ -161,7 +167,7 @@ def _read_mask(mask: Operand, scores: tuple[int, ...]) -> Operand:
     return mask.reshaped(*(1,) * (4 - len(shape)), *shape)
 
 
-def read_mask(mask: Operand) -> tuple[Operand, tuple[int, ...]]:
+def read_mask(mask: ArrayRef) -> tuple[ArrayRef, tuple[int, ...]]:
     """A mask of rank 2 to 4 as rank 4, and its leading sides."""
     _check_mask_dtype(mask)
     if not 2 <= len(mask.shape) <= 4:
@@ -169,12 +175,12 @@ def read_mask(mask: Operand) -> tuple[Operand, tuple[int, ...]]:
     return mask.reshaped(*(1,) * (4 - len(mask.shape)), *mask.shape), mask.shape[:-2]
 
 
-def _check_mask_dtype(mask: Operand) -> None:
+def _check_mask_dtype(mask: ArrayRef) -> None:
     if mask.dtype is not bool_ and mask.dtype not in FLOATS:
         raise MixedDTypes(f"a mask is bool (True = attend) or floating (added to the scores), found {mask.dtype}")
 
 
-def _check_sinks(sinks: Operand, heads: int) -> None:
+def _check_sinks(sinks: ArrayRef, heads: int) -> None:
     if sinks.dtype not in FLOATS:
         raise MixedDTypes(f"sinks are floating, found {sinks.dtype}")
     if sinks.shape != (heads,):
@@ -184,14 +190,31 @@ def _check_sinks(sinks: Operand, heads: int) -> None:
 # ---- options ---------------------------------------------------------------------------------------------------------
 
 
-def options_of(
-    causal: Any, window: Any, softcap: Any, score_mod: Any, mask_mod: Any, negative: bool = False
-) -> Options:
+class MaskingOptions(Protocol):
+    """The options that attention and decode_partials share, as the caller gave them."""
+
+    @property
+    def causal(self) -> Any: ...
+    @property
+    def window(self) -> Any: ...
+    @property
+    def softcap(self) -> Any: ...
+    @property
+    def score_mod(self) -> Any: ...
+    @property
+    def mask_mod(self) -> Any: ...
+    @property
+    def negative(self) -> bool: ...
+
+
+def read_options(given: MaskingOptions) -> Options:
+    """Check the options of a call and return the kernels' compile-time options."""
+    causal, softcap = given.causal, given.softcap
     kinds = {True: "lower_right", False: None, "lower_right": "lower_right", "upper_left": "upper_left"}
     if not isinstance(causal, bool | str) or causal not in kinds:
         raise BadOption(f"causal is True, False, 'lower_right' or 'upper_left'; found {causal!r}")
-    left, right = _read_window(window)
-    for name, function in (("score_mod", score_mod), ("mask_mod", mask_mod)):
+    left, right = _read_window(given.window)
+    for name, function in (("score_mod", given.score_mod), ("mask_mod", given.mask_mod)):
         if function is not None and not isinstance(function, types.FunctionType):
             raise BadOption(f"{name} is a plain Python function, found {type(function).__name__}")
     if softcap is not None:
@@ -199,7 +222,7 @@ def options_of(
         if softcap and not SOFTCAPS[0] <= softcap <= SOFTCAPS[1]:
             limits = f"from {SOFTCAPS[0]} to {SOFTCAPS[1]}"
             raise BadOption(f"softcap is a positive number {limits}, found {softcap}; None or 0 leaves it out")
-    return Options(kinds[causal], left, right, softcap or None, score_mod, mask_mod, negative=negative)
+    return Options(kinds[causal], left, right, softcap or None, given.score_mod, given.mask_mod, given.negative)
 
 
 def _read_window(window: Any) -> tuple[int | None, int | None]:
@@ -237,7 +260,7 @@ def check_count(name: str, value: Any) -> None:
         raise BadOption(f"{name} must be a whole number from 1 to {MAX_PARTS}, found {value!r}")
 
 
-def check_parts(o: Operand, others: Mapping[str, Operand]) -> None:
+def check_parts(o: ArrayRef, others: Mapping[str, ArrayRef]) -> None:
     """Parts to be merged: o (..., S, Dv) and its companions (..., S)."""
     if len(o.shape) < 2:
         raise ArgumentRank(f"parts have shape (..., S, Dv), found {o.shape}")

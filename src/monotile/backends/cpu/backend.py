@@ -10,6 +10,7 @@ from ... import ir
 from ...runtime import cache
 from ..base import Backend, Emitted, Program
 from . import loader, pool
+from .choices import CpuChoices
 from .host import host
 
 
@@ -43,6 +44,7 @@ class CpuProgram(Program):
 
 class CpuBackend(Backend):
     name = "cpu"
+    choices = CpuChoices()
 
     def why_not(self) -> str | None:
         return None

@@ -17,6 +17,7 @@ from ...runtime import tensors
 from ..base import Backend, Emitted, Program
 from . import on_mlx, on_mps
 from .bindings import Launch, Launcher, emitted, words
+from .choices import MetalChoices
 from .narrow import narrow
 from .on_cpu import OnCpu
 from .on_mlx import OnMlx
@@ -120,6 +121,7 @@ class MetalBackend(Backend):
     order: str = "ascending"
     bfloat: bool = True
     name = "metal"
+    choices = MetalChoices()
 
     def why_not(self) -> str | None:
         """One way is enough. A launch that needs another one says why it is not there."""

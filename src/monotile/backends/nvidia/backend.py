@@ -18,6 +18,7 @@ from ...passes.grid import Grid
 from ...passes.peel import peel_with_bounds
 from ..base import Backend, Emitted, Program
 from . import build, launcher
+from .choices import NvidiaChoices
 from .gluon import module as gluon
 from .gluon import persistent as laps
 from .gluon.pipeline import Streams
@@ -283,6 +284,7 @@ def _interpret(kernel: ir.Kernel, variant: Variant, programs: int, pointers: lis
 
 class NvidiaBackend(Backend):
     name = "nvidia"
+    choices = NvidiaChoices()
     schedules = Schedule
 
     def why_not(self) -> str | None:

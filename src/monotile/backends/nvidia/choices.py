@@ -1,174 +1,159 @@
 """How the library's kernels run on NVIDIA GPUs: block sizes and schedules in one table, measured on an H200 (sm_90).
 
-On other architectures, and for element types without a row, blocks follow from what fits shared memory and the schedule
-from the backend's own rule. What `monotile tune` measured on this machine's GPU comes before both. A choice changes how
-fast a call is, never what it computes, but for rounding."""
+On other architectures, and for dtypes without a row, blocks follow from what fits shared memory and the schedule from
+the backend's own rule. What `monotile tune` measured on this machine's GPU comes before both."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
-from ...dtypes import DType
-from ...library import blocks as schedule
+from ..choices import AttentionProblem, Choice, Choices, row_block
+from . import tuning
+from .device import gpu
+from .gluon import module as gluon
+from .schedule import Schedule
 
 MEASURED = "sm_90"
-# Up to so many keys a forward program's start and end count for more than a slightly slower loop: groups of programs go
-# on (Schedule.laps). Measured at D 128; at D 64 and 256 they are slower or no faster. With softcap, which is bound by
-# special functions, they are faster at any length.
+# (BQ, BK) up to a head size: what fits shared memory, and registers without thousands of bytes spilled. Tiles are
+# powers of two, so that beyond 512 they are as large as for 1024. float32 has its operands in registers, too.
+BLOCKS = ((128, 128, 128), (256, 128, 64), (512, 64, 64), (576, 32, 32))
+BLOCKS_FLOAT32 = ((64, 64, 64), (128, 32, 32), (256, 32, 16), (576, 16, 16))
+# Up to this many keys the start and end of a CTA count for more than a slightly slower loop, and CTAs are persistent.
+# Measured at D 128; at D 64 and 256 persistent CTAs are slower or no faster. With softcap, which is bound by special
+# functions, they are faster at any length.
 SHORT, SHORT_CAUSAL = 1024, 8192
-LEAST_KEYS = 128  # of a split: fewer do not outweigh its output
-MANY_KEYS = 512  # of a split: with so many, two programs on a multiprocessor are faster than one twice as long
-TWO_FIT = 16384  # bytes of a tile of keys: up to so many, two decode programs fit a multiprocessor
+MIN_SPLIT = 128  # keys of a split: fewer do not outweigh its output
+LONG_SPLIT = 512  # keys of a split: with this many, two CTAs on a multiprocessor beat one with twice the keys
+TWO_FIT = 16384  # bytes of a tile of keys: up to here, two decode CTAs fit a multiprocessor
+TILE_BYTES = 32768  # of a decode tile of keys, which fits shared memory beside its values
+MERGE_SPAN = 32  # columns of a row in one program of a merge: GPUs need many programs
+MASK_COLUMNS = 1024  # columns of a mask in one program of its block map
+
+Table = tuple[tuple[int, Choice], ...]  # choices up to a head size
 
 
-@dataclass(frozen=True)
-class Choice:
-    """Block sizes by name, and the backend's schedule; None leaves it to the backend's rule."""
+class NvidiaChoices(Choices):
+    def forward(self, problem: AttentionProblem) -> Choice:
+        size, dtype, target = problem.head_size, problem.dtype, gpu(problem.device)
+        tuned = tuning.lookup("attention", size, dtype.name, problem.device)
+        if tuned is not None and not problem.zeroes_values:  # measured without zeroed copies of V
+            return tuned
+        fitting = _fitting(problem)
+        if target.architecture != MEASURED:
+            return Choice(fitting.blocks, why=f"no schedule was measured on {target.name}: {fitting.why}")
+        if dtype.bytes != 2:
+            return Choice(fitting.blocks, why=f"no schedule was measured for {dtype}: {fitting.why}")
+        if not gluon.known():
+            return Choice(fitting.blocks, why=f"this Triton's Gluon is not a known one: {fitting.why}")
+        short = problem.keys <= (SHORT_CAUSAL if problem.causal is not None else SHORT)
+        if problem.zeroes_values:
+            table = zeroing_table(problem.mask is not None)
+        else:
+            table = forward_table(persistent=short or problem.softcap is not None)
+        return _up_to(size, table) or Choice(fitting.blocks, why=f"no row for head size {size}: {fitting.why}")
 
-    blocks: Mapping[str, int]
-    schedule: Any = None
+    def marks_covered(self, problem: AttentionProblem) -> bool:
+        """The map reads whole blocks of the mask anyway."""
+        return problem.mask is not None and not problem.mask_mod
+
+    def decode(self, problem: AttentionProblem, per_split: int) -> Choice:
+        found = self._decode(problem, unsplit=per_split >= problem.keys)
+        return Choice({**found.blocks, "BR": row_block(problem.rows)}, found.schedule, found.why)
+
+    def _decode(self, problem: AttentionProblem, *, unsplit: bool) -> Choice:
+        size, dtype = problem.head_size, problem.dtype
+        tuned = tuning.lookup("decode", size, dtype.name, problem.device)
+        if tuned is not None:
+            return tuned
+        keys = next((b for b in (64, 32) if b * size * dtype.bytes <= TILE_BYTES), 16)
+        target = gpu(problem.device)
+        fitting = Choice({"BK": keys}, why=f"{keys} keys fit {TILE_BYTES >> 10} KiB; no schedule was measured")
+        if target.architecture != MEASURED or dtype.bytes != 2:
+            return fitting
+        return _up_to(size, decode_table(unsplit)) or fitting
+
+    def keys_per_split(self, problem: AttentionProblem) -> int:
+        block = self._decode(problem, unsplit=problem.keys <= 1).blocks["BK"]
+        assert block is not None
+        return split_length(problem, block)
+
+    def merge(self, parts: int, device: str, *, after_decode: bool = False) -> Choice:
+        """All parts at once where that is possible: a second iteration waits for memory once more."""
+        block = next((block for block in (16, 32, 64) if parts <= block), 128)
+        measured = after_decode and gpu(device).architecture == MEASURED
+        why = "it starts before the decode whose parts it reads has ended, and waits for it" if measured else ""
+        return Choice({"BS": block, "SPAN": MERGE_SPAN}, Schedule(4, follows=True) if measured else None, why)
+
+    def mask_blocks(self, BQ: int, BK: int, device: str) -> Choice:
+        """Without a limit the edges, which seldom run, take all registers, and only two CTAs fit a multiprocessor."""
+        limited = Schedule(4, most_registers=128) if gpu(device).architecture == MEASURED else None
+        return Choice({"STRIP": BQ, "SPAN": max(1, MASK_COLUMNS // BK) * BK}, limited, "whole blocks are read")
 
 
-def _tuned(kernel: str, head_size: int, dtype: DType, device: str) -> Choice | None:
-    if not device.startswith("cuda"):
-        return None
-    from . import tuning  # which knows what a choice is
-
-    return tuning.lookup(kernel, head_size, dtype.name, device)
-
-
-def forward(
-    head_size: int, dtype: DType, device: str, *, keys: int = 2**20, causal: bool = False, capped: bool = False,
-    masked: bool = False, cleans: bool = False,
-) -> Choice:  # fmt: skip
-    """The attention kernel. `cleans`: it makes copies of blocks in which it hides rows, which takes room; all kernels
-    with a mask do, and some without."""
-    tuned = _tuned("attention", head_size, dtype, device) if not cleans else None  # measured without copies
-    if tuned is not None:
-        return tuned
-    # Products of float32 are written out, and with a mask once for each kind of block: the assembler then keeps 32
-    # registers and spills thousands of bytes, unless blocks are those of larger heads.
-    large = masked and dtype.bytes == 4 and 128 < head_size <= 256
-    BQ, BK = schedule.attention_blocks(2**20, 512 if large else head_size, dtype.bytes, "gpu")
-    usual = Choice({"BQ": BQ, "BK": BK})
-    if architecture(device) != MEASURED or dtype.bytes != 2 or not _shares():
-        return usual
-    laps = capped or keys <= (SHORT_CAUSAL if causal else SHORT)
-    table = _cleaning_table(masked) if cleans else _forward_table(laps)
-    return next((choice for most, choice in table if head_size <= most), usual)
+def split_length(problem: AttentionProblem, block: int) -> int:
+    """Return the keys of a split, in whole blocks, such that every multiprocessor has a CTA; two CTAs where two fit and
+    have enough to do."""
+    heads = max(1, problem.batch * problem.kv_heads)
+    two_fit = block * problem.head_size * problem.dtype.bytes <= TWO_FIT
+    for together in (2, 1) if two_fit else (1,):
+        splits = max(1, round(together * gpu(problem.device).multiprocessors / heads))
+        per_split = _round_up(_round_up(problem.keys, splits) // splits, block)
+        if per_split >= LONG_SPLIT:
+            break
+    return max(per_split, _round_up(MIN_SPLIT, block))
 
 
-def _shares() -> bool:
-    """Whether programs can share what they fetch: the table is for those."""
-    from .gluon import module as gluon
-
-    return gluon.known()
+def _fitting(problem: AttentionProblem) -> Choice:
+    """Products of float32 are written out, and with a mask once for each block case: the assembler then keeps 32
+    registers and spills thousands of bytes, unless blocks are those of larger heads."""
+    size, dtype = problem.head_size, problem.dtype
+    large = problem.mask is not None and dtype.bytes == 4 and 128 < size <= 256
+    table = BLOCKS if dtype.bytes < 4 else BLOCKS_FLOAT32
+    rows, keys = next((rows, keys) for most, rows, keys in table if (512 if large else size) <= most)
+    return Choice({"BQ": rows, "BK": keys}, why=f"blocks of {rows} x {keys} fit shared memory at head size {size}")
 
 
 @cache
-def _forward_table(laps: bool) -> tuple[tuple[int, Choice], ...]:
-    """Up to a head size."""
-    from .schedule import Schedule
-
+def forward_table(persistent: bool) -> Table:
+    why = "measured on an H200" + (", persistent CTAs for few keys or softcap" if persistent else "")
     return (
-        (64, Choice({"BQ": 64, "BK": 128}, Schedule(4, 3, programs=3, registers=160))),
-        (128, Choice({"BQ": 64, "BK": 128}, Schedule(4, 2, programs=2, registers=232, laps=laps))),
-        (256, Choice({"BQ": 64, "BK": 64}, Schedule(4, 2, programs=2))),
-        (512, Choice({"BQ": 64, "BK": 64}, Schedule(8, 1, programs=1))),
+        (64, Choice({"BQ": 64, "BK": 128}, Schedule(4, 3, programs=3, registers=160), why)),
+        (128, Choice({"BQ": 64, "BK": 128}, Schedule(4, 2, programs=2, registers=232, laps=persistent), why)),
+        (256, Choice({"BQ": 64, "BK": 64}, Schedule(4, 2, programs=2), why)),
+        (512, Choice({"BQ": 64, "BK": 64}, Schedule(8, 1, programs=1), why)),
     )
 
 
 @cache
-def _cleaning_table(masked: bool) -> tuple[tuple[int, Choice], ...]:
-    """The same for kernels that make copies. With a mask's tile three programs of D 64 have too few registers."""
-    from .schedule import Schedule
-
+def zeroing_table(masked: bool) -> Table:
+    """For kernels that zero values in a copy of the tile, which takes shared memory. With a mask's tile three consumers
+    of D 64 have too few registers."""
+    why = "measured on an H200, with room for a copy of V in which hidden keys are zeroed"
     three, two = Schedule(4, 3, programs=3, registers=152), Schedule(4, 3, programs=2, registers=240)
     return (
-        (64, Choice({"BQ": 64, "BK": 128}, two if masked else three)),
-        (128, Choice({"BQ": 64, "BK": 128}, Schedule(4, 2, programs=2, registers=240 if masked else 232))),
-        (256, Choice({"BQ": 64, "BK": 32}, Schedule(4, 2, programs=2, registers=232))),
-        (512, Choice({"BQ": 64, "BK": 32}, Schedule(8, 1, programs=1))),
+        (64, Choice({"BQ": 64, "BK": 128}, two if masked else three, why)),
+        (128, Choice({"BQ": 64, "BK": 128}, Schedule(4, 2, programs=2, registers=240 if masked else 232), why)),
+        (256, Choice({"BQ": 64, "BK": 32}, Schedule(4, 2, programs=2, registers=232), why)),
+        (512, Choice({"BQ": 64, "BK": 32}, Schedule(8, 1, programs=1), why)),
     )
 
 
-def decode(head_size: int, dtype: DType, device: str, *, whole: bool = False) -> Choice:
-    """The decode kernel, but for its rows. `whole`: keys are not split, as there are many heads."""
-    tuned = _tuned("decode", head_size, dtype, device)
-    if tuned is not None:
-        return tuned
-    usual = Choice({"BK": schedule.decode_block(head_size, dtype.bytes, "gpu")})
-    if architecture(device) != MEASURED or dtype.bytes != 2:
-        return usual
-    return next((choice for most, choice in _decode_table(whole) if head_size <= most), usual)
-
-
 @cache
-def _decode_table(whole: bool) -> tuple[tuple[int, Choice], ...]:
-    """Edges that are not pipelined make the code shorter, which counts where programs are short. They also take less
-    room, so that three programs fit a multiprocessor; many long ones are better taken two by two."""
-    from .schedule import Schedule
-
-    usual = Schedule(4, 3, edge_stages=0 if whole else 1, leads=True)
+def decode_table(unsplit: bool) -> Table:
+    """Edges that are not pipelined make the code shorter, which counts where CTAs are short. They also take less shared
+    memory, so that three CTAs fit a multiprocessor; many long ones are better taken two by two."""
+    why = "measured on an H200" + (", keys unsplit since there are many heads" if unsplit else "")
+    schedule = Schedule(4, 3, edge_stages=0 if unsplit else 1, leads=True)
     return (
-        (64, Choice({"BK": 128}, usual)),
-        (128, Choice({"BK": 64}, usual)),
-        (512, Choice({"BK": 32}, usual)),
+        (64, Choice({"BK": 128}, schedule, why)),
+        (128, Choice({"BK": 64}, schedule, why)),
+        (512, Choice({"BK": 32}, schedule, why)),
     )
 
 
-def merge_after_decode(device: str) -> Any:
-    """The schedule of a merge right behind the decode whose parts it reads; None leaves it to the rule."""
-    if architecture(device) != MEASURED:
-        return None
-    from .schedule import Schedule
-
-    return Schedule(4, follows=True)
+def _up_to(head_size: int, table: Table) -> Choice | None:
+    return next((choice for most, choice in table if head_size <= most), None)
 
 
-def mask_map(device: str) -> Any:
-    """The schedule of a mask's map: without a limit its edges, which seldom run, take all registers, and only two
-    programs fit a multiprocessor."""
-    if architecture(device) != MEASURED:
-        return None
-    from .schedule import Schedule
-
-    return Schedule(4, most_registers=128)
-
-
-def keys_per_split(keys: int, heads: int, row_bytes: int, block: int, device: str) -> int:
-    """So many keys that every multiprocessor has a program, in whole blocks; two programs where two fit and have
-    enough to do. `heads`: KV heads of all batches. `row_bytes`: of a key or value."""
-    for together in (2, 1) if block * row_bytes <= TWO_FIT else (1,):
-        splits = max(1, round(together * cores(device) / max(1, heads)))
-        per = _up(_up(keys, splits) // splits, block)
-        if per >= MANY_KEYS:
-            break
-    return max(per, _up(LEAST_KEYS, block))
-
-
-def _up(number: int, multiple: int) -> int:
+def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
-
-
-@cache
-def architecture(device: str) -> str:
-    """Like "sm_90"; nothing where there is no GPU (Triton's interpreter)."""
-    if not device.startswith("cuda"):
-        return ""
-    import torch
-
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{major}{minor}"
-
-
-def cores(device: str) -> int:
-    """Multiprocessors of a GPU; 1 where there is none (Triton's interpreter)."""
-    if not device.startswith("cuda"):
-        return 1
-    from . import backend
-
-    return backend.cores(device)

@@ -1,73 +1,61 @@
-"""What `monotile tune` measured on this machine's GPU, for the calls that follow.
+"""The store of what `monotile tune` measured on this machine's GPU.
 
-The results lie in the cache directory as JSON, a file for each kind of GPU. They count for the GPU, the Triton and the
-monotile they were measured with, and are read once in a process; a file that is damaged or of others is as good as
-absent. They change how fast a call is, never what it computes.
+Results are JSON files in the cache directory, one for each kind of GPU. They hold for the GPU, the Triton and the
+monotile they were measured with, and are read once per process; a file that is damaged, or of another GPU, Triton or
+monotile, is ignored. They change how fast a call is, never what it computes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ...runtime import cache as store
-from ...runtime import machine
-from .choices import Choice
+from ...runtime import cache, machine
+from ..choices import Choice
+from .device import Gpu, gpu
+from .schedule import Schedule
 
 FORMAT = 1
 
 
 @dataclass(frozen=True)
 class Key:
-    """What a choice is for."""
+    """The kernel and operands that a choice was measured for."""
 
     kernel: str
     head_size: int
     dtype: str
 
 
-@dataclass(frozen=True)
-class Gpu:
-    name: str
-    architecture: str
-
-    @property
-    def path(self) -> Path:
-        return store.directory() / "tuned" / f"{machine.slug(self.name, self.architecture)}.json"
+def path(gpu: Gpu) -> Path:
+    """The file of one kind of GPU."""
+    return cache.directory() / "tuned" / f"{machine.slug(gpu.name, gpu.architecture)}.json"
 
 
 def lookup(kernel: str, head_size: int, dtype: str, device: str) -> Choice | None:
-    """What was measured for this kernel on a CUDA device ("cuda", "cuda:1"); None where nothing was."""
+    """Return what was measured for this kernel on a CUDA device ("cuda", "cuda:1"), or None."""
     if not device.startswith("cuda"):
         return None
-    return _read(_gpu(device)).get(Key(kernel, head_size, dtype))
-
-
-@cache
-def _gpu(device: str) -> Gpu:
-    import torch
-
-    found = torch.cuda.get_device_properties(device)
-    return Gpu(found.name, f"sm_{found.major}{found.minor}")
+    return _read(gpu(device)).get(Key(kernel, head_size, dtype))
 
 
 def forget() -> None:
-    """The next lookup reads the files again."""
+    """Make the next lookup read the files again."""
     _read.cache_clear()
 
 
-@cache
+@functools.cache
 def _read(gpu: Gpu) -> dict[Key, Choice]:
     try:
-        found = json.loads(gpu.path.read_text())
+        found = json.loads(path(gpu).read_text())
     except (OSError, ValueError):
         return {}
     facts = _facts(gpu)
@@ -80,19 +68,17 @@ def _read(gpu: Gpu) -> dict[Key, Choice]:
 
 
 def _facts(gpu: Gpu) -> dict[str, Any]:
-    """What must be as it was: another compiler may need more shared memory, or another choice."""
+    """The facts that must match: another compiler may need more shared memory, or another choice."""
     return {
         "format": FORMAT,
         "gpu": gpu.name,
         "architecture": gpu.architecture,
         "triton": metadata.version("triton"),
-        "monotile": store.compiler_fingerprint(),
+        "monotile": cache.compiler_fingerprint(),
     }
 
 
 def _parsed(entry: dict[str, Any]) -> tuple[Key, Choice]:
-    from .schedule import Schedule
-
     kinds = {field.name: type(field.default) for field in fields(Schedule)}
     words, blocks = entry["schedule"], entry["blocks"]
     if not isinstance(words, dict) or not isinstance(blocks, dict):
@@ -105,22 +91,22 @@ def _parsed(entry: dict[str, Any]) -> tuple[Key, Choice]:
 
 
 def save(gpu: Gpu, choices: Mapping[Key, Choice]) -> Path:
-    """Adds to what is known of this GPU. Readers see the old file or the new one; only this user may read it."""
+    """Add choices for this GPU. Readers see the old file or the new one; only this user may read it."""
     merged = {**_read(gpu), **choices}
     entries = [
         {**asdict(key), "blocks": dict(choice.blocks), "schedule": asdict(choice.schedule)}
         for key, choice in merged.items()
     ]
-    path = gpu.path
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=".new-", dir=path.parent)  # mode 0600
+    target = path(gpu)
+    target.parent.mkdir(mode=0o700, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=".new-", dir=target.parent)  # mode 0600
     try:
         with open(handle, "w") as file:
             json.dump({**_facts(gpu), "choices": entries}, file, indent=1)
-        os.replace(temporary, path)
+        os.replace(temporary, target)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
     forget()
-    return path
+    return target

@@ -14,9 +14,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ... import backends, dtypes
-from ...backends.nvidia import choices, tuning
+from ...backends.choices import AttentionProblem, Choice, row_block
+from ...backends.nvidia import tuning
 from ...backends.nvidia.backend import BACKEND
-from ...backends.nvidia.choices import Choice
+from ...backends.nvidia.choices import split_length
+from ...backends.nvidia.device import Gpu as NvidiaGpu
 from ...backends.nvidia.schedule import SHARED_BYTES, Schedule, choose
 from ...backends.nvidia.triton.padding import padded
 from ...backends.nvidia.tuning import Key
@@ -25,7 +27,6 @@ from ...kernels.attention import attention as attention_kernel
 from ...kernels.decode import decode as decode_kernel
 from ...kernels.scores import Options
 from ...launch.kernel import Kernel
-from ...library import blocks as schedule
 from ...library import ops, registry
 from .. import suite
 from ..rows import Sample
@@ -179,7 +180,9 @@ class Bench:
         self.gpu, self.inputs = gpu, rows.make(shape, gpu.name)
         self.sample: Sample = exact.sample(self.inputs)
         self.scale, self.device = key.head_size**-0.5, str(self.inputs.q.device)
-        self.asked = key.head_size, dtypes.BY_NAME[key.dtype], self.device
+        (B, Hq, Nq, D), Hkv = self.inputs.q.shape, self.inputs.k.shape[1]
+        element = dtypes.BY_NAME[key.dtype]
+        self.problem = AttentionProblem(self.device, element, B, Hq, Hkv, Nq, work.Nk, D)
 
     def arguments(self, choice: Choice) -> tuple[Any, ...]:
         """Of one call, with outputs of its own."""
@@ -193,7 +196,7 @@ class Bench:
 
     def chosen(self) -> Choice:
         """What a call takes now."""
-        return choices.forward(*self.asked)
+        return BACKEND.choices.forward(replace(self.problem, keys=2**20))  # as for long sequences
 
     def result(self, arguments: tuple[Any, ...]) -> Any:
         return arguments[6]
@@ -243,7 +246,7 @@ class DecodeBench(Bench):
 
         q, k, v = self.inputs.q, self.inputs.k, self.inputs.v
         (B, Hq, _, D), (_, Hkv, Nk, _) = q.shape, k.shape
-        per = choices.keys_per_split(Nk, B * Hkv, D * q.element_size(), choice.blocks["BK"], self.device)
+        per = split_length(self.problem, choice.blocks["BK"] or 0)
         parts = B, Hkv, Hq // Hkv, -(-Nk // per)
         o = torch.empty((*parts, D), dtype=torch.float32, device=q.device)
         m, l = (torch.empty(parts, dtype=torch.float32, device=q.device) for _ in range(2))
@@ -252,10 +255,11 @@ class DecodeBench(Bench):
 
     def constants(self) -> dict[str, Any]:
         q, k = self.inputs.q, self.inputs.k
-        return {"options": PLAIN, "BR": schedule.row_block(q.shape[1] // k.shape[1], q.shape[3], "gpu")}
+        return {"options": PLAIN, "BR": row_block(q.shape[1] // k.shape[1])}
 
     def chosen(self) -> Choice:
-        return choices.decode(*self.asked)
+        found = BACKEND.choices.decode(self.problem, per_split=1)
+        return Choice({"BK": found.blocks["BK"]}, found.schedule)
 
     def result(self, arguments: tuple[Any, ...]) -> Any:
         B, Hq, Nq, D = self.inputs.q.shape
@@ -289,7 +293,7 @@ def run(
     backends.usable("nvidia")
     gpu = gpu or Gpu()
     about = gpu.describe()
-    this, most = tuning.Gpu(about["name"], about["architecture"]), about.get("shared_bytes", SHARED_BYTES)
+    this, most = NvidiaGpu(about["name"], about["architecture"]), about.get("shared_bytes", SHARED_BYTES)
     outcomes = []
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
@@ -309,7 +313,7 @@ def run(
     return outcomes
 
 
-def show(console: Console, outcomes: list[Outcome], gpu: tuning.Gpu) -> None:
+def show(console: Console, outcomes: list[Outcome], gpu: NvidiaGpu) -> None:
     from rich.table import Table
 
     table = Table("kernel", "before", "time", "best", "time", "gain", "tried", "")
@@ -322,4 +326,4 @@ def show(console: Console, outcomes: list[Outcome], gpu: tuning.Gpu) -> None:
         )
     console.print(table)
     if any(o.kept for o in outcomes):
-        console.print(f"calls on {gpu.name} use it: {gpu.path}", highlight=False, soft_wrap=True)
+        console.print(f"calls on {gpu.name} use it: {tuning.path(gpu)}", highlight=False, soft_wrap=True)

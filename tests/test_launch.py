@@ -41,7 +41,9 @@ class Recorder(Backend):
         self.compiled.append(kernel)
         return Recorded(self)
 
-    def stages(self, kernel: ir.Kernel) -> dict[str, Callable[[], str]]:
+    def stages(
+        self, kernel: ir.Kernel, schedule: Any = None, device: str | None = None
+    ) -> dict[str, Callable[[], str]]:
         return {}
 
 

@@ -30,7 +30,6 @@ from monotile.backends.nvidia.triton.render import render
 from monotile.dtypes import float32
 from monotile.kernels.attention import attention
 from monotile.kernels.decode import decode as library_decode
-from monotile.kernels.examples import matmul, row_softmax
 from monotile.kernels.scores import Options
 from monotile.language import Const, Tensor, arange, cdiv, dot, exp2, full, kernel, program_id, zeros
 from monotile.library import blocks as schedule
@@ -330,9 +329,3 @@ def test_a_mask_in_programs_that_share_compiles() -> None:
     program = nvidia.NvidiaProgram(kernel, schedule)
     made = build.ahead(kernel, program.usual.rendered, schedule)
     assert "wgmma" in made.asm["ptx"] and resources(made)["STACK"] == 0
-
-
-def test_kernels_that_cannot_share_say_why() -> None:
-    x = random((64, 64))
-    assert gluon.streams_of(lowered(matmul.ir(x, x.copy(), x.copy(), BM=32, BN=32, BK=32))) == "it multiplies float32"
-    assert gluon.streams_of(lowered(row_softmax.ir(x, x.copy()))) == "it has no loop with products"

@@ -81,9 +81,14 @@ class Backend(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def stages(self, kernel: Kernel) -> dict[str, Callable[[], str]]:
-        """The texts `monotile inspect` can show, by stage name."""
+    def stages(self, kernel: Kernel, schedule: Any = None, device: str | None = None) -> dict[str, Callable[[], str]]:
+        """Return the texts `monotile inspect` can show, by stage name: those of the program that a launch with this
+        schedule (None: the backend's rule) would run on this device, an architecture such as "sm_90"."""
 
-    def emit(self, kernel: Kernel) -> Emitted:
-        """What `monotile emit` writes. A backend that makes no text or code has nothing to write."""
+    def explain(self, kernel: Kernel, schedule: Any = None, device: str | None = None) -> list[str]:
+        """Say in a few lines how a launch with this schedule would run on this device, and why."""
+        return [f"path: backend {self.name!r} compiles every kernel in one way; it has no schedules to choose from"]
+
+    def emit(self, kernel: Kernel, schedule: Any = None, device: str | None = None) -> Emitted:
+        """Return what `monotile emit` writes. A backend that makes no text or code has nothing to write."""
         raise UnknownBackend(f"backend {self.name!r} makes nothing that could be written to a file")

@@ -57,7 +57,9 @@ class Interpreter(Backend):
     def compile(self, kernel: ir.Kernel) -> Program:
         return Interpreted(kernel, self)
 
-    def stages(self, kernel: ir.Kernel) -> dict[str, Callable[[], str]]:
+    def stages(
+        self, kernel: ir.Kernel, schedule: Any = None, device: str | None = None
+    ) -> dict[str, Callable[[], str]]:
         return {"ir": lambda: ir.show(kernel)}
 
 

@@ -22,6 +22,9 @@ MEANINGS = {
     "offset": "elements from the start of the buffer to the tensor's first element; 0 unless a stride is negative",
     "length": "of the tensor along the axis",
     "stride": "elements from one position to the next along the axis; may be 0 or negative",
+    "descriptor": "a TensorDescriptor of triton.experimental.gluon.nvidia.hopper over the whole tensor, with blocks of "
+    "this shape and NVMMASharedLayout(swizzle_bytes, element_bits, rank)",
+    "tiles_per_cta": "how many output tiles each consumer of a CTA computes, 1 or more; it divides the grid",
     "scalar": "the kernel's parameter of this name",
     "grid": "how many programs or threadgroups to launch: whole numbers, lengths by symbol and scalars by name, "
     "+ - * // (rounded down) %, min and max; a launch of 0 is to be left out",
@@ -96,14 +99,17 @@ def plain(value: Any) -> Any:
     return value
 
 
-def programs(kernel: Kernel, symbols: Symbols) -> str:
-    """How many programs a launch has, as an expression of lengths and scalars."""
+def programs(kernel: Kernel, symbols: Symbols, together: str = "") -> str:
+    """How many programs a launch has, as an expression of lengths and scalars. `together`: how many that differ in
+    their last place only are launched as one."""
     grid = Grid(kernel)
     texts: dict[Value, str] = {}
     for op in grid.ops:
         texts[op.result] = _expression(op, texts, symbols)
-    sizes = [texts[v] for v in grid.sizes]
-    return " * ".join(s if _counts(v) else f"max(0, {s})" for v, s in zip(grid.sizes, sizes, strict=True)) or "1"
+    sizes = [texts[v] if _counts(v) else f"max(0, {texts[v]})" for v in grid.sizes]
+    if sizes and together:
+        sizes[-1] = f"(({sizes[-1]} + {together} - 1) // {together})"
+    return " * ".join(sizes) or "1"
 
 
 def _expression(op: Op, texts: dict[Value, str], symbols: Symbols) -> str:

@@ -89,9 +89,7 @@ def completed(kernel: Kernel, request: Request, backend: str, device: str | None
     return replace(request, values=values, dtypes={**defaults.dtypes, **request.dtypes}), choice
 
 
-def _with_blocks(
-    kernel: Kernel, request: Request, backend: str, device: str | None
-) -> tuple[dict[str, Any], Choice]:
+def _with_blocks(kernel: Kernel, request: Request, backend: str, device: str | None) -> tuple[dict[str, Any], Choice]:
     """The values with head sizes and block sizes that are not given, and the choice they are of."""
     values, choices = dict(request.values), backends.get(backend).choices
     where = device_of(backend, device)

@@ -75,7 +75,9 @@ class CpuBackend(Backend):
         cache.store_compiled(key, self.name, payload)
         return CpuProgram(kernel, payload)
 
-    def stages(self, kernel: ir.Kernel) -> dict[str, Callable[[], str]]:
+    def stages(
+        self, kernel: ir.Kernel, schedule: Any = None, device: str | None = None
+    ) -> dict[str, Callable[[], str]]:
         from ...passes import pipeline
         from . import jit
         from .compiler import OPTIONS, to_llvm
@@ -87,7 +89,7 @@ class CpuBackend(Backend):
             "asm": lambda: jit.assembly(to_llvm(kernel).text),
         }
 
-    def emit(self, kernel: ir.Kernel) -> Emitted:
+    def emit(self, kernel: ir.Kernel, schedule: Any = None, device: str | None = None) -> Emitted:
         from .emission import emitted
 
         return emitted(kernel)

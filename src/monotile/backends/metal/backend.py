@@ -144,14 +144,16 @@ class MetalBackend(Backend):
         pipeline.run(kernel, OPTIONS)
         return kernel
 
-    def stages(self, kernel: ir.Kernel) -> dict[str, Callable[[], str]]:
+    def stages(
+        self, kernel: ir.Kernel, schedule: Any = None, device: str | None = None
+    ) -> dict[str, Callable[[], str]]:
         return {
             "ir": lambda: ir.show(kernel),
             "passes": lambda: pipeline.after_each(kernel, OPTIONS),
             "metal": lambda: render(self.lower(kernel), self.bfloat).source,
         }
 
-    def emit(self, kernel: ir.Kernel) -> Emitted:
+    def emit(self, kernel: ir.Kernel, schedule: Any = None, device: str | None = None) -> Emitted:
         lowered = self.lower(kernel)
         return emitted(lowered, render(lowered, self.bfloat))
 

@@ -17,7 +17,7 @@ from ...passes import pipeline
 from ...passes.grid import Grid
 from ...passes.peel import peel_with_bounds
 from ..base import Backend, Emitted, Program
-from . import build, launcher
+from . import build, launcher, paths
 from .choices import NvidiaChoices
 from .gluon import module as gluon
 from .gluon import persistent as laps
@@ -74,12 +74,16 @@ class NvidiaProgram(Program):
 
     def __init__(self, kernel: ir.Kernel, schedule: Schedule) -> None:
         self.kernel, self.schedule = kernel, schedule
-        shares = schedule.programs and not build.interpreting() and gluon.known()
-        streams = gluon.streams_of(kernel) if shares else ""
-        self.streams = None if isinstance(streams, str) else streams
+        self.path = paths.select(kernel, schedule, interpreted=build.interpreting())
+        self.streams = self.path.pipeline
         self.variants: dict[tuple[bool, bool], Variant] = {}
         special = schedule.tensor_descriptors if self.streams is None else True
         self.usual = self.variant(wide=False, descriptors=special)
+
+    @property
+    def why_plain(self) -> str:
+        """Why this is not a Gluon module; nothing where it is one."""
+        return self.path.why_plain
 
     def variant(self, *, wide: bool, descriptors: bool) -> Variant:
         """With descriptors as the schedule says; without them the rule's schedule, if the given one needs them."""
@@ -95,14 +99,19 @@ class NvidiaProgram(Program):
     def bind(self, words: Sequence[int], device: str = "cpu") -> Bound:
         """Chooses by lengths and strides; a bound with descriptors has another for addresses they cannot use."""
         rendered = self.usual.rendered
-        wide = any(sum(abs(words[at]) * count for at, count in reach) >= NARROW for reach in rendered.reach)
-        described = bool(rendered.described) and descriptors.apply(rendered.described, words)
-        bound = self._bind(self.variant(wide=wide, descriptors=described), words, device)
-        if described:
-            bound.otherwise = self._bind(self.variant(wide=wide, descriptors=False), words, device)
+        if not rendered.described:
+            return self._bind(words, device, descriptors=False)
+        able = self.streams is None or _has_wgmma(device)
+        if not able or not descriptors.apply(rendered.described, words):
+            return self._bind(words, device, descriptors=False)
+        bound = self._bind(words, device, descriptors=True)
+        bound.otherwise = self._bind(words, device, descriptors=False)
         return bound
 
-    def _bind(self, variant: Variant, words: Sequence[int], device: str) -> Bound:
+    def _bind(self, words: Sequence[int], device: str, *, descriptors: bool) -> Bound:
+        variant = self.variant(wide=False, descriptors=descriptors)
+        if any(sum(abs(words[at]) * count for at, count in reach) >= NARROW for reach in variant.rendered.reach):
+            variant = self.variant(wide=True, descriptors=descriptors)
         grid = variant.rendered.grid
         programs = None if grid.needs_scalars else _count(grid.programs(words, ()))
         _, _, number = device.partition(":")
@@ -144,6 +153,17 @@ def _count(programs: int) -> int:
 
 
 # ---- on a GPU --------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _has_wgmma(device: str) -> bool:
+    """Tell whether a GPU can run the Gluon modules. Other devices stand for GPUs that are not there."""
+    if not device.startswith("cuda"):
+        return True
+    import torch
+
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}" == paths.GLUON_ARCHITECTURE
 
 
 class Runtime(NamedTuple):
@@ -324,28 +344,37 @@ class NvidiaBackend(Backend):
                 verify.check(kernel, each.__name__)
         return kernel
 
-    def stages(self, kernel: ir.Kernel) -> dict[str, Callable[[], str]]:
-        def triton() -> str:
-            lowered = self.lower(kernel)
-            return render(lowered, choose(lowered)).source
+    def stages(
+        self, kernel: ir.Kernel, schedule: Any = None, device: str | None = None
+    ) -> dict[str, Callable[[], str]]:
+        @cache
+        def lowered() -> ir.Kernel:
+            return self.lower(kernel, peel=schedule is None or schedule.peel)
+
+        @cache
+        def path() -> paths.Path:
+            return paths.select(lowered(), schedule, device or paths.GLUON_ARCHITECTURE)
 
         def ptx() -> str:
-            lowered = self.lower(kernel)
-            schedule = choose(lowered)
-            return str(build.ahead(lowered, render(lowered, schedule), schedule).asm["ptx"])
+            rendered, capability = path().render(lowered()), build.capability(device or paths.GLUON_ARCHITECTURE)
+            return str(build.ahead(lowered(), rendered, path().schedule, capability).asm["ptx"])
 
         return {
             "ir": lambda: ir.show(kernel),
             "passes": lambda: pipeline.after_each(kernel, OPTIONS),
-            "triton": triton,
+            path().name if schedule is not None else "triton": lambda: path().render(lowered()).source,
             "ptx": ptx,
         }
 
-    def emit(self, kernel: ir.Kernel) -> Emitted:
-        from .triton.emission import emitted
+    def explain(self, kernel: ir.Kernel, schedule: Any = None, device: str | None = None) -> list[str]:
+        lowered = self.lower(kernel, peel=schedule is None or schedule.peel)
+        return paths.explain(lowered, schedule, device or paths.GLUON_ARCHITECTURE)
 
-        lowered = self.lower(kernel)
-        return emitted(lowered, choose(lowered))
+    def emit(self, kernel: ir.Kernel, schedule: Any = None, device: str | None = None) -> Emitted:
+        from .emission import emitted
+
+        lowered = self.lower(kernel, peel=schedule is None or schedule.peel)
+        return emitted(lowered, paths.select(lowered, schedule, device or paths.GLUON_ARCHITECTURE))
 
 
 BACKEND = NvidiaBackend()

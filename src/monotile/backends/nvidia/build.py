@@ -73,6 +73,14 @@ def interpreting() -> bool:
     return not isinstance(tl.max, triton.runtime.jit.JITFunction)
 
 
+def capability(architecture: str) -> int:
+    """Read an architecture's name: 90 of "sm_90"."""
+    number = architecture.removeprefix("sm_")
+    if number == architecture or not number.isdecimal():
+        raise UnknownArchitecture(f"{architecture!r} is not an NVIDIA architecture; write it like sm_90")
+    return int(number)
+
+
 def ahead(kernel: Kernel, rendered: Rendered, schedule: Schedule, capability: int = 90) -> Any:
     """What Triton makes for an NVIDIA GPU of this compute capability, which need not be there. Pointers and strides are
     taken to be multiples of 16, as those of ordinary tensors are."""

@@ -30,11 +30,32 @@ class Schedule:
     follows: bool = False  # begins before the launch in front of it ends, and waits for its end before anything else
 
     @property
+    def words(self) -> str:
+        """The schedule as a reader wants it."""
+        words = [_count(self.num_warps, "warp"), _count(self.num_stages, "stage")]
+        words += [f"{self.edge_stages} in masked loops"] if self.edge_stages else []
+        if self.programs:
+            words[0] = f"{_count(self.programs, 'consumer group')} of {_count(self.num_warps, 'warp')}"
+            words.append(f"{self.registers} registers per consumer thread")
+            words.append("persistent tiles" if self.laps else "one tile per CTA and consumer")
+        words += [f"at most {self.most_registers} registers per thread"] if self.most_registers else []
+        words += ["TMA descriptors"] if self.tensor_descriptors else []
+        words += ["Triton's warp specialisation"] if self.warp_specialize else []
+        words += [] if self.peel else ["loops not peeled"]
+        words += ["triggers the dependent launch early"] if self.leads else []
+        words += ["waits on the launch before it (programmatic dependent launch)"] if self.follows else []
+        return ", ".join(words)
+
+    @property
     def options(self) -> dict[str, Any]:
         """What Triton is told."""
         told = {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": False}
         told |= {"launch_pdl": True} if self.follows else {}
         return told | ({"maxnreg": self.most_registers} if self.most_registers else {})
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'s' if number != 1 else ''}"
 
 
 def choose(kernel: Kernel, shared_bytes: int = SHARED_BYTES) -> Schedule:

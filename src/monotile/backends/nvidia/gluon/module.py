@@ -43,9 +43,17 @@ VERSIONS = ("3.6.", "3.7.")
 
 
 @cache
+def version() -> str:
+    """Return Triton's version; nothing where it is not installed."""
+    try:
+        return metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
 def known() -> bool:
-    """Whether this Triton's Gluon is one that the text was written for; it changes from version to version."""
-    return metadata.version("triton").startswith(VERSIONS)
+    """Tell whether this Triton's Gluon is one that the text was written for; it changes from version to version."""
+    return version().startswith(VERSIONS)
 
 
 def streams_of(kernel: Kernel) -> Streams | str:

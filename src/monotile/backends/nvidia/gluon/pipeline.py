@@ -105,16 +105,20 @@ def analyse(kernel: Kernel, descriptors: Descriptors) -> Streams | str:
     top = kernel.body.ops
     programs = [op for op in top if op.kind == "program_id"]
     loops = [op for op in top if op.kind == "for" and any(o.kind == "dot" for o in walk(op.blocks[0]))]
-    if len(programs) != 1 or not loops:
-        return "it has no loop with products"
+    if len(programs) != 1:
+        return "The kernel does not call program_id exactly once."
+    if not loops:
+        return "The kernel has no loop over blocks with a dot in it."
     streams = Streams(programs[0], loops)
     for op in walk(kernel.body):
         if op.kind == "gather":
-            return "it reads single elements of tensors by index"
+            return "The kernel gathers single elements of a tensor by index; the producer warp copies whole tiles."
         if op.kind == "reduce" and padded(side := op.operands[0].shape[op.attrs["axis"]]) != side:
-            return "it folds along a side with padding"
+            return (
+                f"The kernel reduces along a side of {side}, padded to {padded(side)}; consumers have no mask for it."
+            )
         if op.kind == "dot" and not any(op is o for loop in loops for o in walk(loop.blocks[0])):
-            return "it has products outside its loops"
+            return "The kernel has a dot outside its loops over blocks."
     for loop in loops:
         found = _loop(streams, loop, descriptors)
         if found is not None:
@@ -149,34 +153,35 @@ def _loop(streams: Streams, loop: Op, descriptors: Descriptors) -> str | None:
     body = loop.blocks[0]
     inside = {id(op) for op in walk(body)}
     if any(op.kind == "for" for op in walk(body)):
-        return "its loops are nested"
+        return "A loop with a dot contains another loop."
     met: dict[tuple[int, tuple[int | None, ...]], tuple[Value, ...]] = {}
     for op in walk(body):
         if op.kind != "dot":
             continue
         left, right = op.operands
         if left.dtype not in (float16, bfloat16) or right.dtype is not left.dtype:
-            return f"it multiplies {left.dtype}"
+            return f"A dot multiplies {left.dtype}; the consumers' wgmma multiplies float16 or bfloat16."
         rows, depth, width = left.shape[0], padded(left.shape[1]), padded(right.shape[1])
         if rows not in (64, 128) or width not in SIDES or depth not in SIDES or streams.rows not in (0, rows):
-            return f"a product of {rows} x {depth} x {width} has no matrix instruction here"
+            form = "64 or 128 rows, the same in every dot, and sides that are powers of two from 16 to 512"
+            return f"A dot of {rows} x {depth} x {width} does not fit wgmma: it needs {form}."
         streams.rows = rows
         streams.widths += [width] if width not in streams.widths else []
         load = loaded(right) or _cleaned(streams, right)
         if load is None or id(load) not in inside or not descriptors.fits(load):
-            return "a right operand is not a tile of memory"
+            return "The right operand of a dot is not a tile of memory that TMA can copy in that loop."
         if met.setdefault(key(load), load.operands) != load.operands:
-            return "a loop reads two blocks of one tensor"
+            return "One iteration of a loop reads two blocks of one tensor."
         streams.rings.setdefault(key(load), Ring(load, load.attrs["tensor"].name))
         streams.shared |= {right, load.result}
         own = loaded(left)
         if own is not None:
             if id(own) in inside or not descriptors.fits(own) or left is not own.result:
-                return "a left operand is fetched in the loop"
+                return "The left operand of a dot is loaded inside the loop; it must be computed, or loaded before it."
             streams.resident += [own] if own not in streams.resident else []
             streams.shared.add(left)
     if len(met) != len(streams.rings):
-        return "its loops read different tensors"
+        return "The loops over blocks read different tensors."
     return None
 
 
@@ -204,20 +209,22 @@ def _places(kernel: Kernel, streams: Streams) -> str | None:
     last = streams.program.results[-1]
     for ring in streams.rings.values():
         if any(depends(v, last, streams) for v in ring.load.operands):
-            return "a block that is fetched is one program's own"
+            return "The blocks that a loop reads depend on the last program_id, so that consumers cannot share them."
     for loop in streams.loops:
         low, high = loop.operands[:2]
         if scalar_slice((low, high)) is None or not is_multiple(low, loop.attrs["step"]):
-            return "a loop's bounds are not plain arithmetic, or begin anywhere"
+            return (
+                "A loop's bounds are not plain scalar arithmetic, or its first position is not a multiple of its step."
+            )
     uses = [op for op in walk(kernel.body) for v in op.operands if v in streams.shared]
     if any(op.kind not in ("dot", "trans") and op.results[0] not in streams.cleaned for op in uses):
-        return "a tile that products read is used otherwise too"
+        return "A tile that a dot reads is also used by something other than a dot."
     for op in kernel.body.ops:
         own = op.kind == "load" and op not in streams.resident
         if own and any(depends(v, last, streams) for v in op.operands):
-            return "a program reads something of its own before its loops"
+            return "The kernel loads something outside its loops at a position that depends on the last program_id."
     if any(scalar_slice(op.operands) is None for op in streams.resident):
-        return "the place of an operand is not plain arithmetic"
+        return "The position of an operand that is loaded before the loops is not plain scalar arithmetic."
     return None
 
 
@@ -226,16 +233,16 @@ def _tiles(kernel: Kernel, streams: Streams) -> str | None:
     loops = {id(op) for op in streams.loops}
     for op in walk(kernel.body):
         if op.kind == "for" and id(op) not in loops:
-            return "it has a loop without products"
+            return "The kernel has a loop without a dot."
         if op.kind == "trans" and op.operands[0] not in streams.shared:
-            return "it transposes what it computes"
+            return "The kernel transposes a tile that it computed."
         for value in op.results:
             named = op.kind in ("expand", "broadcast", "trans")  # like the column of keys of a cleaned tile
             if len(value.shape) != 2 or named or value in streams.shared or value in streams.cleaned:
                 continue
             rows, width = value.shape
             if rows not in (1, streams.rows) or (width != 1 and padded(width) not in streams.widths):
-                return f"it computes a tile of {rows} x {width}, unlike its products"
+                return f"The kernel computes a tile of {rows} x {width}, which is not the shape of a dot's result."
     return None
 
 

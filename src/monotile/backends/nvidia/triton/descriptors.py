@@ -127,8 +127,12 @@ def shared_layout(tile: Described) -> Any:
     """How a tile that the host describes lies in shared memory: as the matrix units read it."""
     from triton.experimental.gluon.language import NVMMASharedLayout
 
-    row = tile.sides[-1] * tile.bytes
-    return NVMMASharedLayout(min(128, row), 8 * tile.bytes, len(tile.sides))
+    return NVMMASharedLayout(swizzle_bytes(tile), 8 * tile.bytes, len(tile.sides))
+
+
+def swizzle_bytes(tile: Described) -> int:
+    """Return the width of the swizzle in which a tile's rows lie in shared memory."""
+    return min(128, tile.sides[-1] * tile.bytes)
 
 
 class Brief:

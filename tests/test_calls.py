@@ -31,7 +31,7 @@ def scaled_by_a_global(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> A
 @pytest.fixture(autouse=True)
 def empty_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     for op in (ops._ATTENTION, ops._PARTIALS, ops._MERGE, ops._MERGE_LSE, ops._MASK_BLOCKS):
-        monkeypatch.setattr(op, "table", {})
+        monkeypatch.setattr(op, "calls", {})
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ def test_the_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(1, 40):
         q, k, v = qkv(1, n)
         monotile.attention(q, k, v)
-        assert len(ops._ATTENTION.table) <= 8
+        assert len(ops._ATTENTION.calls) <= 8
 
 
 def test_a_call_that_fails_leaves_nothing() -> None:
@@ -205,7 +205,7 @@ def test_a_call_that_fails_leaves_nothing() -> None:
             monotile.attention(q, k, v[:, :, :5])
         with pytest.raises(errors.ConstError):
             monotile.attention(q, k, v, mask_mod=lambda b, h, q_idx, kv_idx, a=[1]: kv_idx > 0)
-    assert not ops._ATTENTION.table
+    assert not ops._ATTENTION.calls
 
 
 def test_no_array_is_kept() -> None:
@@ -218,7 +218,7 @@ def test_no_array_is_kept() -> None:
     biased = lambda score, b, h, q_idx, kv_idx: score + slopes[h]  # noqa: E731
     out = monotile.attention(q, k, v, mask=mask, score_mod=biased)
     kept = [weakref.ref(x) for x in (q, k, v, slopes, mask)]
-    assert len(ops._ATTENTION.table) == 1 and out.shape == q.shape
+    assert len(ops._ATTENTION.calls) == 1 and out.shape == q.shape
     del q, k, v, slopes, mask, biased
     gc.collect()
     assert [ref() for ref in kept] == [None] * 5
@@ -240,7 +240,7 @@ def test_threads_share_a_prepared_call() -> None:
         worker.start()
     for worker in workers:
         worker.join()
-    assert not wrong and len(ops._ATTENTION.table) == 1
+    assert not wrong and len(ops._ATTENTION.calls) == 1
 
 
 def test_results_are_new_memory() -> None:
@@ -276,13 +276,13 @@ def test_few_keys_are_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """And a cache that outgrows one split needs no other program."""
     launched: list[str] = []
     programs: list[int] = []
-    plain = calls.Draft.launch
+    plain = calls.CallBuilder.launch
 
     def counted(self: Any, kernel: Any, *args: Any, **options: Any) -> None:
         launched.append(kernel.name)
         plain(self, kernel, *args, **options)
 
-    monkeypatch.setattr(calls.Draft, "launch", counted)
+    monkeypatch.setattr(calls.CallBuilder, "launch", counted)
     for Nk, names in ((0, ["decode"]), (1, ["decode"]), (512, ["decode"]), (513, ["decode", "merge"])):
         launched.clear()
         q, k, v = qkv(1, Nk, Hq=4, Hkv=2)

@@ -14,7 +14,7 @@ import pytest
 from monotile import __version__, dtypes
 from monotile.bench import report, rows, worker
 from monotile.cli import inspection
-from monotile.cli.inspection import BadRequest, Request
+from monotile.cli.request import BadRequest, Request, parse_values
 from monotile.kernels import examples
 from monotile.launch.kernel import Kernel
 from monotile.runtime import machine
@@ -110,19 +110,61 @@ def test_a_missing_library_is_named(tmp_path: Path) -> None:
     assert result.returncode == 1 and "pip install typer rich" in result.stdout + result.stderr
 
 
+# ---- what a call runs ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "phrases"),
+    [
+        ("attention --D=128 --causal --device sm_90", ("1 launch", "BQ=64, BK=128", "on an H200", "path: Gluon")),
+        ("attention --Nq=1 --Nk=32768 --device sm_90", ("2 launches", "kernel decode", "kernel merge")),
+        ("attention --device sm_90 --dtype float32", ("no schedule was measured for float32", "path: plain Triton")),
+        ("attention --device sm_80", ("no schedule was measured on a GPU of sm_80", "path: plain Triton")),
+        ("attention --dtype mask=bool --device sm_90", ("2 launches", "kernel mask_blocks", "covered=True")),
+        ("attention --Nq=16", ("BQ=32", "16 queries fit one block")),
+        ("decode_partials --Nq=1", ("kernel decode", "BR=4")),
+        ("examples/matmul.py:matmul --backend nvidia", ("path: plain Triton", "why: ")),
+    ],
+)  # fmt: skip
+def test_explain_says_what_runs_and_why(words: str, phrases: tuple[str, ...]) -> None:
+    pytest.importorskip("triton", reason="the choice of a path asks for Triton's version")
+    text = monotile("inspect", *words.split(), "--explain")
+    assert [phrase for phrase in phrases if phrase not in text] == []
+
+
+def test_a_function_shows_the_text_of_every_launch() -> None:
+    text = monotile("inspect", "attention", "--Nq=1", "--Nk=2000", "--stage", "llvm")
+    assert text.count("define void @kernel(") == 2 and "# launch 2 of 2: merge" in text
+    pytest.importorskip("triton", reason="the choice of a path asks for Triton's version")
+    assert "gl.warp_specialize(" in monotile("inspect", "attention", "--device", "sm_90", "--stage", "gluon")
+
+
+@pytest.mark.parametrize(
+    ("words", "phrase"),
+    [
+        ("attention --BQ=32 --explain", "block sizes are the backend's choice"),
+        ("attention --D=600 --explain", "it must be from 1 to 576"),
+        ("attention --causal=sideways --explain", "is not a constant"),
+        ("softmax --explain", "no kernel of monotile is called 'softmax'"),
+    ],
+)
+def test_mistakes_in_the_description_of_a_call(words: str, phrase: str) -> None:
+    assert phrase in monotile("inspect", *words.split(), code=1)
+
+
 # ---- arguments made for inspect --------------------------------------------------------------------------------------
 
 
 def test_values() -> None:
     words = ["--A=1", "--B", "2.5", "--C=true", "--D", "None", "--E=float16", "--F=-3", "--G=1e-3"]
-    found = inspection.parse_values(words)
+    found = parse_values(words)
     assert found == {"A": 1, "B": 2.5, "C": True, "D": None, "E": dtypes.float16, "F": -3, "G": 1e-3}
 
 
 def test_a_function_as_value(tmp_path: Path) -> None:
     path = tmp_path / "scores.py"
     path.write_text("def twice(x):\n    return x + x\n")
-    assert inspection.parse_values([f"--score={path}:twice"])["score"](4) == 8
+    assert parse_values([f"--score={path}:twice"])["score"](4) == 8
 
 
 def plain(x, n, k: int, b: bool, *, B=1):  # type: ignore[no-untyped-def]

@@ -18,7 +18,8 @@ from arrays import Array, poisoned
 from kernels.cases import agrees, normal, qkv
 from monotile import metal
 from monotile.cli import emission, inspection
-from monotile.cli.inspection import BadRequest, Request
+from monotile.cli.catalogue import find_kernel
+from monotile.cli.request import BadRequest, Request, parse_dtypes, parse_values
 from monotile.errors import DeviceLimit
 from monotile.kernels import reference
 from monotile.language import Tensor, kernel, program_id
@@ -98,7 +99,7 @@ def test_metal_decode_and_merge_by_the_manifest(tmp_path: Path) -> None:
     mask = np.where(np.random.default_rng(0).random((1, 2, 2, 1, 150)) < 0.5, 0, -np.inf).astype(np.float32)
     parts = {"o": poisoned((1, 2, 2, 3, 80)), "m": poisoned((1, 2, 2, 3)), "l": poisoned((1, 2, 2, 3))}
     arrays = {"q": q.reshape(1, 2, 2, 1, 80), "k": k, "v": v, "mask": mask, **parts}
-    launch_metal(tmp_path, "decode", arrays, {"scale": 0.1, "per": 64})
+    launch_metal(tmp_path, "decode", arrays, {"scale": 0.1, "per_split": 64})
     flat = {"o": parts["o"].reshape(4, 3, 80), "m": parts["m"].reshape(4, 3), "l": parts["l"].reshape(4, 3)}
     out, lse = poisoned((4, 80)), poisoned(4)
     launch_metal(tmp_path, "merge", {**flat, "out": out, "lse": lse}, {"queries": 1})
@@ -155,7 +156,7 @@ def test_nvidia_compiles_by_the_manifest(tmp_path: Path) -> None:
     triton = pytest.importorskip("triton")
     from triton.backends import compiler
 
-    emission.write("nvidia", [inspection.find("attention")], Request({"BQ": 32, "BK": 32, "D": 32}), tmp_path)
+    emission.write("nvidia", [find_kernel("attention")], Request({"BQ": 32, "BK": 32, "D": 32}), tmp_path)
     (entry,) = manifest(tmp_path)["kernels"]
     spec = importlib.util.spec_from_file_location("emitted", tmp_path / entry["file"])
     assert spec is not None and spec.loader is not None
@@ -174,16 +175,16 @@ def test_nvidia_compiles_by_the_manifest(tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", ["metal", "nvidia", "cpu"])
 @pytest.mark.parametrize("name", ["attention", "decode", "merge", "merge_lse", "mask_blocks", "matmul", "row_softmax"])
 def test_every_kernel_for_every_target(name: str, target: str) -> None:
-    files, found = emission.emit(target, [inspection.find(name)], Request({}, {}, {}))
+    files, found = emission.emit(target, [find_kernel(name)], Request({}, {}, {}))
     (entry,) = found["kernels"]
     assert files[entry["file"]] and json.loads(json.dumps(found)) == found
     assert entry["grid"][1:] == ["1", "1"] and found["target"] == target
 
 
 def test_options_and_optional_tensors() -> None:
-    dtypes = inspection.parse_dtypes(["float16", "mask=float32", "sinks=float32"])
-    values = inspection.parse_values(["--causal=upper_left", "--left=7", "--lse=None"])
-    _, found = emission.emit("metal", [inspection.find("attention")], Request(values, {}, dtypes))
+    dtypes = parse_dtypes(["float16", "mask=float32", "sinks=float32"])
+    values = parse_values(["--causal=upper_left", "--left=7", "--lse=None"])
+    _, found = emission.emit("metal", [find_kernel("attention")], Request(values, {}, dtypes))
     (entry,) = found["kernels"]
     tensors = {b["name"]: b["dtype"] for b in entry["buffers"] if b["role"] != "words"}
     assert tensors == {
@@ -242,7 +243,7 @@ def test_a_grid_that_cannot_be_written() -> None:
         emission.emit("metal", [odd], Request())
 
 
-@pytest.mark.parametrize("backend, stage", [("nvidia", "triton"), ("metal", "metal"), ("cpu", "llvm")])
+@pytest.mark.parametrize("backend, stage", [("nvidia", "gluon"), ("metal", "metal"), ("cpu", "llvm")])
 def test_inspect_needs_no_device(backend: str, stage: str) -> None:
     """What a backend would run can be read where it cannot run."""
     text = monotile("inspect", "attention", "--backend", backend, "--stage", stage, "--D=64")
@@ -261,7 +262,7 @@ def test_a_stage_that_needs_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(BadRequest, match="'ptx' needs triton; run: pip install triton"):
-        inspection.text(inspection.find("merge"), "ptx", Request(), "nvidia")
+        inspection.text("merge", "ptx", Request(), "nvidia")
 
 
 def test_the_reference_agrees_with_itself() -> None:

@@ -18,15 +18,19 @@ from typer.testing import CliRunner
 
 pytest.importorskip("triton", reason="the nvidia backend needs triton")
 from monotile import errors
-from monotile.backends.nvidia import choices, tuning
+from monotile.backends.choices import Choice
+from monotile.backends.nvidia import tuning
+from monotile.backends.nvidia.choices import NvidiaChoices
+from monotile.backends.nvidia.device import Gpu
 from monotile.backends.nvidia.schedule import SHARED_BYTES, Schedule
-from monotile.backends.nvidia.tuning import Choice, Key
+from monotile.backends.nvidia.tuning import Key
 from monotile.bench.nvidia import tune
 from monotile.cli import commands
-from monotile.dtypes import bfloat16
+from monotile.dtypes import bool_
+from problems import problem
 
 KEY = Key("attention", 128, "bfloat16")
-GPU = tuning.Gpu("NVIDIA Nothing", "sm_00")
+GPU = Gpu("NVIDIA Nothing", "sm_00")
 BEFORE = Choice({"BQ": 128, "BK": 64}, Schedule(8, 2))
 interpreting = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("torch") is not None
 
@@ -34,7 +38,7 @@ interpreting = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MONOTILE_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(tuning, "_gpu", lambda device: GPU)
+    monkeypatch.setattr(tuning, "gpu", lambda device: GPU)
     tuning.forget()
 
 
@@ -203,24 +207,22 @@ def test_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
         assert tuning.lookup(key.kernel, 16, "bfloat16", "cuda") == (outcome.best if outcome.kept else None)
 
 
-def test_what_was_tuned_is_not_for_kernels_that_need_more_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tuning measures a kernel that makes no copies of blocks; with a mask the same blocks may not fit."""
+def test_tuned_choices_are_not_for_kernels_that_need_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tuning measures a kernel that makes no copies of tiles; with a mask the same blocks may not fit."""
     found = Choice({"BQ": 64, "BK": 128}, Schedule(4, 2, programs=2))
-    monkeypatch.setattr(choices, "_tuned", lambda *key: found)
-    monkeypatch.setattr(choices, "architecture", lambda device: "sm_90")
-    assert choices.forward(128, bfloat16, "cuda:0") is found
-    assert choices.forward(128, bfloat16, "cuda:0", cleans=True) is not found
+    monkeypatch.setattr(tuning, "lookup", lambda *key: found)
+    assert NvidiaChoices().forward(problem(128, device="sm_90")) is found
+    assert NvidiaChoices().forward(problem(128, device="sm_90", mask=bool_)) is not found
 
 
 @pytest.mark.parametrize(
-    ("keys", "causal", "laps"),
-    [(1024, False, True), (2048, False, False), (8192, True, True), (16384, True, False), (2**20, False, False)],
-)
-def test_groups_go_on_where_keys_are_few(keys: int, causal: bool, laps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices, "architecture", lambda device: choices.MEASURED)
-    monkeypatch.setattr(choices, "_shares", lambda: True)
-    monkeypatch.setattr(choices, "_tuned", lambda *key: None)
-    assert choices.forward(128, bfloat16, "cuda:0", keys=keys, causal=causal).schedule.laps is laps
-    assert choices.forward(128, bfloat16, "cuda:0", keys=keys, causal=causal, capped=True).schedule.laps
-    assert not choices.forward(64, bfloat16, "cuda:0", keys=keys, causal=causal).schedule.laps
-    assert not choices.forward(128, bfloat16, "cuda:0", keys=keys, causal=causal, cleans=True).schedule.laps
+    ("keys", "causal", "persistent"),
+    [(1024, None, True), (2048, None, False), (8192, "lower_right", True), (16384, "lower_right", False),
+     (2**20, None, False)],
+)  # fmt: skip
+def test_ctas_are_persistent_for_few_keys(keys: int, causal: str | None, persistent: bool) -> None:
+    choices, facts = NvidiaChoices(), {"device": "sm_90", "keys": keys, "causal": causal}
+    assert choices.forward(problem(128, **facts)).schedule.laps is persistent
+    assert choices.forward(problem(128, **facts, softcap=30.0)).schedule.laps
+    assert not choices.forward(problem(64, **facts)).schedule.laps
+    assert not choices.forward(problem(128, **facts, left=4)).schedule.laps

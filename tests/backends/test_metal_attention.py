@@ -10,12 +10,13 @@ import pytest
 
 from monotile import metal
 from monotile.backends.metal.backend import MetalBackend, MetalProgram
+from monotile.backends.metal.choices import MetalChoices
 from monotile.kernels import reference
 from monotile.kernels.attention import attention
 from monotile.kernels.decode import decode
 from monotile.kernels.merge import merge
 from monotile.kernels.scores import Options
-from monotile.library import blocks as schedule
+from problems import problem
 
 pytestmark = pytest.mark.skipif(metal.why_not() is not None, reason=str(metal.why_not()))
 Array = np.ndarray[Any, Any]
@@ -67,9 +68,9 @@ def test_attention(size: int, dtype: str) -> None:
     q = randoms(1, 2, 70, size, dtype=TYPES[dtype])
     k, v = (randoms(1, 1, 97, size, dtype=TYPES[dtype], seed=n) for n in (1, 2))
     o, lse = metal.poisoned(q.shape, q.dtype), metal.poisoned(q.shape[:3], np.float32)
-    rows, keys = schedule.attention_blocks(70, size, q.itemsize, "metal")
+    blocks = MetalChoices().forward(problem(size, dtype)).blocks
     args = [q, k, v, None, None, None, o, lse, size**-0.5]
-    in_every_order(attention, args, [o, lse], options=Options(causal="lower_right"), BQ=rows, BK=keys)
+    in_every_order(attention, args, [o, lse], options=Options(causal="lower_right"), **blocks)
     exact, exact_lse = reference.attention(q, k, v, causal=True)
     near(o, exact, reference.attention(q, k, v, causal=True, compute=np.float32)[0])
     assert np.abs(lse - exact_lse).max() <= 1e-6
@@ -88,7 +89,7 @@ def test_split_decode_and_merge(size: int, dtype: str, heads: int) -> None:
     splits, per = 3, 64
     o = metal.poisoned((1, 1, heads, splits, size), np.float32)
     m, l = (metal.poisoned((1, 1, heads, splits), np.float32) for _ in range(2))
-    blocks = {"BR": schedule.row_block(heads, size, "metal"), "BK": schedule.decode_block(size, q.itemsize, "metal")}
+    blocks = MetalChoices().decode(problem(size, dtype, query_heads=heads, kv_heads=1, queries=1), per).blocks
     args = [q, k, v, None, o, m, l, None, None, None, size**-0.5, per]
     program = in_every_order(decode, args, [o, m, l], options=Options(), **blocks)
     assert program.rendered.threadgroup_bytes == 0 and program.rendered.threads == 32
@@ -108,8 +109,7 @@ def test_bfloat_where_the_language_has_none(size: int) -> None:
     """Metal before 3.1: the text does not speak of bfloat, and gives the same bits."""
     q = randoms(1, 1, 70, size, dtype=BF16)
     k, v = (randoms(1, 1, 97, size, dtype=BF16, seed=n) for n in (1, 2))
-    rows, keys = schedule.attention_blocks(70, size, 2, "metal")
-    consts = {"options": Options(causal="lower_right"), "BQ": rows, "BK": keys}
+    consts = {"options": Options(causal="lower_right"), **MetalChoices().forward(problem(size)).blocks}
     found = []
     for bfloat in (True, False):
         o, lse = metal.poisoned(q.shape, BF16), metal.poisoned(q.shape[:3], np.float32)

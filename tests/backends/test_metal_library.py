@@ -22,7 +22,7 @@ def forget() -> None:
         kernel._programs.clear()
         kernel._plans.clear()
     for op in (ops._ATTENTION, ops._PARTIALS, ops._MERGE, ops._MERGE_LSE, ops._MASK_BLOCKS):
-        op.table.clear()
+        op.calls.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -24,15 +24,16 @@ from backends.nvidia_kernels import (
 from monotile import errors, ir
 from monotile.backends.nvidia import backend as nvidia
 from monotile.backends.nvidia import build, choices
+from monotile.backends.nvidia.choices import NvidiaChoices
 from monotile.backends.nvidia.gluon import module as gluon
 from monotile.backends.nvidia.schedule import SHARED_BYTES, Schedule, choose
 from monotile.backends.nvidia.triton.render import render
-from monotile.dtypes import float32
+from monotile.dtypes import bool_
 from monotile.kernels.attention import attention
 from monotile.kernels.decode import decode as library_decode
 from monotile.kernels.scores import Options
 from monotile.language import Const, Tensor, arange, cdiv, dot, exp2, full, kernel, program_id, zeros
-from monotile.library import blocks as schedule
+from problems import problem
 
 
 @compiled
@@ -108,10 +109,10 @@ SPILLS = {64: (0, 0), 128: (0, 16), 256: (80, 80), 512: (1120, 1152)}
 def library_call(D: int, causal: bool, dtype: str = "bfloat16") -> ir.Kernel:
     """What `monotile.attention` compiles for a GPU that no table knows."""
     q = random((1, 4, 256, D), dtype)
-    BQ, BK = schedule.attention_blocks(256, D, q.itemsize, "gpu")
+    blocks = NvidiaChoices().forward(problem(D, dtype)).blocks
     options = Options("lower_right" if causal else None, None, None, None, None, None)
     arrays = q, q[:, :2], q[:, 2:], None, None, None, q.copy(), None
-    return attention.ir(*arrays, 0.1, options=options, BQ=BQ, BK=BK)
+    return attention.ir(*arrays, 0.1, options=options, **blocks)
 
 
 @compiled
@@ -144,11 +145,11 @@ def test_the_largest_head_sizes(dtype: str, D: int, spills: int) -> None:
 @pytest.mark.parametrize("mask_type", [bool, np.float32])
 def test_masks_of_float32(mask_type: Any, D: int) -> None:
     """Blocks so small that nearly everything fits the registers."""
-    blocks = choices.forward(D, float32, "cpu", masked=True, cleans=True).blocks
+    blocks = NvidiaChoices().forward(problem(D, "float32", mask=bool_)).blocks
     q, mask = random((1, 4, 256, D)), np.zeros((1, 4, 256, 256), mask_type)
-    kinds = np.zeros((1, 4, 256 // blocks["BQ"], 256 // blocks["BK"]), np.uint8)
-    arrays = q, q[:, :2], q[:, 2:], mask, kinds, None, q.copy(), random((1, 4, 256))
-    made = compile_ahead(attention.ir(*arrays, 0.1, options=Options("lower_right", fine=True), **blocks))
+    block_map = np.zeros((1, 4, 256 // blocks["BQ"], 256 // blocks["BK"]), np.uint8)
+    arrays = q, q[:, :2], q[:, 2:], mask, block_map, None, q.copy(), random((1, 4, 256))
+    made = compile_ahead(attention.ir(*arrays, 0.1, options=Options("lower_right"), covered=True, **blocks))
     if metadata.version("triton") == "3.6.0":
         assert resources(made)["STACK"] <= 256
 
@@ -157,7 +158,7 @@ def test_masks_of_float32(mask_type: Any, D: int) -> None:
 @pytest.mark.parametrize(("D", "laps", "spills"), [(64, False, 0), (128, False, 0), (128, True, 16), (256, False, 16)])
 def test_measured_choices(D: int, laps: bool, spills: int) -> None:
     """The rows of the table for sm_90, but for head size 512, whose module takes long to compile."""
-    choice = dict(choices._forward_table(laps))[D]
+    choice = dict(choices.forward_table(laps))[D]
     q = random((1, 4, 256, D), "bfloat16")
     arrays = q, q[:, :2], q[:, 2:], None, None, None, q.copy(), None
     call = attention.ir(*arrays, 0.1, options=Options("lower_right", None, None, None, None, None), **choice.blocks)
@@ -231,14 +232,13 @@ def test_a_schedule_that_does_not_fit_shared_memory() -> None:
 # ---- programs that share ---------------------------------------------------------------------------------------------
 
 
-def shared_call(D: int, mask_type: Any = bool, BK: int = 64, **options: Any) -> Any:
-    """The library's forward kernel after the passes, with a mask where `fine` asks for one."""
+def shared_call(D: int, mask_type: Any = bool, BK: int = 64, masked: bool = False, **options: Any) -> Any:
+    """The library's forward kernel after the passes, with a mask and its block map if asked for."""
     q = random((1, 2, 256, D), "bfloat16")
-    mask = np.zeros((1, 2, 256, 256), mask_type) if options.get("fine") else None
-    kinds = np.zeros((1, 2, 4, 4), np.uint8) if mask is not None else None
-    chosen = Options(**options)
-    call = attention.ir(q, q.copy(), q.copy(), mask, kinds, None, q.copy(), None, 0.1, options=chosen, BQ=64, BK=BK)
-    return lowered(call)
+    mask = np.zeros((1, 2, 256, 256), mask_type) if masked else None
+    block_map = np.zeros((1, 2, 4, 4), np.uint8) if masked else None
+    args = q, q.copy(), q.copy(), mask, block_map, None, q.copy(), None, 0.1
+    return lowered(attention.ir(*args, options=Options(**options), BQ=64, BK=BK, covered=masked))
 
 
 @compiled
@@ -317,7 +317,7 @@ def test_every_form_of_the_forward_kernel_can_share(options: dict[str, Any]) -> 
 def test_masks_are_compared_where_they_hide(mask_type: Any, word: str) -> None:
     """In whole blocks in which every key is seen; truth values are made where keys are counted."""
     schedule = Schedule(4, 2, programs=2)
-    rendered = nvidia.NvidiaProgram(shared_call(64, mask_type, fine=True), schedule).usual.rendered
+    rendered = nvidia.NvidiaProgram(shared_call(64, mask_type, masked=True), schedule).usual.rendered
     text = rendered.source[rendered.source.index("def compute(") :]
     assert text.count(f"{word}(") >= 2  # a run of such blocks begins with one outside its loop
     assert text.count("mask_blocks.index(") > text.count(f"{word}(")  # other blocks are read, and not so compared
@@ -325,7 +325,7 @@ def test_masks_are_compared_where_they_hide(mask_type: Any, word: str) -> None:
 
 @compiled
 def test_a_mask_in_programs_that_share_compiles() -> None:
-    kernel, schedule = shared_call(64, fine=True), Schedule(4, 2, programs=2)
+    kernel, schedule = shared_call(64, masked=True), Schedule(4, 2, programs=2)
     program = nvidia.NvidiaProgram(kernel, schedule)
     made = build.ahead(kernel, program.usual.rendered, schedule)
     assert "wgmma" in made.asm["ptx"] and resources(made)["STACK"] == 0

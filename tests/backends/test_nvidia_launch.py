@@ -12,6 +12,7 @@ import pytest
 import monotile
 from monotile.backends.nvidia import backend as nvidia
 from monotile.backends.nvidia import build, launcher
+from monotile.backends.nvidia.choices import NvidiaChoices
 from monotile.backends.nvidia.gluon import persistent as laps
 from monotile.library import ops
 
@@ -50,8 +51,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(nvidia, "first", found.first)
     monkeypatch.setattr(nvidia.NvidiaBackend, "why_not", lambda self: None)
     monkeypatch.setattr(nvidia.NvidiaBackend, "accepts", lambda self, device: True)
-    monkeypatch.setattr(ops._ATTENTION, "table", {})
-    monkeypatch.setattr(ops.choices, "keys_per_split", lambda *facts: 512)  # asks a GPU for its size
+    monkeypatch.setattr(ops._ATTENTION, "calls", {})
+    monkeypatch.setattr(NvidiaChoices, "keys_per_split", lambda *facts: 512)  # asks a GPU for its size
     return found
 
 

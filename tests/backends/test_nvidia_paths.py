@@ -21,7 +21,7 @@ from monotile.backends.nvidia.gluon import module as gluon
 from monotile.backends.nvidia.schedule import Schedule
 
 compiled = pytest.mark.skipif(build.interpreting(), reason="Triton's interpreter does not compile")
-SM_90 = dict(choices._forward_table(False))[128]
+SM_90 = dict(choices.forward_table(False))[128]
 
 
 def causal_attention(**blocks: int) -> ir.Kernel:
@@ -135,7 +135,7 @@ def test_the_manifest_of_a_plain_module_says_why() -> None:
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_the_manifest_of_a_gluon_module_describes_its_descriptors(persistent: bool) -> None:
-    schedule = dict(choices._forward_table(persistent))[128].schedule
+    schedule = dict(choices.forward_table(persistent))[128].schedule
     made = BACKEND.emit(causal_attention(), schedule, "sm_90")
     entry = made.entry
     assert entry["path"] == "gluon" and entry["requires"]["architecture"] == "sm_90"

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from monotile import ir
+from monotile.backends.metal.choices import MetalChoices
+from monotile.backends.nvidia.choices import NvidiaChoices
 from monotile.dtypes import BY_NAME, DType, bool_, float32, uint8
 from monotile.kernels import examples
 from monotile.kernels.attention import attention
@@ -15,8 +17,8 @@ from monotile.kernels.decode import decode
 from monotile.kernels.mask_blocks import mask_blocks
 from monotile.kernels.merge import merge, merge_lse
 from monotile.kernels.scores import Options
-from monotile.library import blocks as schedule
 from monotile.runtime.tensors import View, dense
+from problems import problem
 
 
 class Case(NamedTuple):
@@ -79,10 +81,10 @@ def mask_dtype(name: str) -> DType:
 
 def attention_blocks(backend: str, head_size: int, dtype: DType) -> tuple[int, int]:
     """(BQ, BK). Metal's threadgroup memory takes fewer keys."""
-    if backend == "metal":
-        return schedule.attention_blocks(NQ, head_size, dtype.bytes, "metal")
-    if backend == "nvidia" and dtype.bytes == 4:
-        return schedule.attention_blocks(NQ, head_size, dtype.bytes, "gpu")
+    if backend == "metal" or (backend == "nvidia" and dtype.bytes == 4):
+        choices = MetalChoices() if backend == "metal" else NvidiaChoices()
+        blocks = choices.forward(problem(head_size, dtype.name)).blocks
+        return blocks["BQ"] or 0, blocks["BK"] or 0
     return (64, 128) if head_size <= 128 else (64, 64)
 
 

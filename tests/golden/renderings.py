@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from golden.cases import Case
 from monotile import ir
+from monotile.backends.choices import Choice
 from monotile.backends.cpu.compiler import OPTIONS as CPU_PASSES
 from monotile.backends.cpu.lower import lower as lower_cpu
 from monotile.backends.cpu.target import Target
@@ -76,16 +77,16 @@ def schedules(case: Case) -> dict[str, Schedule]:
     if case.options is None or "float32" in case.name.split("/")[2:3]:
         return {}
     if case.name.startswith("decode"):
-        return {"sm_90": _up_to(case.head_size, choices._decode_table(whole="_whole" in case.name))}
+        return {"sm_90": _up_to(case.head_size, choices.decode_table(unsplit="_whole" in case.name))}
     masked = bool(case.mask)
     unseen = case.options.left is not None or case.options.causal == "upper_left"
     if masked or unseen or case.options.mask_mod is not None:
-        return {"sm_90": _up_to(case.head_size, choices._cleaning_table(masked))}
-    tables = {"sm_90": choices._forward_table(False), "sm_90 persistent": choices._forward_table(True)}
+        return {"sm_90": _up_to(case.head_size, choices.zeroing_table(masked))}
+    tables = {"sm_90": choices.forward_table(False), "sm_90 persistent": choices.forward_table(True)}
     found = {name: _up_to(case.head_size, table) for name, table in tables.items()}
     return found if found["sm_90"] != found["sm_90 persistent"] else {"sm_90": found["sm_90"]}
 
 
-def _up_to(head_size: int, table: tuple[tuple[int, choices.Choice], ...]) -> Schedule:
+def _up_to(head_size: int, table: tuple[tuple[int, Choice], ...]) -> Schedule:
     found: Schedule = next(choice.schedule for most, choice in table if head_size <= most)
     return found

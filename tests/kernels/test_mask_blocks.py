@@ -60,7 +60,7 @@ def test_a_fine_map_knows_where_every_key_is_seen(strip: int) -> None:
     for seed in range(30):
         mask = patches((1, 1, 70, 100), "float32", seed)
         kinds = np.full((1, 1, 3, 7), 255, np.uint8)
-        mask_blocks_kernel(mask, kinds, BQ=32, BK=16, STRIP=strip, fine=True, backend="cpu")
+        mask_blocks_kernel(mask, kinds, BQ=32, BK=16, STRIP=strip, covered=True, backend="cpu")
         plain = reference.mask_blocks(mask, 32, 16)
         np.testing.assert_array_equal(np.where(kinds == 3, 1, kinds), plain)
         for i, j in np.argwhere(plain[0, 0] == 1):

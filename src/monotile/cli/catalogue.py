@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import backends
 from ..backends.choices import AttentionProblem, Choice
-from ..dtypes import DType, bool_, float32, uint8
+from ..dtypes import DType, bfloat16, bool_, float32, uint8
 from ..kernels import attention, decode, examples, mask_blocks, merge
 from ..kernels.scores import Options
 from ..launch.kernel import Kernel
@@ -19,7 +19,7 @@ from .request import BadRequest, Request, find
 
 HEAD_SIZE, MASK_BLOCK, PARTS, LONG = 128, 64, 64, 2**20
 CAUSAL = {True: "lower_right", False: None}
-DEVICES = {"cpu": "cpu", "interpreter": "cpu", "nvidia": "sm_90", "metal": "mps"}  # described, if none is named
+DEVICES = {"cpu": "cpu", "interpreter": "cpu", "nvidia": "gpu", "metal": "mps"}  # where no device is named
 
 
 def device_of(backend: str, device: str | None) -> str:
@@ -153,6 +153,7 @@ FUNCTIONS: dict[str, FunctionDefaults] = {
     "mask_blocks": FunctionDefaults(ops.MaskBlocksOptions, {"mask": "B Hq Nq Nk"}, (), {"mask": bool_}),
 }
 LENGTHS = {"B": 1, "Hq": 32, "Hkv": 8, "Nq": 4096, "D": HEAD_SIZE, "R": 32, "S": 16}
+ELEMENTS = {"nvidia": bfloat16, "metal": bfloat16}  # the usual dtype of models on a GPU
 OPTIONS: dict[str, Any] = {
     "causal": False, "negative": False, "return_lse": False, "dtype": float32, "block_q": MASK_BLOCK,
     "block_k": MASK_BLOCK,
@@ -175,7 +176,7 @@ def described_call(name: str, request: Request, backend: str, device: str | None
             raise BadRequest(f"{found}; it has {', '.join(sorted({*known, *defaults.arrays}))} ({hint})")
     values = {**OPTIONS, **window, **request.values, "backend": backend, "threads": None}
     options = defaults.options(*[values.get(field) for field in defaults.options._fields])
-    element, views = request.dtypes.get("", float32), {}
+    element, views = request.dtypes.get("", ELEMENTS.get(backend, float32)), {}
     for array, sides in defaults.arrays.items():
         if array in defaults.optional and array not in request.shapes and array not in request.dtypes:
             continue

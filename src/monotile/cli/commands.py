@@ -91,9 +91,7 @@ def _details(name: str) -> str:
 
 
 KERNELS = "attention, decode, merge, ..., path/to/file.py:NAME or package.module:NAME"
-Device = Annotated[
-    str | None, typer.Option(help="a GPU (sm_90) or a vector unit (avx2), which need not be here")
-]
+Device = Annotated[str | None, typer.Option(help="a GPU (sm_90) or a vector unit (avx2), which need not be here")]
 DTypes = Annotated[list[str] | None, typer.Option(help="of every tensor, or of one: a=float16")]
 Shapes = Annotated[list[str] | None, typer.Option(help="of a tensor: a=64x128; 64 where nothing is said")]
 

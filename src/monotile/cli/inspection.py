@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from .. import backends, dtypes
-from ..backends.base import Backend
 from ..backends.choices import Choice
 from ..ir import Kernel as KernelIR
 from ..launch.kernel import Kernel
@@ -19,6 +18,7 @@ from . import catalogue
 from .request import BadRequest, Request
 
 DEFAULT_LENGTH = 64
+DEFAULT_DEVICE = {"nvidia": "sm_90"}  # the one that schedules were measured on
 
 
 def backend_for(backend: str | None, device: str | None) -> str:
@@ -33,27 +33,37 @@ def text(place: str, stage: str, request: Request, backend: str, device: str | N
     not be able to run here."""
     if stage == "source":
         return source(catalogue.find_kernel(place))
+    device = device or DEFAULT_DEVICE.get(backend)
     launches = list(_launches(place, request, backend, device))
-    texts = [_stage(backends.get(backend), stage, form, choice, device) for _, form, choice in launches]
-    if len(texts) == 1:
-        return texts[0]
-    titles = [f"launch {n} of {len(launches)}: {kernel.name}" for n, (kernel, *_) in enumerate(launches, 1)]
-    return "\n".join(f"# {title}\n{text}" for title, text in zip(titles, texts, strict=True))
+    stages = [backends.get(backend).stages(form, choice.schedule, device) for _, form, choice in launches]
+    if not any(stage in found for found in stages):
+        known = ", ".join(dict.fromkeys(name for found in stages for name in found))
+        raise BadRequest(f"backend {backend!r} has no stage {stage!r}; it has source, {known}")
+    if len(launches) == 1:
+        return _made(stage, stages[0])
+    texts = []
+    for n, ((kernel, *_), found) in enumerate(zip(launches, stages, strict=True), 1):
+        title = f"# launch {n} of {len(launches)}: {kernel.name}"
+        has = stage in found
+        texts.append(f"{title}\n{_made(stage, found)}" if has else f"{title} has {', '.join(found)}, not {stage}\n")
+    return "\n".join(texts)
 
 
 def explanation(place: str, request: Request, backend: str, device: str | None = None) -> str:
     """Which blocks, schedule and path are chosen for each launch, and why."""
     found, lines = backends.get(backend), []
+    device = device or DEFAULT_DEVICE.get(backend)
     launches = list(_launches(place, request, backend, device))
     count = f"{len(launches)} launch{'es' if len(launches) > 1 else ''}"
     lines.append(f"{place} on {device or catalogue.device_of(backend, device)} ({backend}): {count}")
     for n, (kernel, form, choice) in enumerate(launches, 1):
         lines.append(f"{n}. kernel {kernel.name}")
+        lines.append(f"   tensors: {', '.join(f'{t.name} {t.dtype}' for t in form.tensors)}")
         names = [name for name in kernel.const_names if name in form.consts and name != "options"]
         constants = ", ".join(f"{name}={form.consts[name]}" for name in names)
         lines.append(f"   constants: {constants}")
         if choice.why:
-            lines.append(f"   blocks: {choice.why}")
+            lines.append(f"   choice: {choice.why}")
         lines += [f"   {line}" for line in found.explain(form, choice.schedule, device)]
     return "\n".join(lines) + "\n"
 
@@ -70,10 +80,7 @@ def _launches(
     yield kernel, *specialised(kernel, request, backend, device)
 
 
-def _stage(backend: Backend, stage: str, form: KernelIR, choice: Choice, device: str | None) -> str:
-    stages = backend.stages(form, choice.schedule, device)
-    if stage not in stages:
-        raise BadRequest(f"backend {backend.name!r} has no stage {stage!r}; it has source, {', '.join(stages)}")
+def _made(stage: str, stages: Mapping[str, Callable[[], str]]) -> str:
     try:
         return stages[stage]()
     except ModuleNotFoundError as error:

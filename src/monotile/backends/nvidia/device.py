@@ -16,17 +16,17 @@ class Gpu:
     multiprocessors: int = 0
 
 
-INTERPRETER = Gpu("Triton's interpreter", "", 1)
+UNKNOWN = Gpu("an unknown GPU", "", 1)
 
 
 @cache
 def gpu(device: str) -> Gpu:
-    """The GPU that a device names: torch is asked about "cuda:1", "sm_90" is described, others are Triton's
-    interpreter."""
+    """The GPU that a device names: torch is asked about "cuda:1", "sm_90" is described, nothing is known of
+    others (Triton's interpreter on CPU arrays)."""
     if device in DESCRIBED:
         return Gpu(f"a GPU of {device}", device, DESCRIBED[device])
     if not device.startswith("cuda"):
-        return INTERPRETER
+        return UNKNOWN
     import torch
 
     found = torch.cuda.get_device_properties(device)

@@ -35,7 +35,7 @@ def test_a_wrong_result_is_found() -> None:
         wrong[-1][1, 2] = value
     assert registry.judge("out", right, exact, right).ok
     assert not any(registry.judge("out", w, exact, right).ok for w in [*wrong, right[:3], right[None]])
-    assert not registry.judge("kinds", np.ones(3, np.uint8), np.zeros(3, np.uint8), np.zeros(3, np.uint8)).ok
+    assert not registry.judge("block_map", np.ones(3, np.uint8), np.zeros(3, np.uint8), np.zeros(3, np.uint8)).ok
     lower = np.array([-np.inf, 1.0])
     assert registry.judge("lse", lower.astype(np.float32), lower, lower).ok
     assert not registry.judge("lse", -lower.astype(np.float32), lower, lower).ok

@@ -1,12 +1,12 @@
-"""Merging softmax states of different keys into the attention over all of them."""
+"""Merge softmax states of different keys into the attention over all of them."""
 
 from monotile.language import Const, Tensor, arange, cdiv, float32, inf, kernel, program_id, where
 
 from . import softmax
 
 
-def owned(rows, Dv, SPAN):
-    """A program's row, which of the row's programs it is, and its columns: SPAN of them, or all."""
+def tile_of_program(rows, Dv, SPAN):
+    """This program's row, its index among the row's programs, and its columns: SPAN of them, or all."""
     if SPAN is None:
         return program_id(rows), 0, arange(Dv)
     r, c = program_id(rows, cdiv(Dv, SPAN))
@@ -20,7 +20,7 @@ def merge(
 ):  # fmt: skip
     """Each program owns one row, or SPAN columns of it: its S parts (o unnormalised, m natural, l) become output and
     logsumexp. Where there are sinks, rows are `queries` of each of H heads, once or more."""
-    r, c, cols = owned(o.shape[0], Dv, SPAN)
+    r, c, cols = tile_of_program(o.shape[0], Dv, SPAN)
     row = r + arange(1)
     state = softmax.empty(1, SPAN or Dv)
     for j in range(0, o.shape[1], BS):
@@ -38,8 +38,8 @@ def merge_lse(
     o: Tensor["R S Dv"], lse: Tensor["R S"], out: Tensor["R Dv"], total: Tensor["R"],
     *, Dv: Const, BS: Const, SPAN: Const = None,
 ):  # fmt: skip
-    """The same for parts that are finished: outputs with their logsumexp."""
-    r, c, cols = owned(o.shape[0], Dv, SPAN)
+    """The same for normalised parts: outputs with their logsumexp."""
+    r, c, cols = tile_of_program(o.shape[0], Dv, SPAN)
     row = r + arange(1)
     state = softmax.empty(1, SPAN or Dv)
     for j in range(0, o.shape[1], BS):

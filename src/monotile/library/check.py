@@ -1,4 +1,4 @@
-"""`monotile check`: every registered case on a backend, held against float64."""
+"""`monotile check`: run every registered case on a backend and compare it with float64."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Result:
-    """A case, with what was found for each of its outputs or why it did not run."""
+    """A case with the verdict on each output, or the reason why it did not run."""
 
     case: Case
     verdicts: tuple[Verdict, ...]
@@ -29,7 +29,7 @@ class Result:
 
     @property
     def share(self) -> float:
-        """The greatest part of what is allowed that an output uses; above 1 is a failure."""
+        """The largest error of an output as a share of its tolerance; above 1 is a failure."""
         if self.problem:
             return float("inf")
         return max(
@@ -42,7 +42,7 @@ def cases(only: str = "") -> list[Case]:
 
 
 def results(wanted: list[Case], backend: str | None = None) -> Iterator[Result]:
-    """One after the other; an error of a case is its result, and the others still run."""
+    """Run one case after the other; an error of a case is its result, and the others still run."""
     for case in wanted:
         try:
             yield Result(case, tuple(registry.verdicts(case, backend)))
@@ -51,7 +51,7 @@ def results(wanted: list[Case], backend: str | None = None) -> Iterator[Result]:
 
 
 def run(console: Console, *, backend: str = "cpu", only: str = "") -> bool:
-    """Shows progress, a table and the worst case; whether every case holds."""
+    """Show progress, a table and the worst case; return True if every case holds."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.table import Table
 

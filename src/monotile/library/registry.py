@@ -1,7 +1,7 @@
-"""Every op with its cases, its float64 definition and what counts as right: used by tests, `monotile check` and the
-benchmark.
+"""The functions of the library with their test cases, float64 definitions and tolerances: for tests, `monotile check`
+and the benchmark.
 
-A result may be twice as far from float64 as the plain formula is in the same element type. To add a case, add a line.
+A result may be twice as far from float64 as the plain formula is in the same dtype. To add a case, add a line.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Case:
-    """One call: sizes, element type, plain options, and options that are made for the sizes (masks, functions)."""
+    """One call: sizes, dtype, plain options, and options that are made for the sizes (masks, functions)."""
 
     op: str
     sizes: Sizes
@@ -68,8 +68,8 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Op:
-    """An op: how its inputs are made, monotile's results, the exact ones, and those of the plain formula."""
+class CheckedFunction:
+    """A function: how its inputs are made, monotile's results, the exact ones, and those of the plain formula."""
 
     name: str
     make: Callable[[np.random.Generator, Sizes, np.dtype[Any]], Inputs]
@@ -80,7 +80,7 @@ class Op:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How far one output is from float64, and how far it may be. Both are infinite where NaN or infinity is
+    """The error of one output against float64, and its tolerance; the error is infinite if NaN or infinity is
     misplaced."""
 
     output: str
@@ -93,8 +93,8 @@ class Verdict:
 
 
 def judge(output: str, found: Array, exact: Array, naive: Array) -> Verdict:
-    """At most twice the error of the plain formula. NaN and infinity must be where they are in float64; a map is
-    exact."""
+    """Compare an output with float64: at most twice the error of the plain formula, NaN and infinity in the same
+    places; a block map is exact."""
     if found.shape != exact.shape:
         return Verdict(output, np.inf, 0.0)
     if found.dtype.kind in "ub":
@@ -112,7 +112,7 @@ def judge(output: str, found: Array, exact: Array, naive: Array) -> Verdict:
 
 
 def verdicts(case: Case, backend: str | None = None, threads: int | None = None) -> list[Verdict]:
-    """Runs a case and judges each of its outputs."""
+    """Run a case and judge each of its outputs."""
     op, inputs = OPS[case.op], case.inputs()
     given = {name: on_device(value, backend) for name, value in inputs.items()}
     found = {n: from_device(v) for n, v in op.run(given, backend=backend, threads=threads).items()}
@@ -121,7 +121,7 @@ def verdicts(case: Case, backend: str | None = None, threads: int | None = None)
 
 
 def on_device(value: Any, backend: str | None) -> Any:
-    """An argument where a backend takes it: for nvidia on the GPU, arrays that a function refers to as well."""
+    """Move an argument to where a backend takes it: for nvidia the GPU, with arrays that a function refers to."""
     if backend != "nvidia" or backends.get("nvidia").accepts("cpu"):  # Triton's interpreter takes them as they are
         return value
     if isinstance(value, types.FunctionType):
@@ -171,7 +171,7 @@ def _attention_formula(compute: type) -> Callable[[Inputs], Results]:
 
 
 def _decode(inputs: Inputs, **run: Any) -> Results:
-    """The parts, merged: a part alone has no exact value of its own, for its maximum is free."""
+    """The merged parts: a part alone has no exact value, since its maximum is free."""
     parts = ops.decode_partials(**inputs, **run)
     out, lse = ops.merge(*parts, dtype=inputs["q"].dtype, **run)
     return {"out": out, "lse": lse}
@@ -265,8 +265,8 @@ def _results(function: Callable[..., Any], *names: str) -> Callable[..., Results
     return lambda inputs, **run: dict(zip(names, function(**inputs, **run), strict=True))
 
 
-def _kinds(function: Callable[..., Any]) -> Callable[..., Results]:
-    return lambda inputs, **run: {"kinds": function(**inputs, **run)}
+def _block_map(function: Callable[..., Any]) -> Callable[..., Results]:
+    return lambda inputs, **run: {"block_map": function(**inputs, **run)}
 
 
 ATTENTION = _attention_formula(np.float64), _attention_formula(np.float32)
@@ -274,11 +274,11 @@ MERGE = _merge_formula(np.float64), _merge_formula(np.float32)
 OPS = {
     op.name: op
     for op in (
-        Op("attention", _qkv, _results(partial(ops.attention, return_lse=True), "out", "lse"), *ATTENTION),
-        Op("decode_partials", _qkv, _decode, *ATTENTION),
-        Op("merge", _parts, _results(ops.merge, "out", "lse"), *MERGE),
-        Op("merge_lse", _finished, _results(ops.merge_lse, "out", "lse"), *MERGE),
-        Op("mask_blocks", _mask, _kinds(ops.mask_blocks), *[_kinds(reference.mask_blocks)] * 2),
+        CheckedFunction("attention", _qkv, _results(partial(ops.attention, return_lse=True), "out", "lse"), *ATTENTION),
+        CheckedFunction("decode_partials", _qkv, _decode, *ATTENTION),
+        CheckedFunction("merge", _parts, _results(ops.merge, "out", "lse"), *MERGE),
+        CheckedFunction("merge_lse", _finished, _results(ops.merge_lse, "out", "lse"), *MERGE),
+        CheckedFunction("mask_blocks", _mask, _block_map(ops.mask_blocks), *[_block_map(reference.mask_blocks)] * 2),
     )
 }
 

@@ -35,7 +35,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(each, "_programs", {})
         monkeypatch.setattr(each, "_plans", {})
     for op in (ops._ATTENTION, ops._PARTIALS, ops._MERGE, ops._MERGE_LSE, ops._MASK_BLOCKS):
-        monkeypatch.setattr(op, "table", {})
+        monkeypatch.setattr(op, "calls", {})
 
 
 class Kind:

@@ -143,7 +143,7 @@ class TestOnGpu:
         found = []
         for many in (1, 3):
             monkeypatch.setattr(laps, "TRIED", (many,))
-            monkeypatch.setattr(ops._ATTENTION, "table", {})
+            monkeypatch.setattr(ops._ATTENTION, "calls", {})
             found.append(monotile.attention(q, k, v, causal=causal, return_lse=True))
         assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
         exact, _ = reference.attention(*(x.double().cpu().numpy() for x in (q, k, v)), causal=causal)

@@ -20,7 +20,7 @@ from monotile.launch.kernel import Kernel
 from monotile.launch.signature import captured_arrays
 from monotile.runtime import cache
 
-SOURCES = str(Path(cache.__file__).parents[1])
+SOURCES = str(Path(cache.__file__).parents[2])
 
 HELPERS = """
 LIMIT = 3.0
@@ -226,7 +226,8 @@ def test_functions_of_a_named_tuple_have_no_origin(folder: Path) -> None:
 
 def test_optimised_python_has_no_origin(folder: Path) -> None:
     """There asserts are not in the code, so the names in them are not found; the front end reads them all the same."""
-    code = "from monotile.kernels import examples; from monotile import origin, backends\n"
+    code = "from monotile import backends\nfrom monotile.kernels import examples\n"
+    code += "from monotile.launch import source_keys as origin\n"
     code += "print(origin.of(backends.get('cpu'), examples.copy.function, ((), ()), {}, {}))"
     environment = {**os.environ, "PYTHONPATH": SOURCES}
     run = subprocess.run([sys.executable, "-O", "-c", code], env=environment, capture_output=True, text=True)
@@ -265,7 +266,9 @@ def test_damaged_files_are_made_again(folder: Path) -> None:
 
 
 EVERY = """
-from monotile import cache, check, origin
+from monotile.launch import source_keys as origin
+from monotile.library import check
+from monotile.runtime import cache
 
 seen, asked = set(), []
 of, recall = origin.of, origin.recall
@@ -303,7 +306,7 @@ def test_every_registered_kernel_has_an_origin(folder: Path) -> None:
 
 def test_recalled_call_loads_no_front_end(folder: Path) -> None:
     code = "import sys, numpy as np, module_of_origin as m\n"
-    code += "m.scale(np.zeros(9, np.float32), np.zeros(9, np.float32)); print('monotile.frontend' in sys.modules)"
+    code += "m.scale(np.zeros(9, np.float32), np.zeros(9, np.float32)); print('monotile.frontend.build' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": f"{SOURCES}{os.pathsep}{folder}"}
     found = []
     for _ in range(2):

@@ -26,6 +26,7 @@ from .ops import Block, Op, Tensor, Type, Value
 
 Number = int | float | bool
 Operand = Value | int | float | bool
+GlobalRead = tuple[dict[str, Any], str, Any]  # a namespace, a name in it, and the value that was compiled in
 
 SYMBOLS = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%", "lt": "<", "le": "<=", "eq": "==",
@@ -47,8 +48,8 @@ class Builder:
         self.loc: Loc | None = None
         self._dims: dict[str | int, Value] = {}
         self._has_grid = False
-        self.reads: list[tuple[dict[str, Any], str, Any]] = []  # globals the kernel was compiled with
-        self.captured: dict[int, Tensor] = {}  # tensors for arrays that functions refer to, by the array's identity
+        self.globals_read: list[GlobalRead] = []
+        self.captured: dict[int, Tensor] = {}  # tensors that stand for captured arrays, by the array's id
 
     def fail(self, kind: type[KernelError], found: str, cure: str) -> KernelError:
         return kind(found, cure, self.loc)

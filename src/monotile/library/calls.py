@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 from ..dtypes import DType, uint8
 from ..errors import ArgumentAlignment, ArgumentKind, InternalError, MonotileError
-from ..launch.kernel import Kernel, Plan, Reads
-from ..launch.signature import captured_arrays, const_key, mentions, read_scalar
+from ..launch.kernel import Kernel, Plan
+from ..launch.signature import capture_pattern, captured_arrays, const_key, read_scalar
+from ..launch.source_keys import GlobalReads
 from ..runtime import arrays, tensors
 from ..runtime.arrays import Library
 from ..runtime.tensors import View
@@ -123,7 +124,7 @@ class Draft:
         places = [a.place if isinstance(a, Operand) else ("", -1) for a in args]
         places += [("captured", at[id(array)]) for array in captured]
         scalars = [a if a is SCALE else read_scalar(n, a, d) for p, n, d in plan.scalars for a in (args[p],)]
-        self.launches.append((plan, [places[n] for n in plan.array_at], scalars, threads))
+        self.launches.append((plan, [places[n] for n in plan.array_positions], scalars, threads))
 
 
 class Prepared:
@@ -156,7 +157,7 @@ class Prepared:
             picked = _picker([first[kind] + n for kind, n in places])
             rest = tuple(scalars[1:] if scaled else scalars)
             self.steps.append(Step(plan.program.launch, plan.bound, picked, scaled, rest, threads))
-        self.reads = _foreign([read for plan, *_ in draft.launches for read in plan.reads])
+        self.reads = _foreign([read for plan, *_ in draft.launches for read in plan.globals_read])
 
     def holds(self) -> bool:
         """Whether functions of the caller's that were compiled in still refer to the same things."""
@@ -210,7 +211,7 @@ def _picker(at: list[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     return lambda items: [items[n] for n in at]
 
 
-def _foreign(reads: Sequence[tuple[dict[str, Any], str, Any]]) -> Reads:
+def _foreign(reads: Sequence[tuple[dict[str, Any], str, Any]]) -> GlobalReads:
     """What the caller's functions read. The library's own names stay what they are."""
     package = __name__.partition(".")[0] + "."
     return tuple(read for read in reads if not str(read[0].get("__name__")).startswith(package))
@@ -236,7 +237,13 @@ class Op:
         else:
             if types.FunctionType in kinds:
                 captured = captured_arrays(options)
-            key = (kinds, *map(_option_key, options), *shapes, *map(tensors.signature, captured), *mentions(options))
+            key = (
+                kinds,
+                *map(_option_key, options),
+                *shapes,
+                *map(tensors.signature, captured),
+                *capture_pattern(options),
+            )
         try:
             prepared = self.table.get(key)
         except TypeError:  # something unhashable: the full check will say what

@@ -19,7 +19,7 @@ from monotile.runtime import cache, loading
 
 KEY = cache.fingerprint("a key")
 PAYLOAD = bytes(range(256)) * 40
-SOURCES = str(Path(cache.__file__).parents[1])
+SOURCES = str(Path(cache.__file__).parents[2])
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +130,7 @@ def test_temporary_directory_goes_with_its_process(folder: Path) -> None:
     folder.chmod(0o777)
     code = (
         "import os, warnings; warnings.simplefilter('ignore')\n"
-        "from monotile import cache\n"
+        "from monotile.runtime import cache\n"
         "print(cache.directory(), flush=True)\n"
         "child = os.fork()\n"
         "if child: os.waitpid(child, 0); assert cache.directory().exists()\n"
@@ -173,7 +173,7 @@ def test_directory_removed_while_running(folder: Path) -> None:
 
 def test_many_processes_write_one_key(folder: Path) -> None:
     code = (
-        "import sys; from monotile import cache\n"
+        "import sys; from monotile.runtime import cache\n"
         "seen = 0\n"
         "for i in range(150):\n"
         "    cache.store('shared', 'o', bytes([i % 251]) * (1 + 997 * int(sys.argv[1])))\n"
@@ -206,9 +206,16 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     path.mkdir()
     (path / "one.py").write_text("x = 1\n")
     (path / "two.py").write_text("y = 1\n")
-    monkeypatch.setattr(cache, "__file__", str(path / "cache.py"))
+    monkeypatch.setattr(cache, "__file__", str(path / "runtime" / "cache.py"))
     yield path
     cache._compiler.cache_clear()
+
+
+def test_compiler_fingerprint_covers_the_whole_package() -> None:
+    """An edit in any folder of the compiler must not find what was compiled before it."""
+    package = Path(SOURCES) / "monotile"
+    found = {Path(path) for path, _ in cache._source_files()}
+    assert found == set(package.rglob("*.py"))
 
 
 def test_compiler_fingerprint_follows_the_source(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,20 +1,24 @@
-"""Loops that are cut where their tests become known."""
+"""Loops that are split where their position predicates become constant."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from arrays import random
 from monotile import ir
+from monotile.backends import interpreter
 from monotile.kernels.attention import attention
 from monotile.kernels.scores import Options
+from monotile.language import arange, kernel, zeros
 from monotile.passes import pipeline
 
 
 def loops(options: Options) -> Iterator[ir.Op]:
     q = random((1, 2, 256, 64))
     made = attention.ir(q, q, q, None, None, None, q.copy(), None, 0.1, options=options, BQ=64, BK=64)
-    pipeline.run(made, pipeline.Options())
+    pipeline.run(made, pipeline.PipelineOptions())
     return (op for op in made.body.ops if op.kind == "for")
 
 
@@ -35,3 +39,22 @@ def test_what_has_begun_to_hold_is_not_tested_behind() -> None:
     *_, windowed = loops(Options("lower_right", left=100))
     *_, causal = loops(Options("lower_right"))
     assert 0 < comparisons(windowed) == comparisons(causal)
+
+
+@kernel
+def far_positions(x, y, end: int):
+    total = zeros(4)
+    for j in range(2**31 - 20, end):
+        at = (j + 100) // 2  # j + 100 wraps: this is negative
+        for i in range(0, x.shape[0], 4):
+            total += x[at + i + arange(4)]
+    y[arange(4)] = total
+
+
+def test_position_that_may_wrap_keeps_its_bounds_check() -> None:
+    """The interpreter refuses an access outside its tensor that a pass marked as inside."""
+    x, y, end = np.ones(64, np.float32), np.full(4, np.nan, np.float32), 2**31 - 10
+    made = far_positions.ir(x, y, end)
+    pipeline.run(made, pipeline.PipelineOptions(peel_bounds=True))
+    interpreter.evaluate(made, [x, y], [end])
+    assert not y.any()

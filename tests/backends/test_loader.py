@@ -291,7 +291,7 @@ def test_cached_kernel_needs_no_llvm(tmp_path: Path) -> None:
     folder = tmp_path / "kernels"
     assert [call(folder), call(folder)] == ["True", "False"]
     files = {path.suffix: path for path in folder.iterdir()}
-    assert set(files) == {".cpu", ".host", ".origin", ".pool", ".sources"}
+    assert set(files) == {".cpu", ".host", ".pool", ".source_key", ".sources"}
     assert all(loader.MAGIC in files[kind].read_bytes() for kind in (".cpu", ".pool"))
     for path in files.values():
         whole = path.read_bytes()

@@ -38,7 +38,7 @@ class Different(AssertionError):
 def check(program: Program, targets: Sequence[Target] = TARGETS) -> None:
     expected = [a.base.copy() for a in program.arguments]
     _interpret(program, program.kernel, expected)
-    for options in (OPTIONS, pipeline.Options(peel_bounds=False), pipeline.Options(peel_bounds=True)):
+    for options in (OPTIONS, pipeline.PipelineOptions(peel_bounds=False), pipeline.PipelineOptions(peel_bounds=True)):
         kernel = ir.copy(program.kernel)
         pipeline.run(kernel, options)
         found = [a.base.copy() for a in program.arguments]

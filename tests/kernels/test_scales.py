@@ -51,7 +51,7 @@ def greatest(x: Tensor["M N"], y: Tensor["M"], s: float, *, M: Const, N: Const):
 def test_a_positive_factor_follows_the_maximum() -> None:
     """The pass alone: attention's scores are not scaled before their maximum any more."""
     call = greatest.ir(np.zeros((4, 8), np.float32), np.zeros(4, np.float32), 0.5)
-    pipeline.run(call, pipeline.Options())
+    pipeline.run(call, pipeline.PipelineOptions())
     (fold,) = [op for op in ir.walk(call.body) if op.kind == "reduce"]
     picked = fold.operands[0].op
     assert picked is not None and picked.kind == "where"
@@ -62,7 +62,7 @@ def test_a_scale_sinks_below_the_maximum() -> None:
     q = np.zeros((1, 1, 64, 16), np.float32)
     call = (q, q, q, None, None, None, q.copy(), None, 0.1)
     kernel = attention_kernel.ir(*call, options=Options(causal="lower_right"), BQ=32, BK=32)
-    pipeline.run(kernel, pipeline.Options())
+    pipeline.run(kernel, pipeline.PipelineOptions())
     folds = [op for op in ir.walk(kernel.body) if op.kind == "reduce" and op.attrs["fold"] == "max"]
     assert folds
     for fold in folds:  # of the products themselves, or of those that are seen

@@ -116,7 +116,7 @@ def test_faults_of_monotile_itself_are_told_apart(monkeypatch: pytest.MonkeyPatc
     def broken(*args: Any) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr("monotile.builder.Builder.binary", broken)
+    monkeypatch.setattr("monotile.ir.builder.Builder.binary", broken)
     kernel = Kernel(calls.run_time_division_by_a_constant_zero)
     with pytest.raises(InternalError, match="KeyError"):
         kernel(np.zeros((8, 16), np.float32), 3, backend="interpreter")

@@ -32,7 +32,7 @@ from ..errors import (
     WrongCall,
 )
 from ..ir import Block, Loc, Op, Type, Value
-from ..ir.builder import Builder
+from ..ir.builder import Builder, GlobalRead
 from . import carried, indexing
 from .expressions import Expressions
 from .objects import Closure, Loop, describe
@@ -58,11 +58,11 @@ def build(
     scalars: tuple[tuple[str, DType], ...],
     consts: Mapping[str, Any],
     captured: Mapping[int, ir.Tensor] | None = None,
-    reads: list[tuple[dict[str, Any], str, Any]] | None = None,
+    globals_read: list[GlobalRead] | None = None,
 ) -> ir.Kernel:
-    """The IR of a kernel for given tensors, scalar types and constants. `captured` are the tensors that stand for
-    arrays
-    which functions among the constants refer to, by identity; `reads` gains the globals the kernel depends on."""
+    """Build the IR of a kernel for given tensors, scalar types and constants. `captured` holds the tensors that stand
+    for arrays captured by functions among the constants, by the array's id. Globals the kernel depends on are appended
+    to `globals_read`."""
     kernel = ir.Kernel(function.__name__, tensors, scalars, consts=dict(consts))
     builder = Builder(kernel.body)
     builder.captured = dict(captured or {})
@@ -76,8 +76,8 @@ def build(
     except Exception as error:
         where = f"{builder.loc.file}, line {builder.loc.line}" if builder.loc else function.__name__
         raise InternalError(f"monotile could not compile {where}: {type(error).__name__}: {error}") from error
-    if reads is not None:
-        reads += builder.reads
+    if globals_read is not None:
+        globals_read += builder.globals_read
     return kernel
 
 

@@ -139,7 +139,7 @@ class Expressions(ABC):
             return self.builder.captured[id(value)]
         fixed = isinstance(value, types.ModuleType | types.BuiltinFunctionType | type | DType)
         if not fixed and names is not self.captured and getattr(value, "__module__", None) != vocabulary.__name__:
-            self.builder.reads.append((names, name, value))
+            self.builder.globals_read.append((names, name, value))
         return value
 
     def on_Attribute(self, node: ast.Attribute) -> Any:

@@ -1,4 +1,4 @@
-"""Typed SSA over scalars and tiles: ops and values, their builder and verifier, linear forms."""
+"""Typed SSA over scalars and tiles: ops and values, builder, verifier, analyses and matchers."""
 
 from ..errors import Loc
 from .ops import (

@@ -1,6 +1,6 @@
-"""Integer values as linear forms: `constant + sum(factor * scalar) + sum(factor * position along a dimension)`.
+"""Affine analysis: integer values as `constant + sum(factor * scalar) + sum(factor * position along a dimension)`.
 
-The front end uses them to recognise slices (`start + arange(n)`), the passes to decide comparisons of positions.
+The front end recognises slices (`start + arange(n)`) by it, the passes decide comparisons of positions.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from .builder import Builder
 from .ops import Value
 
 K = TypeVar("K")
-TAKEN_APART = frozenset({"add", "sub", "mul", "neg", "expand", "trans", "broadcast", "cast"})
+LINEAR_OPS = frozenset({"add", "sub", "mul", "neg", "expand", "trans", "broadcast", "cast"})
 
 
 @dataclass(frozen=True)
 class Linear:
+    """A linear form of an integer value."""
+
     const: int = 0
-    terms: dict[Value, int] = field(default_factory=dict)  # scalar values that are not taken apart further
-    iotas: dict[int, int] = field(default_factory=dict)  # dimension of the tile -> coefficient of its position
+    terms: dict[Value, int] = field(default_factory=dict)  # factor of each scalar
+    iotas: dict[int, int] = field(default_factory=dict)  # factor of the position along each dimension of the tile
 
     def __add__(self, other: Linear) -> Linear:
         return Linear(self.const + other.const, _merge(self.terms, other.terms), _merge(self.iotas, other.iotas))
@@ -43,7 +45,7 @@ class Linear:
         return not self.terms and not self.iotas
 
     def offset_range(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Least and greatest value of the constant and the positions together, over a tile of this shape."""
+        """Return the least and greatest sum of the constant and the positions over a tile of this shape."""
         low = high = self.const
         for dim, factor in self.iotas.items():
             span = factor * (shape[dim] - 1)
@@ -63,7 +65,7 @@ def _merge(a: dict[K, int], b: dict[K, int]) -> dict[K, int]:
 
 
 def linear(value: Value) -> Linear | None:
-    """The linear form of an integer value, or None when it has none. A scalar always has one: itself."""
+    """Return the linear form of an integer value, or None. A scalar always has one: at worst, itself as a term."""
     known: dict[Value, Linear | None] = {}
     stack = [value]
     while stack:  # not recursive: a chain of additions may be longer than Python's stack
@@ -82,9 +84,9 @@ def linear(value: Value) -> Linear | None:
 
 
 def _parts(value: Value) -> tuple[Value, ...]:
-    """What the form of a value is made of."""
+    """Return the operands whose linear forms make up that of the value."""
     op = value.op
-    if op is None or not value.dtype.is_int or op.kind not in TAKEN_APART:
+    if op is None or not value.dtype.is_int or op.kind not in LINEAR_OPS:
         return ()
     return op.operands
 
@@ -98,13 +100,13 @@ def _from_op(value: Value, known: Mapping[Value, Linear | None]) -> Linear | Non
     if op.kind == "arange":
         # A single position is always 0, also where it is broadcast.
         return Linear(iotas={0: 1}) if value.shape[0] > 1 else Linear()
-    if op.kind not in TAKEN_APART:
+    if op.kind not in LINEAR_OPS:
         return None
     first, second = (*(known[v] for v in op.operands), None)[:2]
     if first is None or (second is None and len(op.operands) == 2):
         return None
     if op.kind == "cast":
-        return first if _keeps(op.operands[0].dtype, value.dtype) else None
+        return first if _is_lossless(op.operands[0].dtype, value.dtype) else None
     if op.kind == "expand":
         at = op.attrs["position"]
         return Linear(first.const, first.terms, {d + (d >= at): c for d, c in first.iotas.items()})
@@ -124,14 +126,14 @@ def _from_op(value: Value, known: Mapping[Value, Linear | None]) -> Linear | Non
     return None
 
 
-def _keeps(source: DType, target: DType) -> bool:
-    """Whether a cast keeps every number: narrowing may wrap, so a sum may not be taken apart through it."""
-    (low, high), (least, most) = source.limits, target.limits
-    return least <= low and high <= most
+def _is_lossless(source: DType, target: DType) -> bool:
+    """Return True if a cast keeps every number. A narrowing cast may wrap, so a form does not extend through it."""
+    (source_low, source_high), (target_low, target_high) = source.limits, target.limits
+    return target_low <= source_low and source_high <= target_high
 
 
 def to_scalar(b: Builder, form: Linear, dtype: DType = int32) -> Value:
-    """Code, in this type, for a linear form without positions."""
+    """Emit code that computes a linear form without positions in the given type."""
     total: Value | None = None
     for value, factor in form.terms.items():
         wide = b.cast(value, dtype)

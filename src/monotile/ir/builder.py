@@ -1,4 +1,4 @@
-"""Typed construction of IR: the rules of promotion, broadcasting and shapes, each with its error."""
+"""Typed construction of IR: promotion, broadcasting and shape rules, each with its error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from . import ops
 from .ops import Block, Op, Tensor, Type, Value
 
 Number = int | float | bool
-Operand = Value | int | float | bool
+ValueOrNumber = Value | int | float | bool
+GlobalRead = tuple[dict[str, Any], str, Any]  # a namespace, a name in it, and the value that was compiled in
 
 SYMBOLS = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%", "lt": "<", "le": "<=", "eq": "==",
@@ -34,21 +35,21 @@ SYMBOLS = {
 }  # fmt: skip
 
 
-LARGEST = float.fromhex("0x1.ffffffp127")  # what rounds to a finite float32 is below this
-MAX_SIDE = 2**16  # launch.MAX_LENGTH leaves this margin below 2**31
-GRID = ops.ELEMENTWISE | {"const", "dim", "param"}  # what the size of a grid may be computed with
+LARGEST = float.fromhex("0x1.ffffffp127")  # smaller magnitudes round to a finite float32
+MAX_SIDE = 2**16  # lengths of tensors leave this margin below 2**31
+GRID_SIZE_OPS = ops.ELEMENTWISE | {"const", "dim", "param"}
 
 
 class Builder:
-    """Appends ops to the current block. `loc` is the place every new op and every error points at."""
+    """Append ops to the current block. Every new op and every error gets the source location `loc`."""
 
     def __init__(self, block: Block) -> None:
         self.entry = self.block = block
         self.loc: Loc | None = None
         self._dims: dict[str | int, Value] = {}
         self._has_grid = False
-        self.reads: list[tuple[dict[str, Any], str, Any]] = []  # globals the kernel was compiled with
-        self.captured: dict[int, Tensor] = {}  # tensors for arrays that functions refer to, by the array's identity
+        self.globals_read: list[GlobalRead] = []
+        self.captured: dict[int, Tensor] = {}  # tensors that stand for captured arrays, by the array's id
 
     def fail(self, kind: type[KernelError], found: str, cure: str) -> KernelError:
         return kind(found, cure, self.loc)
@@ -61,13 +62,13 @@ class Builder:
     # ---- constants ---------------------------------------------------------------------------------------------------
 
     def const(self, value: Number, dtype: DType) -> Value:
-        """A constant of a type that is computed with."""
-        self.fits(value, dtype)
+        """Emit a scalar constant."""
+        self.check_range(value, dtype)
         value = float(value) if dtype.is_float else bool(value) if dtype is bool_ else int(value)
         return self.emit("const", (), Type(dtype), value=value).result
 
-    def fits(self, value: Number, dtype: DType) -> None:
-        """A number must be in the range of the type it becomes."""
+    def check_range(self, value: Number, dtype: DType) -> None:
+        """Raise NumberDoesNotFit for a number outside the range of its type."""
         if dtype.is_int:
             low, high = dtype.limits
             if not low <= value <= high:
@@ -76,8 +77,8 @@ class Builder:
         elif dtype.is_float and abs(value) >= LARGEST and not (isinstance(value, float) and math.isinf(value)):
             raise self.fail(NumberDoesNotFit, f"{_digits(value)} does not fit {dtype}", "use a smaller number, or inf")
 
-    def value(self, operand: Operand, like: DType | None = None) -> Value:
-        """A number becomes a constant of the type it meets; on its own an int is int32 and a float is float32."""
+    def value(self, operand: ValueOrNumber, like: DType | None = None) -> Value:
+        """Convert a number to a constant of the type `like`; by default an int is int32 and a float is float32."""
         if isinstance(operand, Value):
             return operand
         natural = bool_ if isinstance(operand, bool) else int32 if isinstance(operand, int) else float32
@@ -87,11 +88,11 @@ class Builder:
             what = {"float": "the tile first: .astype(float32)", "bool": "the bool: int(x)"}.get(natural.kind)
             cure = f"cast {what}" if what else "compare first: x != 0"
             raise self.fail(DTypeMismatch, f"the number {_digits(operand)} does not promote with {like}", cure)
-        self.fits(operand, like)
+        self.check_range(operand, like)
         return self.const(operand, dtypes.computed(like))
 
-    def dim(self, tensor: Tensor, axis: int) -> Operand:
-        """A length. Those known at run time are read once, at the top of the kernel; equal names are one value."""
+    def dim(self, tensor: Tensor, axis: int) -> ValueOrNumber:
+        """Return a tensor's length. Run-time lengths are read once, at the kernel's top; equal names share a value."""
         length = tensor.dims[axis]
         if isinstance(length, int):
             return length
@@ -104,7 +105,7 @@ class Builder:
 
     # ---- elementwise -------------------------------------------------------------------------------------------------
 
-    def binary(self, kind: str, left: Operand, right: Operand) -> Value:
+    def binary(self, kind: str, left: ValueOrNumber, right: ValueOrNumber) -> Value:
         if kind in ("gt", "ge"):
             kind, left, right = {"gt": "lt", "ge": "le"}[kind], right, left
         a, b = self._pair(kind, left, right)
@@ -123,7 +124,7 @@ class Builder:
             raise self.fail(ConstantFailed, f"'{SYMBOLS[kind]}' divides by zero", "correct the constants")
         return self._elementwise(kind, (a, b), bool_ if kind in ops.COMPARE else dtype)
 
-    def unary(self, kind: str, operand: Operand) -> Value:
+    def unary(self, kind: str, operand: ValueOrNumber) -> Value:
         value = self.value(operand)
         value = self.cast(value, dtypes.computed(value.dtype))
         if kind == "not":
@@ -136,7 +137,7 @@ class Builder:
             raise self.fail(UndefinedForDType, f"'{SYMBOLS.get(kind, kind)}' is not defined for {value.dtype}", cure)
         return self._elementwise(kind, (value,), value.dtype)
 
-    def fma(self, *operands: Operand) -> Value:
+    def fma(self, *operands: ValueOrNumber) -> Value:
         values = [self.value(x, float32) for x in operands]
         for value in values:
             if not value.dtype.is_float:
@@ -145,7 +146,7 @@ class Builder:
         a, b, c = (self.cast(value, dtypes.computed(value.dtype)) for value in values)
         return self._elementwise("fma", (a, b, c), a.dtype)
 
-    def where(self, condition: Operand, yes: Operand, no: Operand) -> Value:
+    def where(self, condition: ValueOrNumber, yes: ValueOrNumber, no: ValueOrNumber) -> Value:
         c = self.value(condition)
         if c.dtype is not bool_:
             found = f"where needs a bool condition, found {c.type}"
@@ -153,18 +154,18 @@ class Builder:
         a, b = self._pair("where", yes, no)
         return self._elementwise("where", (c, a, b), a.dtype)
 
-    def choose(self, first: bool, yes: Operand, no: Operand) -> Operand:
-        """where() with a condition known now: the type and shape do not depend on which side is taken."""
+    def choose(self, first: bool, yes: ValueOrNumber, no: ValueOrNumber) -> ValueOrNumber:
+        """Lower where() with a compile-time condition. Type and shape do not depend on which side is taken."""
         if not isinstance(yes, Value) and not isinstance(no, Value):
             return yes if first else no
         a, b = self._pair("where", yes, no)
         return self.broadcast(a if first else b, self.broadcast_shape((a, b)))
 
-    def cast(self, operand: Operand, dtype: DType) -> Value:
+    def cast(self, operand: ValueOrNumber, dtype: DType) -> Value:
         value = self.value(operand)
         return value if value.dtype is dtype else self._elementwise("cast", (value,), dtype)
 
-    def _pair(self, kind: str, left: Operand, right: Operand) -> tuple[Value, Value]:
+    def _pair(self, kind: str, left: ValueOrNumber, right: ValueOrNumber) -> tuple[Value, Value]:
         like_left = right.dtype if isinstance(right, Value) else None
         like_right = left.dtype if isinstance(left, Value) else None
         if isinstance(left, float) and like_left is not None and like_left.is_int:
@@ -192,7 +193,7 @@ class Builder:
         return self.emit(kind, tuple(self._lift(v, len(shape)) for v in operands), Type(dtype, shape)).result
 
     def _lift(self, value: Value, rank: int) -> Value:
-        """NumPy's rule: missing leading dimensions count as 1. Scalars stay scalars."""
+        """Add a leading dimension of 1 to a tile of lower rank, as NumPy does. Scalars stay scalars."""
         return self.expand(value, 0) if len(value.shape) == 1 and rank == 2 else value
 
     def broadcast_shape(self, operands: tuple[Value, ...]) -> tuple[int, ...]:
@@ -225,7 +226,7 @@ class Builder:
             raise self.fail(BadSide, found, "use a side from 1 up; loop over the rest")
         return count
 
-    def full(self, operand: Operand, shape: tuple[int, ...]) -> Value:
+    def full(self, operand: ValueOrNumber, shape: tuple[int, ...]) -> Value:
         self.rank(len(shape))
         value = self.value(operand)
         if value.shape:
@@ -236,7 +237,7 @@ class Builder:
         return self.broadcast(value, shape)
 
     def broadcast(self, value: Value, shape: tuple[int, ...]) -> Value:
-        """The value stretched to a shape it is known to broadcast to."""
+        """Broadcast a value to a shape it is known to fit."""
         value = self._lift(value, len(shape))
         return value if value.shape == shape else self.emit("broadcast", (value,), Type(value.dtype, shape)).result
 
@@ -284,8 +285,8 @@ class Builder:
             a, b = self.cast(a, float32), self.cast(b, float32)
         return self.emit("dot", (a, b), Type(float32, (a.shape[0], b.shape[1]))).result
 
-    def program_id(self, counts: list[Operand]) -> tuple[Value, ...]:
-        """One grid for the whole kernel, whose size is known before any program runs."""
+    def program_id(self, counts: list[ValueOrNumber]) -> tuple[Value, ...]:
+        """Declare the kernel's one grid, sized before the launch, and return this program's position in it."""
         if self._has_grid or self.block is not self.entry:
             found = "program_id is called twice" if self._has_grid else "program_id inside a run-time loop or branch"
             raise self.fail(BadGrid, found, "call it once, at the top: i, j = program_id(cdiv(m, BM), cdiv(n, BN))")
@@ -293,13 +294,13 @@ class Builder:
             if not isinstance(count, Value) and count < 0:
                 raise self.fail(BadGrid, f"a grid of {_digits(count)} programs", "use a count from 0 up")
         sizes = tuple(self.cast(c, int32) for c in counts)
-        if not all(_known_before(size) for size in sizes):
+        if not all(_computable_before_launch(size) for size in sizes):
             cure = "compute it from lengths, scalars and constants"
             raise self.fail(BadGrid, "the size of the grid depends on what a tensor holds", cure)
         self._has_grid = True
         return self.emit("program_id", sizes, *(Type(int32) for _ in sizes)).results
 
-    def cdiv(self, a: Operand, b: Operand) -> Operand:
+    def cdiv(self, a: ValueOrNumber, b: ValueOrNumber) -> ValueOrNumber:
         if not isinstance(b, Value) and b < 1:
             raise self.fail(ConstantFailed, f"cdiv divides by {_digits(b)}", "divide by a number from 1 up")
         if not isinstance(a, Value) and not isinstance(b, Value):
@@ -308,12 +309,12 @@ class Builder:
         return self.binary("floordiv", self.binary("add", a, less), b)
 
 
-def _known_before(size: Value) -> bool:
-    """Whether a value is computed from lengths, scalars and constants alone."""
+def _computable_before_launch(size: Value) -> bool:
+    """Return True if a value is computed from lengths, scalars and constants alone."""
     seen, stack = {size}, [size]
     while stack:
         op = stack.pop().op
-        if op is None or op.kind not in GRID:
+        if op is None or op.kind not in GRID_SIZE_OPS:
             return False
         fresh = [v for v in op.operands if v not in seen]
         seen.update(fresh)
@@ -322,5 +323,5 @@ def _known_before(size: Value) -> bool:
 
 
 def _digits(value: Number) -> str:
-    """A number for a message; Python refuses to print very long ones."""
+    """Format a number for a message; Python refuses to print very long ones."""
     return str(value) if isinstance(value, float) or abs(value) < 10**40 else "a number of more than 40 digits"

@@ -1,4 +1,4 @@
-"""The fused multiply-add of float32 numbers in NumPy, which has none."""
+"""Fused multiply-add of float32 in NumPy, which has none."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ import numpy as np
 
 
 def fma(a: Any, b: Any, c: Any) -> Any:
-    """a * b + c, rounded once. In float64 the product is exact and the sum is not: where it was rounded to an even
-    number, the odd one beside it, on the side of the exact sum, rounds to the float32 that the exact sum does."""
+    """Return a * b + c, rounded once.
+
+    In float64 the product is exact but the sum is rounded. Rounding it to odd instead of to even makes the second
+    rounding, to float32, give what the exact sum would: where an inexact sum is even, take its odd neighbour on the
+    side of the exact sum."""
     a, b, c = (np.asarray(x, np.float32).astype(np.float64) for x in (a, b, c))
     with np.errstate(all="ignore"):
         product = a * b

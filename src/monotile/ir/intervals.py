@@ -1,83 +1,121 @@
-"""Between which numbers an integer lies: what lets plain arithmetic stand for that which wraps, rounds or clamps."""
+"""Integer range analysis: where plain arithmetic may replace wrapping or clamping arithmetic, and where a position is
+known not to be negative."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..dtypes import DType
-from .ops import Op, Value
+from .affine import Linear, linear
+from .ops import Block, Op, Value
 
-MOST_LENGTH = 2**31 - 2**16  # of a tensor's side
+MAX_LENGTH = 2**31 - 2**16  # of a tensor's dimension
+MAX_DEPTH = 16  # of operands followed; deeper ones count as unknown
 Interval = tuple[int, int]
+Loops = Mapping[Block, Op]  # loops by their body; a counter is bounded only if its loop is here
+NO_LOOPS: Loops = {}
 
 
-def interval(value: Value, depth: int = 16) -> Interval:
-    """The least and greatest an integer can be."""
+def interval(value: Value, loops: Loops = NO_LOOPS, depth: int = MAX_DEPTH) -> Interval:
+    """Return the least and greatest value an integer can take; the limits of its type if nothing is known."""
     op, limits = value.op, _limits(value.dtype)
-    if op is None or depth == 0 or not value.dtype.is_int:
+    if depth == 0 or not value.dtype.is_int:
         return limits
+    if op is None:
+        return _counter_interval(value, loops, depth) if loops else limits
     if op.kind == "const":
         return int(op.attrs["value"]), int(op.attrs["value"])
     if op.kind == "arange":
         return 0, value.shape[0] - 1
     if op.kind == "dim":
-        return 0, MOST_LENGTH
+        return 0, MAX_LENGTH
     if op.kind == "program_id":
-        return 0, limits[1]
-    found = _exactly(op, depth)
-    return found if found is not None and limits[0] <= found[0] and found[1] <= limits[1] else limits
+        size = op.operands[op.results.index(value)]  # a grid over a tensor leaves the margin that lengths leave
+        return 0, MAX_LENGTH if interval(size, loops, depth - 1)[1] <= MAX_LENGTH else limits[1]
+    found = _unwrapped_interval(op, loops, depth)
+    return found if found is not None and _fits(found, limits) else limits
+
+
+def nonnegative(form: Linear | None, loops: Loops, depth: int = MAX_DEPTH) -> bool:
+    """Prove that a sum of integer scalars, computed without wrapping, is 0 or more."""
+    if form is None or form.iotas or form.const < 0:
+        return False
+    return all(factor > 0 and interval(term, loops, depth)[0] >= 0 for term, factor in form.terms.items())
+
+
+def _counter_interval(value: Value, loops: Loops, depth: int) -> Interval:
+    """Bound a loop's counter by its start, from which it only grows, and by its end."""
+    limits, body = _limits(value.dtype), value.owner
+    if not isinstance(body, Block) or body not in loops or value is not body.params[0]:
+        return limits
+    start, end = loops[body].operands[:2]
+    low = 0 if nonnegative(linear(start), loops, depth - 1) else limits[0]
+    return low, max(low, interval(end, loops, depth - 1)[1] - 1)
 
 
 def _limits(dtype: DType) -> Interval:
     return dtype.limits if dtype.is_int else (0, 0)
 
 
-def _exactly(op: Op, depth: int) -> Interval | None:
-    """What an op gives if nothing wraps."""
+def _fits(found: Interval, limits: Interval) -> bool:
+    return limits[0] <= found[0] and found[1] <= limits[1]
+
+
+def _unwrapped_interval(op: Op, loops: Loops, depth: int) -> Interval | None:
+    """Return the interval of an op's result if nothing wraps, or None for ops without a rule."""
     kind = op.kind
     if kind == "where":
         (_, a, b) = op.operands
-        (low, high), (least, most) = interval(a, depth - 1), interval(b, depth - 1)
-        return min(low, least), max(high, most)
+        (low, high), (other_low, other_high) = interval(a, loops, depth - 1), interval(b, loops, depth - 1)
+        return min(low, other_low), max(high, other_high)
     if not op.operands or not all(v.dtype.is_int for v in op.operands):
         return None
-    (low, high), *others = (interval(v, depth - 1) for v in op.operands)
+    (low, high), *others = (interval(v, loops, depth - 1) for v in op.operands)
     if kind in ("cast", "expand", "trans", "broadcast"):
         return low, high
     if len(others) != 1:
         return None
-    least, most = others[0]
+    other_low, other_high = others[0]
     if kind in ("add", "sub"):
-        return (low + least, high + most) if kind == "add" else (low - most, high - least)
+        return (low + other_low, high + other_high) if kind == "add" else (low - other_high, high - other_low)
     if kind == "mul":
-        products = [a * b for a in (low, high) for b in (least, most)]
+        products = [a * b for a in (low, high) for b in (other_low, other_high)]
         return min(products), max(products)
     if kind in ("min", "max"):
         choose = min if kind == "min" else max
-        return choose(low, least), choose(high, most)
-    if kind in ("floordiv", "mod") and least > 0:
-        return (
-            (min(low // least, low // most), max(high // least, high // most)) if kind == "floordiv" else (0, most - 1)
-        )
-    return None
+        return choose(low, other_low), choose(high, other_high)
+    return _division_interval(kind, (low, high), others[0]) if kind in ("floordiv", "mod") else None
+
+
+def _division_interval(kind: str, dividend: Interval, divisor: Interval) -> Interval | None:
+    """Bound a quotient or remainder by a divisor that is not negative. Division by 0 gives 0."""
+    (low, high), (least, most) = dividend, divisor
+    if least < 0:
+        return None
+    if kind == "mod":
+        return 0, max(most - 1, 0)
+    if least == 0:
+        return min(low, 0), max(high, 0)
+    return min(low // least, low // most), max(high // least, high // most)
 
 
 def is_exact(op: Op) -> bool:
-    """Whether sums and products never wrap, and quotients never round towards zero from below."""
-    limits = _limits(op.result.dtype)
+    """Prove that a sum or product never wraps, or that a quotient never rounds a negative number towards zero."""
     if op.kind in ("floordiv", "mod"):
         return interval(op.operands[0])[0] >= 0 and interval(op.operands[1])[0] > 0
-    found = _exactly(op, 16)
-    return found is not None and limits[0] <= found[0] and found[1] <= limits[1]
+    found = _unwrapped_interval(op, NO_LOOPS, MAX_DEPTH)
+    return found is not None and _fits(found, _limits(op.result.dtype))
 
 
 def chosen(op: Op) -> Value | None:
-    """The operand that a minimum or maximum always is."""
+    """Return the operand that an integer minimum or maximum always equals, if one always does."""
     if op.kind not in ("min", "max") or not op.result.dtype.is_int:
         return None
     a, b = op.operands
     if a is b:
         return a
-    (low, high), (least, most) = interval(a), interval(b)
-    lesser = a if high <= least else b if most <= low else None
+    (low, high), (other_low, other_high) = interval(a), interval(b)
+    lesser = a if high <= other_low else b if other_high <= low else None
     if lesser is None or a.shape != b.shape:
         return None
     return lesser if op.kind == "min" else b if lesser is a else a

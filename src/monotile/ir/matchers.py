@@ -1,4 +1,4 @@
-"""Patterns that every backend looks for."""
+"""Op patterns that several backends match."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Accumulation(NamedTuple):
 
 
 def accumulation(add: Op, block: Container[Op], uses: Mapping[Value, list[Op]]) -> Accumulation | None:
-    """Match an add of a dot of the same block that nothing else reads."""
+    """Match an add whose dot is in the same block and has no other reader."""
     if add.kind != "add":
         return None
     for product, addend in (add.operands, add.operands[::-1]):
@@ -29,7 +29,7 @@ def accumulation(add: Op, block: Container[Op], uses: Mapping[Value, list[Op]]) 
 
 
 def untransposed(value: Value) -> tuple[Value, bool]:
-    """Return what a value is before transposes, and whether it is transposed."""
+    """Strip transposes from a value; return the operand and True if an odd number was stripped."""
     transposed = False
     while value.op is not None and value.op.kind == "trans":
         value, transposed = value.op.operands[0], not transposed

@@ -1,8 +1,8 @@
-"""The one intermediate form: typed SSA over scalars and tiles, with structured loops and branches.
+"""The intermediate representation: typed SSA over scalars and tiles, with structured loops and branches.
 
 A `Value` is a scalar (shape `()`) or a tile of static shape and rank 1 or 2. Every value is made by exactly one `Op`
 or is a parameter of a `Block`. An op may own blocks (`for` has one, `if` has two); each of those ends in a `yield`.
-Tensors are not values: an op that touches memory names its `Tensor` in an attribute. docs/internals/ir.md lists every
+Tensors are not values: an op that accesses memory names its `Tensor` in an attribute. docs/internals/ir.md lists every
 op with its meaning; the interpreter defines them.
 """
 
@@ -20,13 +20,13 @@ UNARY = frozenset({"neg", "abs", "exp", "exp2", "log", "log2", "tanh", "sqrt", "
 ARITHMETIC = frozenset({"add", "sub", "mul", "div", "floordiv", "mod", "max", "min", "and", "or"})
 COMPARE = frozenset({"lt", "le", "eq", "ne"})
 ELEMENTWISE = UNARY | ARITHMETIC | COMPARE | {"where", "fma", "cast"}
-# Ops that only rename coordinates: free on every backend.
+# Ops that only remap coordinates: free on every backend.
 SHAPE_ONLY = frozenset({"expand", "trans", "broadcast"})
 NULLARY = frozenset({"const", "dim", "param", "arange"})
 MEMORY = frozenset({"load", "gather", "store"})
 CONTROL = frozenset({"for", "if", "yield"})
 KINDS = ELEMENTWISE | SHAPE_ONLY | NULLARY | MEMORY | CONTROL | {"program_id", "reduce", "dot", "visible"}
-# Ops whose removal, when nothing uses the result, changes nothing.
+# Ops that can be removed when nothing reads their results.
 PURE = KINDS - {"store", "for", "if", "yield", "visible", "program_id"}
 
 
@@ -41,13 +41,12 @@ class Type:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor parameter: rank and element type are compile-time, lengths and strides are not, except where known
-    here."""
+    """A tensor parameter. Rank and element type are known at compile time; of lengths and strides only those given."""
 
     name: str
     index: int
     dtype: DType
-    dims: tuple[str | int, ...]  # a symbol per runtime dimension, an int per compile-time one
+    dims: tuple[str | int, ...]  # a symbol for a run-time length, an int for a compile-time one
     unit: int | None = None  # the dimension known to have stride 1, if any
     strides: tuple[int | None, ...] = ()  # strides (in elements) known at compile time
 
@@ -57,7 +56,7 @@ class Tensor:
 
 
 class Value:
-    """One SSA value. `owner` is the op or block that makes it."""
+    """One SSA value. `owner` is the op or block that defines it; `hint` is its name in printed IR."""
 
     __slots__ = ("hint", "owner", "type")
 
@@ -70,7 +69,7 @@ class Value:
 
     @property
     def kind(self) -> str:
-        """The kind of the op that makes this value, or `parameter`."""
+        """The kind of the op that defines this value, or `parameter`."""
         return self.owner.kind if isinstance(self.owner, Op) else "parameter"
 
     @property
@@ -133,7 +132,7 @@ class Kernel:
 
 
 def walk(block: Block) -> Iterator[Op]:
-    """Every op, in program order, an op before the ops of its blocks."""
+    """Yield every op in program order, an op before the ops of its blocks."""
     for op in block.ops:
         yield op
         for inner in op.blocks:
@@ -141,7 +140,7 @@ def walk(block: Block) -> Iterator[Op]:
 
 
 def uses(block: Block) -> dict[Value, list[Op]]:
-    """The ops that read each value."""
+    """Return the ops that read each value."""
     table: dict[Value, list[Op]] = {}
     for op in walk(block):
         for value in op.operands:
@@ -150,7 +149,7 @@ def uses(block: Block) -> dict[Value, list[Op]]:
 
 
 def needed(ops: list[Op], values: Iterable[Value]) -> list[Op]:
-    """Those of the ops that the values come from, in order."""
+    """Return the ops that the values depend on, in order."""
     wanted, found = set(values), []
     for op in reversed(ops):
         if wanted.intersection(op.results):
@@ -160,7 +159,7 @@ def needed(ops: list[Op], values: Iterable[Value]) -> list[Op]:
 
 
 def replace(block: Block, mapping: Mapping[Value, Value]) -> None:
-    """Every read of a key reads its value instead."""
+    """Replace every use of a key by its value."""
 
     def final(value: Value) -> Value:
         while value in mapping:
@@ -173,7 +172,7 @@ def replace(block: Block, mapping: Mapping[Value, Value]) -> None:
 
 
 def clone(op: Op, mapping: dict[Value, Value]) -> Op:
-    """A copy of the op and its blocks that reads through `mapping`, which gains the copies of what it defines."""
+    """Copy an op and its blocks, replacing operands by `mapping`, which gains the copies of what the op defines."""
     copy = Op(op.kind, tuple(mapping.get(v, v) for v in op.operands), op.attrs, loc=op.loc)
     blocks = []
     for block in op.blocks:
@@ -190,7 +189,7 @@ def clone(op: Op, mapping: dict[Value, Value]) -> Op:
 
 
 def copy(kernel: Kernel) -> Kernel:
-    """A kernel that can be changed without changing this one."""
+    """Return a deep copy of the kernel."""
     fresh = Kernel(kernel.name, kernel.tensors, kernel.scalars, consts=kernel.consts)
     mapping: dict[Value, Value] = {}
     fresh.body.ops = [clone(op, mapping) for op in kernel.body.ops]
@@ -198,7 +197,7 @@ def copy(kernel: Kernel) -> Kernel:
 
 
 def constant(value: Value) -> int | float | bool | None:
-    """The number a scalar or broadcast value is known to be, else None."""
+    """Return the number that a constant or broadcast constant is, else None."""
     op = value.op
     if op is not None and op.kind == "broadcast":
         return constant(op.operands[0])
@@ -209,7 +208,7 @@ def constant(value: Value) -> int | float | bool | None:
 
 
 def show(kernel: Kernel) -> str:
-    """The kernel as text, one op a line; equal kernels print equally (the text is part of the cache key)."""
+    """Print the kernel, one op a line. Equal kernels print equally: the text is part of the cache key."""
     names: dict[Value, str] = {}
     taken: dict[str, int] = {}
 

@@ -1,7 +1,7 @@
-"""The rules of the IR, checked in one walk after the front end and after every pass.
+"""The IR verifier: one walk after the front end and after every pass.
 
 A broken rule is a fault of monotile, so the message is for its developers: the stage, the rule, the op and the author's
-line. docs/ops.md lists the rules in words.
+line. docs/internals/ir.md lists the rules.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ ANY_TYPE = frozenset({"eq", "ne"})
 
 
 def check(kernel: Kernel, stage: str) -> None:
-    """Raises InternalError when the kernel breaks a rule; `stage` is what ran last."""
+    """Raise InternalError if the kernel breaks a rule; `stage` names the pass that ran last."""
     _Checker(kernel, stage).kernel_rules()
 
 
 class _Checker:
     def __init__(self, kernel: Kernel, stage: str) -> None:
         self.kernel, self.stage = kernel, stage
-        self.scope: set[Value] = set()  # what the current op may read
-        self.defined: set[Value] = set()  # what anything so far has defined, in scope or not
+        self.scope: set[Value] = set()  # values the current op may read
+        self.defined: set[Value] = set()  # values defined so far, in scope or not
         self.seen_program_id = False
         self.op: Op | None = None
         self.parent: Op | None = None  # the op whose block is being walked
@@ -51,29 +51,29 @@ class _Checker:
         self.block(self.kernel.body, ())
 
     def block(self, block: Block, yields: tuple[Type, ...]) -> None:
-        """Walks one block, which must end in a yield of these types."""
-        mine: list[Value] = []
+        """Walk one block, which must end in a yield of these types."""
+        defined_here: list[Value] = []
         for param in block.params:
             self.need(param.owner is block, "a block parameter must be owned by its block")
-            self.define(param, mine)
+            self.define(param, defined_here)
         self.need(bool(block.ops) and block.ops[-1].kind == "yield", "a block must end in a yield")
         for op in block.ops:
             self.op = op
-            self.one(op, last=op is block.ops[-1], yields=yields)
+            self.check_op(op, last=op is block.ops[-1], yields=yields)
             for result in op.results:
-                self.define(result, mine)
-        self.scope.difference_update(mine)
+                self.define(result, defined_here)
+        self.scope.difference_update(defined_here)
 
-    def define(self, value: Value, mine: list[Value]) -> None:
+    def define(self, value: Value, defined_here: list[Value]) -> None:
         self.need(value not in self.defined, "a value is defined twice")
         shape = value.type.shape
         self.need(len(shape) <= 2, "a tile has at most two dimensions")
         self.need(all(side >= 1 for side in shape), "a tile side is at least 1")
         self.defined.add(value)
         self.scope.add(value)
-        mine.append(value)
+        defined_here.append(value)
 
-    def one(self, op: Op, *, last: bool, yields: tuple[Type, ...]) -> None:
+    def check_op(self, op: Op, *, last: bool, yields: tuple[Type, ...]) -> None:
         self.need(op.kind in ops.KINDS, f"{op.kind!r} is not a kind of op")
         for value in op.operands:
             if value not in self.scope:
@@ -118,7 +118,7 @@ class _Checker:
             self.arithmetic(kind, dtype)
 
     def arithmetic(self, kind: str, dtype: Any) -> None:
-        """Which types an op computes in. Narrow ones are storage formats: none."""
+        """Check the type an op computes in. Narrow types are storage formats: none computes in them."""
         if kind in FLOAT_ONLY:
             self.need(dtype is float32, f"{kind} is for float32")
         elif kind in INT_ONLY:
@@ -216,14 +216,14 @@ class _Checker:
 
     def tensor(self, op: Op) -> Tensor:
         tensor = op.attrs.get("tensor")
-        mine = self.kernel.tensors
-        known = isinstance(tensor, Tensor) and tensor.index < len(mine) and mine[tensor.index] == tensor
+        tensors = self.kernel.tensors
+        known = isinstance(tensor, Tensor) and tensor.index < len(tensors) and tensors[tensor.index] == tensor
         self.need(known, "the tensor must be one of the kernel's")
         assert isinstance(tensor, Tensor)
         return tensor
 
     def region(self, op: Op, starts: tuple[Value, ...]) -> Type:
-        """The type of what a load or store touches."""
+        """Return the type of the tile that a load or store accesses."""
         tensor = self.tensor(op)
         extents, checked = op.attrs.get("extents"), op.attrs.get("checked")
         for name, given in (("extent", extents), ("checked", checked)):

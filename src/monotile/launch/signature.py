@@ -1,4 +1,4 @@
-"""What a kernel's parameter list says, and which constants a call may give."""
+"""Kernel signatures, the constants a call may give, and the keys under which calls with equal constants are found."""
 
 from __future__ import annotations
 
@@ -26,19 +26,36 @@ SCALARS: dict[Any, DType] = {
     float: float32, int: int32, bool: bool_, float32: float32, int32: int32, int64: int64, bool_: bool_,
 }  # fmt: skip
 NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
-NESTED = 8  # functions captured by functions, so far looked into
+MAX_NESTING = 8  # of functions captured by functions
 CURE = "parameters are tensors, Tensor['M K'], float, int, int64 or bool; constants come last, annotated Const"
 
 
 @dataclass(frozen=True)
 class Parameter:
+    """A positional parameter: a tensor or a run-time scalar."""
+
     name: str
     dims: tuple[str | int, ...] | None = None  # of an annotated tensor
     dtype: DType | None = None  # of an annotated scalar
 
 
-def read_signature(function: types.FunctionType) -> tuple[tuple[Parameter, ...], tuple[str, ...], dict[str, Any]]:
-    """Positional parameters, names of the constants, and their defaults."""
+@dataclass(frozen=True)
+class Signature:
+    """A kernel's parameter list."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    const_names: tuple[str, ...]
+    defaults: dict[str, Any]  # of the Const parameters
+
+    def parameter(self, position: int) -> Parameter:
+        """Return the parameter at a position; captured arrays follow the author's own parameters."""
+        count = len(self.parameters)
+        return self.parameters[position] if position < count else Parameter(f"captured{position - count}")
+
+
+def read_signature(function: types.FunctionType) -> Signature:
+    """Read a function's parameters and annotations; raise BadSignature where they are not a kernel's."""
     if function.__code__.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
         raise BadSignature("a kernel is not async", "write a plain def", _place_of(function, None))
     try:
@@ -59,10 +76,11 @@ def read_signature(function: types.FunctionType) -> tuple[tuple[Parameter, ...],
             parameters.append(Parameter(name, dims=p.annotation.dims))
         else:
             parameters.append(Parameter(name, dtype=None if p.annotation is p.empty else SCALARS[p.annotation]))
-    return tuple(parameters), tuple(const_names), defaults
+    return Signature(function.__name__, tuple(parameters), tuple(const_names), defaults)
 
 
 def _problem(name: str, p: inspect.Parameter) -> str | None:
+    """Say why a parameter cannot be one of a kernel's, or return None."""
     if name in RESERVED:
         return f"{name!r} is a keyword of every call"
     if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
@@ -85,7 +103,7 @@ def _problem(name: str, p: inspect.Parameter) -> str | None:
 
 
 def _place_of(function: types.FunctionType, name: str | None) -> Loc | None:
-    """Where the kernel, or one of its parameters, is written; None when the source cannot be read."""
+    """Return the source location of the kernel or of one of its parameters; None when the source cannot be read."""
     try:
         node: ast.AST = function_node(function)
     except NoSource:
@@ -101,12 +119,12 @@ def _place_of(function: types.FunctionType, name: str | None) -> Loc | None:
 
 
 def plain_const(value: Any) -> Any:
-    """NumPy's numbers are as good as Python's."""
+    """Convert a NumPy number to Python's."""
     return value.item() if isinstance(value, np.bool_ | np.integer | np.floating) else value
 
 
 def check_const(name: str, value: Any) -> None:
-    """Raises ConstError for what cannot be a compile-time constant."""
+    """Raise ConstError for what cannot be a compile-time constant."""
     if isinstance(value, tuple):
         for item in value:
             check_const(name, item)
@@ -124,24 +142,26 @@ def check_const(name: str, value: Any) -> None:
 
 
 def captured_arrays(values: Iterable[Any]) -> list[Any]:
-    """Arrays that functions among the constants refer to, as captured variables or globals: each once, in order."""
-    return list({id(array): array for array in _mentioned(values)}.values())
+    """Return the arrays that functions among the constants use as closure variables or globals: each once, in order."""
+    return list({id(array): array for array in _array_references(values)}.values())
 
 
-def mentions(values: Iterable[Any]) -> tuple[int, ...]:
-    """Which of the captured arrays each mention of one is: functions alike compile alike only if these agree."""
+def capture_pattern(values: Iterable[Any]) -> tuple[int, ...]:
+    """Return which captured array each reference is, by number of first use. Functions with equal keys compile alike
+    only if their patterns agree: `x + x` and `x + y` differ in nothing else."""
     numbers: dict[int, int] = {}
-    return tuple([numbers.setdefault(id(array), len(numbers)) for array in _mentioned(values)])
+    return tuple([numbers.setdefault(id(array), len(numbers)) for array in _array_references(values)])
 
 
-def _mentioned(values: Iterable[Any]) -> list[Any]:
+def _array_references(values: Iterable[Any]) -> list[Any]:
+    """Return every reference to an array from a function among the values, repeats included."""
     found: list[Any] = []
 
     def visit(value: Any, depth: int) -> None:
         if isinstance(value, tuple):
             for item in value:
                 visit(item, depth)
-        elif type(value) is types.FunctionType and depth < NESTED:
+        elif type(value) is types.FunctionType and depth < MAX_NESTING:
             for cell in value.__closure__ or ():
                 with contextlib.suppress(ValueError):  # a variable that is not bound yet
                     visit(cell.cell_contents, depth + 1)
@@ -157,9 +177,9 @@ def _mentioned(values: Iterable[Any]) -> list[Any]:
 
 
 def const_key(value: Any, depth: int = 0) -> Any:
-    """Equal for constants that compile alike: a lambda made anew for every call has the key of the last one."""
+    """Return a key that is equal for constants that compile alike: a lambda made anew for every call keeps its key."""
     kind = type(value)
-    if kind is types.FunctionType and depth < NESTED:
+    if kind is types.FunctionType and depth < MAX_NESTING:
         code = value.__code__
         # Code objects of different files may be equal, so the file and its globals belong to the key.
         key = [code, code.co_filename, id(value.__globals__)]
@@ -183,8 +203,17 @@ def const_key(value: Any, depth: int = 0) -> Any:
 # ---- scalars ---------------------------------------------------------------------------------------------------------
 
 
+def scalar_dtype(parameter: Parameter, value: Any) -> DType:
+    """Return the declared type of a scalar, or the one that a Python number has by itself."""
+    if parameter.dtype is not None:
+        return parameter.dtype
+    if isinstance(value, bool | np.bool_):
+        return bool_
+    return int32 if isinstance(value, int | np.integer) else float32
+
+
 def read_scalar(name: str, value: Any, dtype: DType) -> int | float:
-    """A run-time number as its type holds it."""
+    """Check a run-time scalar and convert it to a Python number its type can hold."""
     if dtype is float32:
         if isinstance(value, bool | np.bool_):
             raise ArgumentKind(f"{name!r} must be a number, found {value!r}; pass 1.0 or 0.0")

@@ -1,13 +1,13 @@
-"""Which program a call needs, found without running the front end.
+"""Find a call's compiled program on disk without running the front end.
 
-The front end makes a kernel's IR from source text, constants, facts about tensors, and what the names in the text stand
-for. An `Origin` is a fingerprint of all that. It takes a millisecond where the front end takes several, and it is under
-its name that a kernel's program is found on disk.
+The front end makes a kernel's IR from source text, constants, tensor descriptions, and whatever the names in the text
+refer to. A `SourceKey` is a fingerprint of all that. Computing one takes a millisecond where the front end takes
+several, and a kernel's program is stored on disk under it.
 
-It names more than the front end would read: whole files, and every global whose name occurs in a function that may be
-inlined. It must never name less. So what stands for a name is followed if it is a number, a string, an element type,
-a tuple, a word of the language, a plain function, a module, or one of a few types and functions of Python that depend
-on nothing but their arguments; anything else, and the call has no origin and goes through the front end.
+A key covers more than the front end reads: whole files, and every global whose name occurs in a function that may be
+inlined. It must never cover less. So a name is followed if it refers to a number, a string, an element type, a tuple, a
+word of the language, a plain function, a module, or one of a few types and functions of Python that depend on nothing
+but their arguments. If it refers to anything else, the call has no source key and goes through the front end.
 """
 
 from __future__ import annotations
@@ -26,32 +26,38 @@ from .. import dtypes, ir
 from ..backends.base import Backend, Program
 from ..dtypes import DType
 from ..frontend import vocabulary
+from ..ir.builder import GlobalRead
 from ..runtime import cache
+from .arguments import Specialisation
 
-Facts = tuple[tuple[ir.Tensor, ...], tuple[tuple[str, DType], ...]]
-Reads = tuple[tuple[dict[str, Any], str, Any], ...]
-Found = tuple[ir.Kernel, Program, Reads]
+GlobalReads = tuple[GlobalRead, ...]
 
-KIND = "origin"
+FILE_KIND = "source_key"
 PLAIN = (bool, int, float, str, type(None))
 PURE_TYPES = (bool, int, float, str, tuple, range, zip, enumerate, reversed)
 PURE_FUNCTIONS = (abs, all, any, divmod, isinstance, len, max, min, pow, round, sum)
 
 
-class Unknown(Exception):
-    """Something that cannot be named."""
+class NoSourceKey(Exception):
+    """A name refers to something that a source key cannot cover."""
 
 
-class Origin(NamedTuple):
-    name: str
-    reads: Reads  # globals that were looked at, with their values
+class SourceKey(NamedTuple):
+    key: str
+    globals_read: GlobalReads
+
+
+class CompiledKernel(NamedTuple):
+    kernel: ir.Kernel
+    program: Program
+    globals_read: GlobalReads  # the program is valid while these globals keep their values
 
 
 class Outline(ir.Kernel):
-    """A kernel whose program is known: what launching it needs, without a body."""
+    """A kernel without a body: what launching a program from disk needs to know of it."""
 
-    def __init__(self, name: str, facts: Facts, outputs: frozenset[int]) -> None:
-        super().__init__(name, *facts)
+    def __init__(self, name: str, spec: Specialisation, outputs: frozenset[int]) -> None:
+        super().__init__(name, spec.tensors, spec.scalars)
         self._outputs = outputs
 
     @property
@@ -60,62 +66,52 @@ class Outline(ir.Kernel):
 
 
 def recall(
-    backend: Backend,
-    function: types.FunctionType,
-    facts: Facts,
-    consts: Mapping[str, Any],
-    captured: Mapping[int, ir.Tensor],
-    make: Callable[[], Found],
-) -> Found:
-    """The program of a call: kept on disk for its origin, or else what `make` makes, which is then noted."""
-    origin = of(backend, function, facts, consts, captured)
-    if origin is None:
-        return make()
-    kept = cache.load(origin.name, KIND)
-    if kept is not None:
-        key, outputs = kept.decode().split("\n")
-        kernel = Outline(function.__name__, facts, frozenset(int(n) for n in outputs.split()))
-        program = backend.cached(key, kernel)
+    backend: Backend, function: types.FunctionType, spec: Specialisation, compile_call: Callable[[], CompiledKernel]
+) -> CompiledKernel:
+    """Load the program stored under the call's source key; otherwise compile it and store it there."""
+    source = source_key(backend, function, spec)
+    if source is None:
+        return compile_call()
+    stored = cache.load(source.key, FILE_KIND)
+    if stored is not None:
+        program_key, outputs = stored.decode().split("\n")
+        kernel = Outline(function.__name__, spec, frozenset(int(n) for n in outputs.split()))
+        program = backend.cached(program_key, kernel)
         if program is not None:
-            return kernel, program, origin.reads
-    found = make()
-    after = of(backend, function, facts, consts, captured)
-    if after is not None and after.name == origin.name:  # nothing was given another value meanwhile
-        outputs = " ".join(str(n) for n in sorted(found[0].written))
-        cache.store_compiled(origin.name, KIND, f"{backend.key(found[0])}\n{outputs}".encode())
-    return found
+            return CompiledKernel(kernel, program, source.globals_read)
+    compiled = compile_call()
+    after = source_key(backend, function, spec)
+    if after is not None and after.key == source.key:  # no global was rebound while compiling
+        outputs = " ".join(str(n) for n in sorted(compiled.kernel.written))
+        cache.store_compiled(source.key, FILE_KIND, f"{backend.key(compiled.kernel)}\n{outputs}".encode())
+    return compiled
 
 
-def of(
-    backend: Backend,
-    function: types.FunctionType,
-    facts: Facts,
-    consts: Mapping[str, Any],
-    captured: Mapping[int, ir.Tensor],
-) -> Origin | None:
-    """What the front end would make of a call is the same for calls of equal origin. None if that cannot be said."""
+def source_key(backend: Backend, function: types.FunctionType, spec: Specialisation) -> SourceKey | None:
+    """Return the key of a call: calls with equal keys get equal IR from the front end. None if there is no such key."""
     identity = backend.identity()
     if identity is None or sys.flags.optimize:  # -O takes names that the front end reads out of the code
         return None
-    walk = _Walk(captured)
+    walk = _Walk(spec.captured)
     try:
         walk.function(function, with_defaults=False)
-        for name, value in sorted(consts.items()):
+        for name, value in sorted(spec.consts.items()):
             walk.parts += ["const", name]
             walk.value(value)
         walk.follow_attributes()
-    except (Unknown, RecursionError):
+    except (NoSourceKey, RecursionError):
         return None
     versions = f"{sys.version_info} {np.__version__}"
-    return Origin(cache.fingerprint(identity, versions, repr(facts), *walk.parts), tuple(walk.reads.values()))
+    arguments = repr((spec.tensors, spec.scalars))
+    return SourceKey(cache.fingerprint(identity, versions, arguments, *walk.parts), tuple(walk.globals_read.values()))
 
 
 class _Walk:
-    """Visits everything that a function's names stand for and writes down what it sees, in the order it sees it."""
+    """Follow everything a function's names refer to and record it in `parts`, in the order it is met."""
 
     def __init__(self, captured: Mapping[int, ir.Tensor]) -> None:
         self.parts: list[str] = []
-        self.reads: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
+        self.globals_read: dict[tuple[int, str], GlobalRead] = {}
         self._captured = captured
         self._files: dict[str, int] = {}
         self._functions: dict[int, int] = {}
@@ -129,11 +125,11 @@ class _Walk:
             self.parts.append(f"captured {self._captured[id(value)].index}")
         elif kind in PLAIN or isinstance(value, np.generic):
             if isinstance(value, np.generic) and value.dtype.kind not in "biuf":
-                raise Unknown
+                raise NoSourceKey
             self.parts.append(f"{kind.__name__} {value!r}")
         elif isinstance(value, DType):
             if dtypes.BY_NAME.get(value.name) is not value:
-                raise Unknown
+                raise NoSourceKey
             self.parts.append(f"dtype {value.name}")
         elif isinstance(value, tuple):
             if kind is not tuple:
@@ -151,18 +147,18 @@ class _Walk:
         elif kind is types.BuiltinFunctionType and (value in PURE_FUNCTIONS or _is_of(math, value)):
             self.parts.append(f"builtin {value.__module__} {value.__name__}")
         else:
-            raise Unknown
+            raise NoSourceKey
 
     def type(self, value: type) -> None:
-        """Types of Python and NumPy by their name; a named tuple by its fields."""
+        """Record a type of Python or NumPy by its name, a named tuple by its fields."""
         if any(value is known for known in PURE_TYPES) or (
             issubclass(value, np.generic) and getattr(np, value.__name__, None) is value
         ):
             self.parts.append(f"type {value.__module__} {value.__name__}")
             return
         fields = getattr(value, "_fields", None)
-        if fields is None or value.__mro__ != (value, tuple, object):  # a class made from one may do anything
-            raise Unknown
+        if fields is None or value.__mro__ != (value, tuple, object):  # a subclass may do anything
+            raise NoSourceKey
         self.parts.append(f"named tuple {value.__name__} {fields}")
         if value not in self._tuples:
             self._tuples.append(value)
@@ -173,7 +169,7 @@ class _Walk:
     def function(self, function: types.FunctionType, with_defaults: bool = True) -> None:
         if function.__module__ == vocabulary.__name__:
             if not _is_of(vocabulary, function):
-                raise Unknown
+                raise NoSourceKey
             self.parts.append(f"word {function.__name__}")
             return
         if id(function) in self._functions:
@@ -193,7 +189,7 @@ class _Walk:
                 self.parts.append("unbound")
             else:
                 self.value(content)
-        if with_defaults:  # a kernel's own are among the constants of the call
+        if with_defaults:  # a kernel's defaults are among the constants of the call
             self.value(function.__defaults__ or ())
             for name, default in (function.__kwdefaults__ or {}).items():
                 self.parts.append(f"default {name}")
@@ -211,11 +207,12 @@ class _Walk:
         self.value(value)
         fixed = isinstance(value, types.ModuleType | types.BuiltinFunctionType | type | DType)
         if not fixed and getattr(value, "__module__", None) != vocabulary.__name__ and id(value) not in self._captured:
-            self.reads[id(names), name] = names, name, value
+            self.globals_read[id(names), name] = names, name, value
 
     def follow_attributes(self) -> None:
-        """A module may be passed on, so every name met anywhere may be looked up in every module met anywhere. The same
-        holds for named tuples; of those, only what their fields make of them is known."""
+        """Look up every name met anywhere in every module met anywhere, since modules may be passed as arguments.
+
+        Names are also looked up in named tuples, of which only fields and `_replace` are covered."""
         seen: set[tuple[int, str]] = set()
         while True:
             pairs = [(n, m, name) for n, m in self._modules.values() for name in self._names if (n, name) not in seen]
@@ -226,26 +223,26 @@ class _Walk:
                 if name in vars(module):
                     self.parts.append(f"of module {number}")
                     self.read(vars(module), name)
-                elif hasattr(module, "__getattr__"):  # it may answer anything
-                    raise Unknown
+                elif hasattr(module, "__getattr__"):  # a module with __getattr__ may have any attribute
+                    raise NoSourceKey
         for kind in self._tuples:
             if any(name in vars(kind) and name not in (*kind._fields, "_replace") for name in self._names):
-                raise Unknown
+                raise NoSourceKey
 
     def file(self, path: str, names: dict[str, Any]) -> None:
-        """The text of a file, as the front end would read it."""
+        """Record the text of a file as the front end would read it."""
         if path not in self._files:
             self._files[path] = len(self._files)
             linecache.checkcache(path)
             lines = linecache.getlines(path, names)
             if not lines:
-                raise Unknown
+                raise NoSourceKey
             self.parts.append("".join(lines))
         self.parts.append(f"file {self._files[path]}")
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
-    """Names that the code, or code written inside it, looks up outside of itself or as attributes."""
+    """Yield the globals and attributes named in the code and in functions nested in it."""
     yield from code.co_names
     for item in code.co_consts:
         if isinstance(item, types.CodeType):

@@ -17,8 +17,9 @@ from .. import backends
 from ..backends.choices import Choice, Choices
 from ..dtypes import DType, uint8
 from ..errors import ArgumentAlignment, ArgumentKind, InternalError, MonotileError
-from ..launch.kernel import Kernel, Plan, Reads
-from ..launch.signature import captured_arrays, check_threads, const_key, mentions, read_scalar
+from ..launch.kernel import Kernel, Plan
+from ..launch.signature import capture_pattern, captured_arrays, check_threads, const_key, read_scalar
+from ..launch.source_keys import GlobalReads
 from ..runtime import arrays, tensors
 from ..runtime.arrays import Library
 from ..runtime.tensors import View
@@ -145,7 +146,7 @@ class CallBuilder:
         places = [a.place if isinstance(a, ArrayRef) else ("", -1) for a in args]
         places += [("captured", index[id(array)]) for array in captured]
         scalars = [a if a is SCALE else read_scalar(n, a, d) for p, n, d in plan.scalars for a in (args[p],)]
-        self.launches.append(PlannedLaunch(plan, [places[n] for n in plan.array_at], scalars, threads))
+        self.launches.append(PlannedLaunch(plan, [places[n] for n in plan.array_positions], scalars, threads))
 
 
 class PreparedCall:
@@ -178,7 +179,7 @@ class PreparedCall:
             pick = _picker([first[kind] + n for kind, n in places])
             rest = tuple(scalars[1:] if takes_scale else scalars)
             self.steps.append(LaunchStep(plan.program.launch, plan.bound, pick, takes_scale, rest, threads))
-        self.reads = _foreign([read for planned in builder.launches for read in planned.plan.reads])
+        self.reads = _foreign([read for planned in builder.launches for read in planned.plan.globals_read])
 
     def holds(self) -> bool:
         """True if functions of the caller's that were compiled in still refer to the same things."""
@@ -232,7 +233,7 @@ def _picker(at: list[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     return lambda items: [items[n] for n in at]
 
 
-def _foreign(reads: Sequence[tuple[dict[str, Any], str, Any]]) -> Reads:
+def _foreign(reads: Sequence[tuple[dict[str, Any], str, Any]]) -> GlobalReads:
     """The globals that the caller's functions read; the library's own never change."""
     package = __name__.partition(".")[0] + "."
     return tuple(read for read in reads if not str(read[0].get("__name__")).startswith(package))
@@ -259,7 +260,13 @@ class LibraryFunction:
         else:
             if types.FunctionType in kinds:
                 captured = captured_arrays(options)
-            key = (kinds, *map(_option_key, options), *shapes, *map(tensors.signature, captured), *mentions(options))
+            key = (
+                kinds,
+                *map(_option_key, options),
+                *shapes,
+                *map(tensors.signature, captured),
+                *capture_pattern(options),
+            )
         try:
             prepared = self.calls.get(key)
         except TypeError:  # something unhashable: the full check will say what

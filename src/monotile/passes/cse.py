@@ -1,4 +1,4 @@
-"""Common subexpressions and dead code."""
+"""Common subexpression and dead code elimination."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..ir import PURE, Block, Kernel, Op, Value, replace, walk
 
 
 def cse(kernel: Kernel) -> None:
-    """Equal pure ops become one; an op sees the ones before it in its own block and in the blocks around it."""
+    """Merge equal pure ops; an op may be replaced by an earlier one of its own block or of an enclosing block."""
     written = kernel.written
     renamed: dict[Value, Value] = {}
 
@@ -19,13 +19,13 @@ def cse(kernel: Kernel) -> None:
             op.operands = tuple(renamed.get(v, v) for v in op.operands)
             for inner in op.blocks:
                 visit(inner, seen)
-            if op.kind in PURE and not _reads(op, written):
+            if op.kind in PURE and not _loads_written(op, written):
                 key = (
                     op.kind,
                     op.operands,
                     tuple(sorted(op.attrs.items(), key=lambda kv: kv[0])),
                     op.result.type,
-                    _sign(op),
+                    _const_repr(op),
                 )
                 first = seen.setdefault(key, op)
                 if first is not op:
@@ -38,18 +38,18 @@ def cse(kernel: Kernel) -> None:
     replace(kernel.body, renamed)
 
 
-def _reads(op: Op, written: frozenset[int]) -> bool:
-    """Whether the op reads a tensor the kernel also writes: then when it reads matters."""
+def _loads_written(op: Op, written: frozenset[int]) -> bool:
+    """Return True for a load of a tensor that the kernel also writes: its order among the stores matters."""
     return op.kind in ("load", "gather") and op.attrs["tensor"].index in written
 
 
-def _sign(op: Op) -> str:
-    """Tells 0.0 from -0.0, which Python calls equal, and True from 1."""
+def _const_repr(op: Op) -> str:
+    """Distinguish 0.0 from -0.0, which Python calls equal, and True from 1."""
     return repr(op.attrs["value"]) if op.kind == "const" else ""
 
 
 def dce(kernel: Kernel) -> None:
-    """Removes ops without effect whose results nothing reads, and loops and branches that do nothing else."""
+    """Remove pure ops whose results nothing reads, and loops and branches that only contain such ops."""
     changed = True
     while changed:
         read = {v for op in walk(kernel.body) for v in op.operands}

@@ -1,5 +1,4 @@
-"""Folding: constants, identities, comparisons that are decided, branches on constants, bounds that hold by
-construction."""
+"""Constant folding: constants, identities, decided comparisons and branches, bounds that hold by construction."""
 
 from __future__ import annotations
 
@@ -19,6 +18,7 @@ Number = int | float | bool
 
 
 def fold(kernel: Kernel) -> None:
+    """Simplify ops until nothing changes. Every identity holds for all values, NaN and -0.0 included."""
     while True:
         renamed: dict[Value, Value] = {}
         _block(kernel.body, renamed)
@@ -40,7 +40,7 @@ def _block(block: Block, renamed: dict[Value, Value]) -> None:
             block.ops.extend(chosen.ops[:-1])
             renamed.update(zip(op.results, (_current(v, renamed) for v in chosen.terminator.operands), strict=True))
             continue
-        if op.kind == "for" and _runs_never(op):
+        if op.kind == "for" and _never_runs(op):
             renamed.update(zip(op.results, op.operands[2:], strict=True))
             continue
         if op.kind == "visible" and constant(op.operands[0]):
@@ -61,7 +61,7 @@ def _current(value: Value, renamed: dict[Value, Value]) -> Value:
     return value
 
 
-def _runs_never(op: Op) -> bool:
+def _never_runs(op: Op) -> bool:
     low, high = (constant(v) for v in op.operands[:2])
     return low is not None and high is not None and low >= high
 
@@ -70,7 +70,7 @@ def _runs_never(op: Op) -> bool:
 
 
 def _simplify(b: Builder, op: Op) -> Value | None:
-    """A simpler value equal to the op's result, or None."""
+    """Return a simpler value equal to the op's result, or None."""
     if op.kind in ELEMENTWISE:
         known = [constant(v) for v in op.operands]
         if all(k is not None for k in known):
@@ -92,7 +92,7 @@ def _simplify(b: Builder, op: Op) -> Value | None:
 
 
 def _reduce(b: Builder, op: Op) -> Value | None:
-    """Folding a constant; a NaN is no maximum, and a sum of many may round."""
+    """Reduce a constant tile. NaN is left alone, since max and min ignore it, and so are sums, which may round."""
     value = constant(op.operands[0])
     if value is None or value != value or (op.attrs["fold"] == "sum" and value != 0):
         return None
@@ -100,7 +100,7 @@ def _reduce(b: Builder, op: Op) -> Value | None:
 
 
 def _evaluate(op: Op, known: list[Any]) -> Number | None:
-    """The op on constants, rounded as the language rounds; None when it is left to the machine."""
+    """Evaluate the op on constants with the language's rounding; None when it is left to the backend."""
     dtype = op.result.dtype
     if op.kind == "cast":
         if dtype is float32 or dtype is bool_:
@@ -172,13 +172,13 @@ def _where(b: Builder, op: Op, known: list[Any]) -> Value | None:
     seen, yes, no = op.operands
     if known[0] is not None:
         return yes if known[0] else no
-    if is_zero(no) and yes.op is not None and yes.op.kind == "load" and _only_ends(seen, yes.op):
+    if is_zero(no) and yes.op is not None and yes.op.kind == "load" and _tests_only_bounds(seen, yes.op):
         return yes
     return yes if yes is no else None
 
 
 def is_zero(value: Value) -> bool:
-    """Whether a value is 0 everywhere, and not -0."""
+    """Prove that a value is 0, and not -0.0, everywhere."""
     op = value.op
     while op is not None and op.kind in ("cast", "broadcast"):
         value, op = op.operands[0], op.operands[0].op
@@ -186,8 +186,8 @@ def is_zero(value: Value) -> bool:
     return number == 0 and math.copysign(1.0, float(number)) > 0
 
 
-def _only_ends(seen: Value, load: Op) -> bool:
-    """Whether a test of a load's tile is false outside the tensor only, where the load gives 0 by itself."""
+def _tests_only_bounds(seen: Value, load: Op) -> bool:
+    """Prove that a test of a load's tile is false only outside the tensor, where the load gives 0 anyway."""
     test, shift = seen.op, 0
     if test is not None and test.kind == "expand":
         shift = int(test.attrs["position"] == 0)
@@ -217,7 +217,7 @@ def _cast(b: Builder, op: Op, known: list[Any]) -> Value | None:
 
 
 def _compare(b: Builder, op: Op, known: list[Any]) -> Value | None:
-    """A comparison of positions that has one answer for the whole tile."""
+    """Decide a comparison of positions that has one answer for the whole tile."""
     x, y = op.operands
     if not x.dtype.is_int or op.kind not in ("lt", "le"):
         return None
@@ -235,7 +235,7 @@ def _compare(b: Builder, op: Op, known: list[Any]) -> Value | None:
 
 
 def _far_from_wrapping(value: Value) -> bool:
-    """Lengths, counters and places in the grid. `n + 1 < n` may hold for any other number, as integers wrap."""
+    """Return True for lengths, loop counters and program ids. For other integers `n + 1 < n` may hold: they wrap."""
     return isinstance(value.owner, Block) or value.kind in ("dim", "program_id")
 
 
@@ -249,7 +249,7 @@ RULES: dict[str, Callable[[Builder, Op, list[Any]], Value | None]] = {
 
 
 def _relax_bounds(op: Op) -> None:
-    """Clears `checked` for dimensions in which the access cannot leave the tensor."""
+    """Clear `checked` for dimensions in which the access cannot leave the tensor."""
     tensor: Tensor = op.attrs["tensor"]
     starts = op.operands[op.kind == "store" :]
     checked = list(op.attrs["checked"])
@@ -264,7 +264,7 @@ def _inside(tensor: Tensor, axis: int, start: Value, extent: int) -> bool:
     known = constant(start)
     if isinstance(length, int) and known is not None:
         return known >= 0 and known + extent <= length
-    # A program's position in a grid as long as the dimension itself.
+    # A program id of a grid whose size is the dimension's own length.
     grid = start.op
     if extent == 1 and grid is not None and grid.kind == "program_id":
         size = grid.operands[grid.results.index(start)].op

@@ -1,4 +1,4 @@
-"""How many programs a launch has: the sizes given to program_id, computed on the host."""
+"""Grid size of a launch: evaluate the operands of program_id on the host."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ UFUNCS = {"exp": np.exp, "exp2": np.exp2, "log": np.log, "log2": np.log2, "tanh"
 
 
 class Grid:
-    """The ops that the sizes need, and the values they read: lengths by word, scalars by number."""
+    """The ops that compute the grid's sizes from the launch words (lengths, strides) and the scalars."""
 
     def __init__(self, kernel: Kernel, together: int = 0) -> None:
-        """`together`: so many programs that differ in their last place only are launched as one."""
+        """`together` consecutive programs of the last grid dimension are launched as one."""
         self.together = together or 1
         body = kernel.body.ops
         at = next((n for n, op in enumerate(body) if op.kind == "program_id"), None)
@@ -34,7 +34,7 @@ class Grid:
         self.needs_scalars = any(op.kind == "param" for op in self.ops)
 
     def programs(self, words: Sequence[int], scalars: Sequence[Any]) -> int:
-        """The number of programs; 0 where a size is below 1."""
+        """Return the number of programs; 0 if any size is below 1."""
         values: dict[Value, Any] = {}
         with np.errstate(all="ignore"):
             for op in self.ops:
@@ -61,8 +61,8 @@ class Grid:
 
 def _cast(value: Any, source: DType, target: DType) -> Any:
     if target.is_int and source.is_float:
-        least, most = target.limits
+        low, high = target.limits
         number = float(value)
-        held = 0 if number != number else max(least, min(most, int(max(-1e30, min(1e30, number)))))
-        return to_numpy(target).type(held)
+        saturated = 0 if number != number else max(low, min(high, int(max(-1e30, min(1e30, number)))))
+        return to_numpy(target).type(saturated)
     return np.asarray(value).astype(to_numpy(target))[()]

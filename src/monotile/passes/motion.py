@@ -1,4 +1,4 @@
-"""Loop-invariant motion: what a loop does not change is computed once, before it."""
+"""Loop-invariant code motion."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from ..ir import PURE, Block, Kernel, Op, Value, walk
 
 
 def motion(kernel: Kernel) -> None:
+    """Hoist pure ops whose operands a loop does not change."""
     _block(kernel.body, kernel.written)
 
 
@@ -21,8 +22,8 @@ def _block(block: Block, written: frozenset[int]) -> None:
 
 
 def _hoist(loop: Op, written: frozenset[int]) -> list[Op]:
-    """The ops of the body that depend on nothing made in it. Loads may move too: they cannot fault, wherever they
-    point."""
+    """Remove and return the ops of the body that depend on nothing defined in it. Loads may move too, since a load
+    cannot fault wherever it points, unless the kernel writes their tensor."""
     (body,) = loop.blocks
     inside: set[Value] = set(body.params)
     for op in walk(body):

@@ -1,13 +1,13 @@
-"""Position tests and loops: `skip` leaves out blocks nothing sees, `peel` cuts a loop where its tests become known.
+"""Loop splitting by position predicates: `skip` drops hidden blocks, `peel` splits loops where predicates are constant.
 
-A *guard* is something of the form `form < 0` over a whole tile, where `form` is linear in the loop counter, in
-scalars the loop does not change, and in positions within the tile: a comparison of positions, or the bounds of a load
-or store. For a block of a loop a guard is known true when it holds at the tile's worst position, and known false when
-it fails at its best. Both are bounds on the counter, so they are computed before the loop:
+A *guard* is a predicate `form < 0` over a whole tile, where `form` is linear in the loop counter, in scalars the loop
+does not change, and in positions within the tile: a comparison of positions, or a bounds check of a load or store. In
+one iteration a guard is True for the whole tile if it holds at the tile's worst position, and False for the whole tile
+if it fails at its best position. Both are bounds on the counter, so they are computed before the loop:
 
-    for j in low .. high       ->   for j in low .. a      every test kept
-                                    for j in a .. b        the guards are gone
-                                    for j in b .. high     guards that begin to hold at a are gone
+    for j in low .. high       ->   for j in low .. a      all predicates kept
+                                    for j in a .. b        no guards
+                                    for j in b .. high     only guards that are upper bounds on j
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from ..dtypes import bool_, int32, int64
 from ..ir import Block, Kernel, Op, Tensor, Type, Value, clone, replace, uses, walk
 from ..ir.affine import Linear, linear, to_scalar
 from ..ir.builder import Builder
-from .facts import loop_starts, nonnegative
+from ..ir.intervals import Loops, nonnegative
+from .facts import loop_of
 
 
 @dataclass(frozen=True)
@@ -36,22 +37,21 @@ class Guard:
 
 
 def _guard(
-    form: Linear, shape: tuple[int, ...], body: Block, inside: set[Value], unchanging: bool = False
+    form: Linear, shape: tuple[int, ...], body: Block, inside: set[Value], invariant: bool = False
 ) -> Guard | None:
-    """`form < 0` as a guard of the loop with this body; None when the counter does not decide it. With `unchanging` it
-    may also be decided before the loop."""
+    """Return `form < 0` as a guard of the loop with this body; None when the counter does not decide it. With
+    `invariant`, also when it is the same for all iterations."""
     terms = dict(form.terms)
     factor = terms.pop(body.params[0], 0)
-    if (factor == 0 and not unchanging) or any(
-        v in inside or v.dtype.bits == 64 for v in terms
-    ):  # an int64 may be too great to add to
+    # The sums are computed in int64, which an int64 term could overflow.
+    if (factor == 0 and not invariant) or any(v in inside or v.dtype.bits == 64 for v in terms):
         return None
     low, high = form.offset_range(shape or (1, 1))
     return Guard(factor, Linear(0, terms), low, high)
 
 
 def below(op: Op) -> Linear | None:
-    """The form that is negative exactly where an integer comparison holds."""
+    """Return the linear form that is negative exactly where an integer comparison holds."""
     left, right = (linear(v) for v in op.operands)
     if op.kind not in ("lt", "le") or left is None or right is None:
         return None
@@ -59,7 +59,7 @@ def below(op: Op) -> Linear | None:
 
 
 def conjuncts(value: Value) -> Iterator[tuple[Op, tuple[int, ...]]]:
-    """The comparisons whose conjunction a bool value is; others are left out, which only makes it truer."""
+    """Yield the comparisons that a bool value is a conjunction of. Others are dropped, which only weakens it."""
     op = value.op
     if op is None:
         return
@@ -72,7 +72,8 @@ def conjuncts(value: Value) -> Iterator[tuple[Op, tuple[int, ...]]]:
         yield from conjuncts(op.operands[0])
 
 
-def _made_inside(body: Block) -> set[Value]:
+def _defined_in(body: Block) -> set[Value]:
+    """Return every value defined in a block or in blocks nested in it."""
     inside = set(body.params)
     for op in walk(body):
         inside.update(op.results)
@@ -81,18 +82,18 @@ def _made_inside(body: Block) -> set[Value]:
     return inside
 
 
-def _limits(b: Builder, guards: list[Guard], best: bool) -> tuple[Value | None, Value | None]:
-    """Bounds on the counter between which all guards hold at the tile's best (or worst) position: first, one past the
-    last.
-    They are int64: a scalar may be as great as an int32 can be ("no limit"), and what is added to it must not wrap.
+def _counter_limits(b: Builder, guards: list[Guard], *, best: bool) -> tuple[Value | None, Value | None]:
+    """Emit the first and one past the last counter for which all guards hold at the tile's best (or worst) position.
 
-    factor > 0:  counter < ceil(-(rest + offset) / factor);   factor < 0:  counter > floor((rest + offset) /
-    -factor)."""
+    They are int64: a scalar may be the greatest int32 ("no limit"), and what is added to it must not wrap.
+    factor > 0:  counter < ceil(-(rest + offset) / factor)
+    factor < 0:  counter > floor((rest + offset) / -factor)
+    """
     low: Value | None = None
     high: Value | None = None
     for g in guards:
         offset = g.low if best else g.high
-        if g.factor == 0:  # everything or nothing
+        if g.factor == 0:  # all iterations or none
             most = b.const(int32.limits[1], int64)
             bound = b.where(b.binary("lt", _wide(b, g.rest, offset), 0), most, b.const(int32.limits[0], int64))
             high = bound if high is None else b.binary("min", high, bound)
@@ -109,39 +110,39 @@ def _limits(b: Builder, guards: list[Guard], best: bool) -> tuple[Value | None, 
 
 
 def _wide(b: Builder, rest: Linear, offset: int) -> Value:
-    """A sum of scalars and a number, computed in int64."""
+    """Emit a sum of scalars and a constant in int64."""
     return b.binary("add", b.cast(to_scalar(b, rest, int64), int64), offset)
 
 
 def _narrow(b: Builder, value: Value) -> Value:
-    """An int64 as the nearest int32: a loop's counter never gets beyond."""
-    least, most = int32.limits
-    return b.cast(b.binary("min", b.binary("max", value, least), most), int32)
+    """Saturate an int64 to int32, the type of loop counters."""
+    low, high = int32.limits
+    return b.cast(b.binary("min", b.binary("max", value, low), high), int32)
 
 
 def _until(b: Builder, end: Value, bound: Value) -> Value:
-    """The lesser of the loop's end and an int64 bound."""
+    """Emit the lesser of the loop's end and an int64 bound."""
     return _narrow(b, b.binary("min", b.cast(end, int64), bound))
 
 
-def _on_grid(b: Builder, start: Value, bound: Value, step: int) -> Value:
-    """The first counter value start, start + step, ... that is at least `bound`."""
+def _next_counter(b: Builder, start: Value, bound: Value, step: int) -> Value:
+    """Emit the first of start, start + step, ... that is at least `bound`."""
     wide = b.cast(start, int64)
     distance = b.binary("max", b.binary("sub", b.cast(bound, int64), wide), 0)
     found = b.binary("add", wide, b.binary("mul", b.cdiv(distance, step), step))
-    return b.binary("max", start, _narrow(b, found))  # a start that is known not to be negative stays so
+    return b.binary("max", start, _narrow(b, found))  # keeps a start provably nonnegative
 
 
 # ---- skip ------------------------------------------------------------------------------------------------------------
 
 
 def skip(kernel: Kernel) -> None:
-    """Loops with a `visible` mark run only over the blocks it may hold in."""
+    """Restrict loops with a `visible` mark to the blocks in which it may hold."""
     _each_loop(kernel.body, _skip)
 
 
 def unmark(kernel: Kernel) -> None:
-    """Removes the marks, for backends that have no further use for them."""
+    """Remove the `visible` marks."""
     for op in walk(kernel.body):
         for block in op.blocks:
             block.ops = [inner for inner in block.ops if inner.kind != "visible"]
@@ -150,7 +151,7 @@ def unmark(kernel: Kernel) -> None:
 def _skip(block: Block, loop: Op) -> None:
     (body,) = loop.blocks
     marks = [op for op in body.ops if op.kind == "visible"]
-    inside = _made_inside(body)
+    inside = _defined_in(body)
     guards = []
     for mark in marks:
         for test, shape in conjuncts(mark.operands[0]):
@@ -160,10 +161,10 @@ def _skip(block: Block, loop: Op) -> None:
                 guards.append(guard)
     b = Builder(block)
     b.loc = loop.loc
-    low, high = _limits(b, guards, best=True)
+    low, high = _counter_limits(b, guards, best=True)
     start, end, *inits = loop.operands
     if low is not None:
-        start = _on_grid(b, start, low, loop.attrs["step"])
+        start = _next_counter(b, start, low, loop.attrs["step"])
     if high is not None:
         end = _until(b, end, high)
         end.hint = "seen_end"
@@ -175,165 +176,160 @@ def _skip(block: Block, loop: Op) -> None:
 
 
 def peel(kernel: Kernel) -> None:
+    """Split loops where their position comparisons become constant."""
     _peel(kernel, bounds=False)
 
 
 def peel_with_bounds(kernel: Kernel) -> None:
+    """Split loops for their comparisons and for bounds checks."""
     _peel(kernel, bounds=True)
 
 
 def peel_all_bounds(kernel: Kernel) -> None:
-    """Also bounds that the loop does not change: they hold for all of its blocks or for none."""
-    _peel(kernel, bounds=True, unchanging=True)
+    """Split also for bounds checks that the loop does not change, which hold in all iterations or in none."""
+    _peel(kernel, bounds=True, invariant=True)
 
 
-def _peel(kernel: Kernel, bounds: bool, unchanging: bool = False) -> None:
-    starts = loop_starts(kernel)
+def _peel(kernel: Kernel, *, bounds: bool, invariant: bool = False) -> None:
+    loops = loop_of(kernel)
     renamed: dict[Value, Value] = {}
-    _each_loop(kernel.body, lambda block, loop: renamed.update(_peel_loop(block, loop, starts, bounds, unchanging)))
+
+    def visit(block: Block, loop: Op) -> None:
+        b = Builder(block)
+        b.loc = loop.loc
+        nested = any(op.kind == "for" for op in walk(loop.blocks[0]))
+        found = Guards({}, {}) if nested else _GuardFinder(b, loop, loops, invariant).find(bounds)
+        renamed.update(_peel_loop(b, loop, found))
+
+    _each_loop(kernel.body, visit)
     replace(kernel.body, renamed)
 
 
-def _peel_loop(
-    block: Block, loop: Op, starts: dict[Block, Value], bounds: bool, unchanging: bool
-) -> dict[Value, Value]:
-    (body,) = loop.blocks
-    nested = any(op.kind == "for" for op in walk(body))
-    b = Builder(block)
-    b.loc = loop.loc
+@dataclass(frozen=True)
+class Guards:
+    """The guards of one loop: of comparisons, and of the bounds of loads and stores along an axis."""
 
-    lengths: dict[str | int, Value] = {}
+    comparisons: dict[Op, Guard]
+    accesses: dict[Op, list[tuple[int, list[Guard]]]]
 
-    def dim(tensor: Tensor, axis: int) -> Value:
-        """Lengths of one name are one value."""
-        name = tensor.dims[axis]
-        if name not in lengths:
-            lengths[name] = b.emit("dim", (), Type(int32), tensor=tensor, axis=axis).result
-        return lengths[name]
+    def distinct(self) -> list[Guard]:
+        bounds = (g for found in self.accesses.values() for _, pair in found for g in pair)
+        every = [*self.comparisons.values(), *bounds]
+        return [g for n, g in enumerate(every) if g not in every[:n]]
 
-    tests, accesses = ({}, {}) if nested else _find_guards(body, starts, bounds, unchanging, dim)
-    every = [*tests.values(), *(g for found in accesses.values() for _, pair in found for g in pair)]
-    guards = [g for n, g in enumerate(every) if g not in every[:n]]
+
+def _peel_loop(b: Builder, loop: Op, found: Guards) -> dict[Value, Value]:
+    """Append the loops that replace `loop` and return the values that replace its results."""
+    guards = found.distinct()
     if not any(g.factor for g in guards):
-        block.ops.append(loop)
+        b.block.ops.append(loop)
         return {}
     start, end, *inits = loop.operands
     step = loop.attrs["step"]
-    low, high = _limits(b, guards, best=False)
-    first = start if low is None else _on_grid(b, start, low, step)
+    low, high = _counter_limits(b, guards, best=False)
+    first = start if low is None else _next_counter(b, start, low, step)
     last = end if high is None else _until(b, end, high)
     if high is not None:
-        last.hint = "whole_end"  # of the blocks without tests
+        last.hint = "whole_end"  # of the iterations without tests
     carried = tuple(inits)
     if low is not None:
-        carried = _copy(block, loop, start, b.binary("min", first, end), carried, {}, {}, edge=True)
-    carried = _copy(block, loop, first, last, carried, tests, accesses, edge=False)
+        carried = _copy_loop(b, loop, (start, b.binary("min", first, end)), carried, Guards({}, {}), edge=True)
+    carried = _copy_loop(b, loop, (first, last), carried, found, edge=False)
     if high is not None:
-        rest = _on_grid(b, first, last, step)
+        rest = _next_counter(b, first, last, step)
         rest.hint = "rest_start"
-        begun = {op: g for op, g in tests.items() if g.factor < 0}
-        carried = _copy(block, loop, rest, end, carried, begun, {}, edge=True)
+        lower_bounds = Guards({op: g for op, g in found.comparisons.items() if g.factor < 0}, {})
+        carried = _copy_loop(b, loop, (rest, end), carried, lower_bounds, edge=True)
     return dict(zip(loop.results, carried, strict=True))
 
 
-Accesses = dict[Op, list[tuple[int, list[Guard]]]]
+class _GuardFinder:
+    """Find the guards of a loop: comparisons in its own block that something reads, and bounds of loads and stores."""
+
+    def __init__(self, builder: Builder, loop: Op, loops: Loops, invariant: bool) -> None:
+        self._builder, self._loops, self._invariant = builder, loops, invariant
+        (self._body,) = loop.blocks
+        self._inside = _defined_in(self._body)
+        self._lengths: dict[str | int, Value] = {}
+
+    def find(self, bounds: bool) -> Guards:
+        found = Guards({}, {})
+        used = uses(self._body)
+        for op in self._body.ops:
+            if op.kind in ("lt", "le") and op.operands[0].dtype.is_int and op.result in used:
+                form = below(op)
+                guard = _guard(form, op.result.shape, self._body, self._inside) if form is not None else None
+                if guard is not None:
+                    found.comparisons[op] = guard
+        if not bounds and not found.comparisons:  # a loop that is split anyway is split for its bounds too
+            return found
+        for op in self._body.ops:
+            if op.kind in ("load", "store"):
+                axes = range(len(op.attrs["checked"]))
+                pairs = [(axis, pair) for axis in axes if (pair := self._bounds(op, axis))]
+                if pairs:
+                    found.accesses[op] = pairs
+        return found
+
+    def _bounds(self, op: Op, axis: int) -> list[Guard]:
+        """Return guards under which an access stays inside its tensor along one axis; empty when there are none."""
+        start = linear(op.operands[(op.kind == "store") + axis]) if op.attrs["checked"][axis] else None
+        if start is None:
+            return []
+        end = start + Linear(op.attrs["extents"][axis] or 1)
+        above = self._bounds_guard(end - self._length(op.attrs["tensor"], axis) - Linear(1))
+        if above is None:
+            return []
+        if nonnegative(start, self._loops):
+            return [above]
+        below_zero = self._bounds_guard(start.times(-1) - Linear(1))
+        return [] if below_zero is None else [above, below_zero]
+
+    def _bounds_guard(self, form: Linear) -> Guard | None:
+        return _guard(form, (), self._body, self._inside, self._invariant)
+
+    def _length(self, tensor: Tensor, axis: int) -> Linear:
+        """Return a tensor's length; lengths of one name are one value."""
+        name = tensor.dims[axis]
+        if isinstance(name, int):
+            return Linear(name)
+        if name not in self._lengths:
+            self._lengths[name] = self._builder.emit("dim", (), Type(int32), tensor=tensor, axis=axis).result
+        return Linear(terms={self._lengths[name]: 1})
 
 
-def _find_guards(
-    body: Block,
-    starts: dict[Block, Value],
-    bounds: bool,
-    unchanging: bool,
-    dim: Callable[[Tensor, int], Value],
-) -> tuple[dict[Op, Guard], Accesses]:
-    """Comparisons in the loop's own block that something uses, and the bounds of its loads and stores."""
-    inside = _made_inside(body)
-    tests: dict[Op, Guard] = {}
-    accesses: Accesses = {}
-    used = uses(body)
-    for op in body.ops:
-        if op.kind in ("lt", "le") and op.operands[0].dtype.is_int and op.result in used:
-            form = below(op)
-            guard = _guard(form, op.result.shape, body, inside) if form is not None else None
-            if guard is not None:
-                tests[op] = guard
-    for op in body.ops:
-        if (bounds or tests) and op.kind in ("load", "store"):  # a loop that is cut anyway is cut for its bounds too
-            found = [
-                (axis, pair)
-                for axis in range(len(op.attrs["checked"]))
-                if (pair := _bounds(op, axis, body, inside, starts, unchanging, dim))
-            ]
-            if found:
-                accesses[op] = found
-    return tests, accesses
-
-
-def _bounds(
-    op: Op,
-    axis: int,
-    body: Block,
-    inside: set[Value],
-    starts: dict[Block, Value],
-    unchanging: bool,
-    dim: Callable[[Tensor, int], Value],
-) -> list[Guard]:
-    """Guards under which an access stays inside its tensor along one dimension; empty when they are not known."""
-    if not op.attrs["checked"][axis]:
-        return []
-    start = linear(op.operands[(op.kind == "store") + axis])
-    if start is None:
-        return []
-    length = op.attrs["tensor"].dims[axis]
-    size = Linear(length) if isinstance(length, int) else Linear(terms={dim(op.attrs["tensor"], axis): 1})
-    above = _guard(start + Linear(op.attrs["extents"][axis] or 1) - size - Linear(1), (), body, inside, unchanging)
-    if above is None:
-        return []
-    if nonnegative(start, starts):
-        return [above]
-    below = _guard(start.times(-1) - Linear(1), (), body, inside, unchanging)
-    return [] if below is None else [above, below]
-
-
-def _copy(
-    block: Block,
-    loop: Op,
-    start: Value,
-    end: Value,
-    inits: tuple[Value, ...],
-    tests: dict[Op, Guard],
-    accesses: Accesses,
-    edge: bool,
+def _copy_loop(
+    b: Builder, loop: Op, span: tuple[Value, Value], inits: tuple[Value, ...], known: Guards, edge: bool
 ) -> tuple[Value, ...]:
-    """One of the loops the original becomes. These tests are true in it, and these accesses inside."""
+    """Append a copy of the loop over `span`, in which known comparisons are True and known accesses in bounds."""
     mapping: dict[Value, Value] = {}
     copy = clone(loop, mapping)
-    copy.operands = (start, end, *inits)
+    copy.operands = (*span, *inits)
     if edge:
-        copy.attrs["edge"] = True  # few turns: a backend may spend less on them
+        copy.attrs["edge"] = True  # few iterations: a backend may spend less on them
     (body,) = copy.blocks
-    known = {mapping[op.result] for op in tests}
+    true_values = {mapping[op.result] for op in known.comparisons}
     ops, body.ops = body.ops, []
-    b = Builder(body)
-    truths: dict[Value, Value] = {}
-    inner = {new: old for old, new in zip(loop.blocks[0].ops, ops, strict=True)}
+    inner = Builder(body)
+    replaced: dict[Value, Value] = {}
+    originals = dict(zip(ops, loop.blocks[0].ops, strict=True))
     for op in ops:
-        if op.results and op.results[0] in known:
-            b.loc = op.loc
-            truths[op.result] = b.broadcast(b.const(True, bool_), op.result.shape)
+        if op.results and op.results[0] in true_values:
+            inner.loc = op.loc
+            replaced[op.result] = inner.broadcast(inner.const(True, bool_), op.result.shape)
             continue
-        for axis, _ in accesses.get(inner[op], ()):
+        for axis, _ in known.accesses.get(originals[op], ()):
             checked = list(op.attrs["checked"])
             checked[axis] = False
             op.attrs["checked"] = tuple(checked)
         body.ops.append(op)
-    replace(body, truths)
-    block.ops.append(copy)
+    replace(body, replaced)
+    b.block.ops.append(copy)
     return copy.results
 
 
 def _each_loop(block: Block, visit: Callable[[Block, Op], None]) -> None:
-    """Calls visit(block, loop) for every loop, innermost first; visit appends what takes the loop's place."""
+    """Call visit(block, loop) for every loop, innermost first; visit appends what takes the loop's place."""
     ops, block.ops = block.ops, []
     for op in ops:
         for inner in op.blocks:

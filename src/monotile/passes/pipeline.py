@@ -1,5 +1,5 @@
 """The passes that every backend runs, in order. A pass is a function that changes a kernel in place; the verifier runs
-after each. A backend chooses with `Options` and may add passes of its own.
+after each. A backend selects passes with `PipelineOptions` and may add its own.
 
 | pass         | what it does                                                                                      |
 |--------------|---------------------------------------------------------------------------------------------------|
@@ -28,32 +28,33 @@ CLEAN: tuple[Pass, ...] = (fold, cse, motion, dce)
 
 
 @dataclass(frozen=True)
-class Options:
-    """What a backend asks of the pipeline."""
+class PipelineOptions:
+    """Passes a backend selects."""
 
-    peel_bounds: bool = True  # also split loops where loads and stores reach the edge of a tensor
-    peel_all_bounds: bool = False  # also for bounds that a loop does not change
-    keep_marks: bool = False  # the backend skips hidden rows of a block itself
-    after_peel: tuple[Pass, ...] = ()  # the backend's own passes on peeled loops
-    last: tuple[Pass, ...] = ()  # the backend's own passes at the end
+    peel_bounds: bool = True  # also peel iterations whose loads and stores cross the edge of a tensor
+    peel_all_bounds: bool = False  # also for bounds checks that the loop does not change
+    keep_marks: bool = False  # keep `visible`: the backend skips hidden rows of a block itself
+    after_peel: tuple[Pass, ...] = ()  # passes of the backend that run on peeled loops
+    last: tuple[Pass, ...] = ()  # passes of the backend that run at the end
 
 
-def passes(options: Options) -> tuple[Pass, ...]:
+def passes(options: PipelineOptions) -> tuple[Pass, ...]:
+    """Return the passes in the order they run."""
     chosen = peel_all_bounds if options.peel_all_bounds else peel_with_bounds if options.peel_bounds else peel
     marks = () if options.keep_marks else (unmark,)
     after_peel = (*options.after_peel, *CLEAN) if options.after_peel else ()
     return (*CLEAN, skip, *marks, *CLEAN, chosen, *CLEAN, *after_peel, *options.last)
 
 
-def after_each(kernel: Kernel, options: Options) -> str:
-    """The kernel as text, as the front end made it and after every pass."""
+def after_each(kernel: Kernel, options: PipelineOptions) -> str:
+    """Return the kernel as text, as the front end made it and after every pass."""
     texts = [f"# frontend\n{show(kernel)}"]
     run(copy(kernel), options, lambda name, k: texts.append(f"# {name}\n{show(k)}"))
     return "\n".join(texts)
 
 
-def run(kernel: Kernel, options: Options, watch: Callable[[str, Kernel], None] | None = None) -> None:
-    """Run every pass; `watch` sees the kernel after each."""
+def run(kernel: Kernel, options: PipelineOptions, watch: Callable[[str, Kernel], None] | None = None) -> None:
+    """Run every pass and verify the kernel after each; `watch` is called with the pass's name and the kernel."""
     for each in passes(options):
         each(kernel)
         verify.check(kernel, each.__name__)

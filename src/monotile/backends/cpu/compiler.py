@@ -10,7 +10,7 @@ from .lower import Lowered, lower
 from .target import target
 
 # The kernel cuts loops at edges itself, nest by nest, which costs less code than another copy of a loop.
-OPTIONS = pipeline.Options(peel_bounds=False, keep_marks=True, last=(detach,))
+OPTIONS = pipeline.PipelineOptions(peel_bounds=False, keep_marks=True, last=(detach,))
 
 
 def to_llvm(kernel: ir.Kernel) -> Lowered:

@@ -28,7 +28,9 @@ from .runner import build
 from .runner.report import Report
 
 # What `quantify` leaves takes two rounds of cleaning.
-OPTIONS = pipeline.Options(peel_bounds=True, peel_all_bounds=True, after_peel=(quantify, narrow, *pipeline.CLEAN))
+OPTIONS = pipeline.PipelineOptions(
+    peel_bounds=True, peel_all_bounds=True, after_peel=(quantify, narrow, *pipeline.CLEAN)
+)
 MOST_PROGRAMS = 2**31 - 1
 # Ways to run Metal text, the one that costs least to ask for first.
 WAYS: dict[str, Callable[[], str | None]] = {

@@ -26,7 +26,7 @@ from .schedule import Schedule, choose
 from .triton import descriptors
 from .triton.render import Rendered, render
 
-OPTIONS = pipeline.Options(peel_bounds=True)
+OPTIONS = pipeline.PipelineOptions(peel_bounds=True)
 MOST_PROGRAMS = 2**31 - 1
 NARROW = 2**31
 MOST_BRIEFS = 64

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ....ir import Block, Kernel, Op, Tensor, Value, constant
+from ....ir import Kernel, Op, Tensor, Value, constant
 from ....ir.affine import linear
-from ....passes.facts import loop_starts, nonnegative
+from ....ir.intervals import nonnegative
+from ....passes.facts import loop_of
 from .padding import padded
 from .text import Names, Text
 
@@ -30,7 +31,7 @@ class Memory:
 
     def __init__(self, kernel: Kernel, names: Names, wide: bool, emulate: bool) -> None:
         self.kernel, self.names, self.wide, self.emulate = kernel, names, wide, emulate
-        self.starts: dict[Block, Value] = loop_starts(kernel)
+        self.loops = loop_of(kernel)
         self.arguments: dict[tuple[str, int | str], Argument] = {}
         self.aligned: set[str] = set()  # lengths that masks along contiguous memory compare with
         self.iotas: dict[int, str] = {}
@@ -137,7 +138,7 @@ class Memory:
         length = self.dim(tensor, axis) if checked else None
         if checked and extent is not None and tensor.unit == axis and length is not None and not length.literal:
             self.aligned.add(length.text)
-        from_zero = nonnegative(linear(value), self.starts)
+        from_zero = nonnegative(linear(value), self.loops)
         if extent is None:
             if length is None:
                 return []

@@ -9,7 +9,8 @@ from ....dtypes import bfloat16, bool_, float32
 from ....errors import DeviceLimit, InternalError
 from ....ir import ELEMENTWISE, Block, Kernel, Op, Value, constant, uses, walk
 from ....ir.affine import linear
-from ....passes.facts import loop_of, nan_matters, nonnegative
+from ....ir.intervals import nonnegative
+from ....passes.facts import loop_of, nan_matters
 from ....passes.grid import Grid
 from ..schedule import Schedule
 from . import barriers as hazards
@@ -215,7 +216,7 @@ class Renderer:
         shift = elementwise.power_of_two(op.kind, divisor)
         if shift is not None:
             return shift
-        positive = divisor is not None and divisor > 0 and nonnegative(linear(op.operands[0]), self.memory.starts)
+        positive = divisor is not None and divisor > 0 and nonnegative(linear(op.operands[0]), self.loops)
         return {"floordiv": "{0} // {1}", "mod": "{0} % {1}"}[op.kind] if positive else None
 
     def expand(self, op: Op) -> None:

@@ -1,4 +1,4 @@
-"""Origins: calls of equal origin compile alike, and whatever the front end reads changes the origin."""
+"""Source keys: calls with equal keys compile alike, and whatever the front end reads changes the key."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 
 from monotile import backends
-from monotile.launch import source_keys as origin
+from monotile.launch import source_keys
+from monotile.launch.arguments import Arguments
 from monotile.launch.kernel import Kernel
 from monotile.launch.signature import captured_arrays
 from monotile.runtime import cache
 
-SOURCES = str(Path(cache.__file__).parents[1])
+SOURCES = str(Path(cache.__file__).parents[2])
 
 HELPERS = """
 LIMIT = 3.0
@@ -34,7 +35,7 @@ import math
 from typing import NamedTuple
 import numpy as np
 from monotile.language import *
-import helpers_of_origin as helpers
+import helpers_of_keys as helpers
 
 SCALE = 2.0
 PAIR = (1, (2.0, float32))
@@ -72,16 +73,16 @@ def scale(x: Tensor["N"], y: Tensor["N"], *, B: Const = 16, mod: Const = None):
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("MONOTILE_CACHE_DIR", str(tmp_path / "kernels"))
     monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "helpers_of_origin.py").write_text("from monotile.language import minimum\n" + HELPERS)
-    (tmp_path / "module_of_origin.py").write_text(MODULE)
+    (tmp_path / "helpers_of_keys.py").write_text("from monotile.language import minimum\n" + HELPERS)
+    (tmp_path / "module_of_keys.py").write_text(MODULE)
     yield tmp_path
-    for name in ("helpers_of_origin", "module_of_origin"):
+    for name in ("helpers_of_keys", "module_of_keys"):
         sys.modules.pop(name, None)
 
 
 def load(folder: Path) -> Any:
     """The module as a new process would see it."""
-    for name in ("helpers_of_origin", "module_of_origin"):
+    for name in ("helpers_of_keys", "module_of_keys"):
         sys.modules.pop(name, None)
         spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
         assert spec is not None
@@ -97,21 +98,17 @@ def arrays(dtype: Any = np.float32) -> tuple[Any, Any]:
     return np.arange(20, dtype=dtype), np.full(20, np.nan, dtype)
 
 
-def origin_of(kernel: Kernel, *args: Any, **consts: Any) -> str | None:
-    own = len(args)
-    args = (*args, *captured_arrays(consts.values()))
-    views = kernel._views(args, own)
-    bound = kernel._bind(args, views, consts)
-    facts = kernel._facts(args, views, bound)
-    found = origin.of(backends.get("cpu"), kernel.function, facts, bound, kernel._captured(args, facts[0], own))
-    return found.name if found is not None else None
+def key_of(kernel: Kernel, *args: Any, **consts: Any) -> str | None:
+    call = Arguments(kernel.signature, (*args, *captured_arrays(consts.values())), len(args), consts)
+    found = source_keys.source_key(backends.get("cpu"), kernel.function, call.specialisation())
+    return found.key if found is not None else None
 
 
-def test_same_source_has_one_origin(folder: Path) -> None:
-    first = origin_of(load(folder).scale, *arrays())
+def test_same_source_has_one_key(folder: Path) -> None:
+    first = key_of(load(folder).scale, *arrays())
     assert first is not None
-    assert origin_of(load(folder).scale, *arrays()) == first
-    assert origin_of(load(folder).scale, *(np.zeros(99, np.float32), np.zeros(99, np.float32))) == first
+    assert key_of(load(folder).scale, *arrays()) == first
+    assert key_of(load(folder).scale, *(np.zeros(99, np.float32), np.zeros(99, np.float32))) == first
 
 
 EDITS = [
@@ -128,12 +125,12 @@ EDITS = [
 
 
 @pytest.mark.parametrize(("file", "old", "new"), EDITS)
-def test_every_edit_has_another_origin(folder: Path, file: str, old: str, new: str) -> None:
-    first = origin_of(load(folder).scale, *arrays())
-    path = folder / f"{file}_of_origin.py"
+def test_every_edit_has_another_key(folder: Path, file: str, old: str, new: str) -> None:
+    first = key_of(load(folder).scale, *arrays())
+    path = folder / f"{file}_of_keys.py"
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new))
-    assert origin_of(load(folder).scale, *arrays()) not in (None, first)
+    assert key_of(load(folder).scale, *arrays()) not in (None, first)
 
 
 VALUES = [
@@ -147,15 +144,15 @@ VALUES = [
 
 
 @pytest.mark.parametrize(("where", "name", "value"), VALUES, ids=[f"{n} {v!r:.20}" for _, n, v in VALUES])
-def test_every_other_value_has_another_origin(folder: Path, where: str, name: str, value: Any) -> None:
+def test_every_other_value_has_another_key(folder: Path, where: str, name: str, value: Any) -> None:
     """The files are as they were; somebody has assigned to a global, of this module or of another."""
     module = load(folder)
-    first = origin_of(module.scale, *arrays())
+    first = key_of(module.scale, *arrays())
     setattr(module if where == "module" else module.helpers, name, value)
-    assert origin_of(module.scale, *arrays()) not in (None, first)
+    assert key_of(module.scale, *arrays()) not in (None, first)
 
 
-def test_constants_types_and_captures_have_origins_of_their_own(folder: Path) -> None:
+def test_constants_types_and_captures_have_keys_of_their_own(folder: Path) -> None:
     module = load(folder)
     table, other = np.ones(4, np.float32), np.ones(4, np.float16)
 
@@ -180,13 +177,13 @@ def test_constants_types_and_captures_have_origins_of_their_own(folder: Path) ->
         (arrays(), {"mod": lambda z: z * other[0]}),
         ((np.zeros(40, np.float32)[::2], arrays()[1]), {}),
     ]
-    names = [origin_of(module.scale, *args, **consts) for args, consts in calls]
+    names = [key_of(module.scale, *args, **consts) for args, consts in calls]
     assert None not in names
     assert len(set(names)) == len(names)
-    assert origin_of(module.scale, *arrays(), mod=by(2.0)) == names[3]
-    assert origin_of(module.captures, *arrays()) != origin_of(module.kernel_maker(2.0), *arrays())
+    assert key_of(module.scale, *arrays(), mod=by(2.0)) == names[3]
+    assert key_of(module.captures, *arrays()) != key_of(module.kernel_maker(2.0), *arrays())
     two = [lambda z: z + 1.0, lambda z: z + 2.0]
-    assert origin_of(module.scale, *arrays(), mod=two[0]) != origin_of(module.scale, *arrays(), mod=two[1])
+    assert key_of(module.scale, *arrays(), mod=two[0]) != key_of(module.scale, *arrays(), mod=two[1])
 
 
 class Named:
@@ -210,24 +207,26 @@ class Derived(tuple):
         ("math", types.SimpleNamespace(floor=1)),
     ],
 )
-def test_what_cannot_be_named_has_no_origin(folder: Path, name: str, value: Any) -> None:
+def test_what_cannot_be_named_has_no_key(folder: Path, name: str, value: Any) -> None:
     module = load(folder)
     setattr(module, name, value)
-    assert origin_of(module.scale, *arrays()) is None
+    assert key_of(module.scale, *arrays()) is None
 
 
-def test_functions_of_a_named_tuple_have_no_origin(folder: Path) -> None:
+def test_functions_of_a_named_tuple_have_no_key(folder: Path) -> None:
     """They would be inlined, and what they read is not followed."""
-    path = folder / "module_of_origin.py"
+    path = folder / "module_of_keys.py"
     text = path.read_text().replace("b: object = 7", "b: object = 7\n    def added(x):\n        return x + SCALE\n")
     path.write_text(text)
-    assert origin_of(load(folder).scale, *arrays()) is None
+    assert key_of(load(folder).scale, *arrays()) is None
 
 
-def test_optimised_python_has_no_origin(folder: Path) -> None:
+def test_optimised_python_has_no_key(folder: Path) -> None:
     """There asserts are not in the code, so the names in them are not found; the front end reads them all the same."""
-    code = "from monotile.kernels import examples; from monotile import origin, backends\n"
-    code += "print(origin.of(backends.get('cpu'), examples.copy.function, ((), ()), {}, {}))"
+    code = "from monotile import backends\nfrom monotile.kernels import examples\n"
+    code += "from monotile.launch import arguments, source_keys\n"
+    code += "spec = arguments.Specialisation((), (), {}, {})\n"
+    code += "print(source_keys.source_key(backends.get('cpu'), examples.copy.function, spec))"
     environment = {**os.environ, "PYTHONPATH": SOURCES}
     run = subprocess.run([sys.executable, "-O", "-c", code], env=environment, capture_output=True, text=True)
     assert run.stdout.strip() == "None", run.stderr
@@ -254,7 +253,7 @@ def test_damaged_files_are_made_again(folder: Path) -> None:
     x, y = arrays()
     load(folder).scale(x, y)
     expected = y.copy()
-    for kind in ("origin", "cpu"):
+    for kind in ("source_key", "cpu"):
         (path,) = (folder / "kernels").glob(f"*.{kind}")
         whole = path.read_bytes()
         path.write_bytes(whole[: len(whole) // 2])
@@ -265,26 +264,28 @@ def test_damaged_files_are_made_again(folder: Path) -> None:
 
 
 EVERY = """
-from monotile import cache, check, origin
+from monotile.launch import source_keys
+from monotile.library import check
+from monotile.runtime import cache
 
 seen, asked = set(), []
-of, recall = origin.of, origin.recall
+source_key, recall = source_keys.source_key, source_keys.recall
 
-def watched_of(*args):
-    found = of(*args)
+def watched_source_key(*args):
+    found = source_key(*args)
     asked.append(found)
     return found
 
-def watched_recall(backend, function, facts, consts, captured, make):
-    found = recall(backend, function, facts, consts, captured, make)
-    assert asked[-1] is not None, f"{function.__name__} has no origin"
-    kept, fresh = cache.load(asked[-1].name, "origin"), make()[0]
-    assert kept.decode().split("\\n")[0] == backend.key(fresh)
-    assert found[0].written == fresh.written
+def watched_recall(backend, function, spec, compile_call):
+    found = recall(backend, function, spec, compile_call)
+    assert asked[-1] is not None, f"{function.__name__} has no source key"
+    stored, fresh = cache.load(asked[-1].key, "source_key"), compile_call().kernel
+    assert stored.decode().split("\\n")[0] == backend.key(fresh)
+    assert found.kernel.written == fresh.written
     seen.add(function.__name__)
     return found
 
-origin.of, origin.recall = watched_of, watched_recall
+source_keys.source_key, source_keys.recall = watched_source_key, watched_recall
 for op in ("attention", "decode_partials", "merge", "mask_blocks"):
     for result in check.results(check.cases(f"{op} float32")[:6], "cpu"):
         assert not result.problem, result.problem
@@ -292,7 +293,7 @@ print(*sorted(seen))
 """
 
 
-def test_every_registered_kernel_has_an_origin(folder: Path) -> None:
+def test_every_registered_kernel_has_a_source_key(folder: Path) -> None:
     """And what is noted under it is the key of what the front end makes. Twice: compiled, and from disk."""
     for _ in range(2):
         environment = {**os.environ, "PYTHONPATH": SOURCES}
@@ -302,8 +303,8 @@ def test_every_registered_kernel_has_an_origin(folder: Path) -> None:
 
 
 def test_recalled_call_loads_no_front_end(folder: Path) -> None:
-    code = "import sys, numpy as np, module_of_origin as m\n"
-    code += "m.scale(np.zeros(9, np.float32), np.zeros(9, np.float32)); print('monotile.frontend' in sys.modules)"
+    code = "import sys, numpy as np, module_of_keys as m\n"
+    code += "m.scale(np.zeros(9, np.float32), np.zeros(9, np.float32)); print('monotile.frontend.build' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": f"{SOURCES}{os.pathsep}{folder}"}
     found = []
     for _ in range(2):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import monotile
 from monotile.runtime import cache, loading
 
 KEY = cache.fingerprint("a key")
@@ -206,9 +207,14 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     path.mkdir()
     (path / "one.py").write_text("x = 1\n")
     (path / "two.py").write_text("y = 1\n")
-    monkeypatch.setattr(cache, "__file__", str(path / "cache.py"))
+    monkeypatch.setattr(cache, "PACKAGE", str(path))
     yield path
     cache._compiler.cache_clear()
+
+
+def test_compiler_fingerprint_covers_the_whole_package() -> None:
+    root = Path(monotile.__file__).parent
+    assert {Path(path) for path, _ in cache._source_files()} == set(root.rglob("*.py"))
 
 
 def test_compiler_fingerprint_follows_the_source(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ else:
             from hashlib import sha256
 
 MAGIC = b"monotile-cache-1\n"
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # all of monotile's source
 _DIGEST_BYTES = 32
 
 
@@ -123,7 +124,7 @@ def _source_fingerprint() -> str:
     parts: list[str | bytes] = []
     for path, _ in _source_files():
         with open(path, "rb") as file:
-            parts += [os.path.relpath(path, os.path.dirname(__file__)), file.read()]
+            parts += [os.path.relpath(path, PACKAGE), file.read()]
     return fingerprint(*parts)
 
 
@@ -137,7 +138,7 @@ def _source_state() -> tuple[str, int]:
 
 
 def _source_files() -> list[tuple[str, os.stat_result]]:
-    found, folders = [], [os.path.dirname(os.path.abspath(__file__))]
+    found, folders = [], [PACKAGE]
     while folders:
         with os.scandir(folders.pop()) as entries:
             for entry in entries:

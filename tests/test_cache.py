@@ -207,7 +207,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     path.mkdir()
     (path / "one.py").write_text("x = 1\n")
     (path / "two.py").write_text("y = 1\n")
-    monkeypatch.setattr(cache, "PACKAGE", str(path))
+    monkeypatch.setattr(cache, "__file__", str(path / "cache.py"))
     yield path
     cache._compiler.cache_clear()
 

@@ -25,7 +25,6 @@ else:
             from hashlib import sha256
 
 MAGIC = b"monotile-cache-1\n"
-PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # all of monotile's source
 _DIGEST_BYTES = 32
 
 
@@ -99,11 +98,11 @@ def store_compiled(key: str, kind: str, payload: bytes) -> None:
 
 @cache
 def _compiler() -> tuple[str, str | None]:
-    """The fingerprint, and the state of the source files it was taken from. If they were changed while this process was
-    loading them the state is None, and the fingerprint is shared with no other process.
+    """Return the fingerprint and the state of the source files it was taken from.
 
-    Reading all files would take 4 ms, so the fingerprint is kept on disk under their state. docs/internals/cpu.md says why
-    that is safe.
+    If files changed while this process was loading them, the state is None and the fingerprint is shared with no other
+    process. Reading all files would take 4 ms, so the fingerprint is kept on disk under their state;
+    docs/internals/cpu.md says why that is safe.
     """
     state, newest = _source_state()
     # Time stamps step by up to 10 ms, and by up to 2 s in file systems that count whole seconds.
@@ -124,7 +123,7 @@ def _source_fingerprint() -> str:
     parts: list[str | bytes] = []
     for path, _ in _source_files():
         with open(path, "rb") as file:
-            parts += [os.path.relpath(path, PACKAGE), file.read()]
+            parts += [os.path.relpath(path, _package_folder()), file.read()]
     return fingerprint(*parts)
 
 
@@ -138,7 +137,7 @@ def _source_state() -> tuple[str, int]:
 
 
 def _source_files() -> list[tuple[str, os.stat_result]]:
-    found, folders = [], [PACKAGE]
+    found, folders = [], [_package_folder()]
     while folders:
         with os.scandir(folders.pop()) as entries:
             for entry in entries:
@@ -147,6 +146,11 @@ def _source_files() -> list[tuple[str, os.stat_result]]:
                 elif entry.name != "__pycache__" and entry.is_dir():
                     folders.append(entry.path)
     return sorted(found)
+
+
+def _package_folder() -> str:
+    """Return the folder of the whole package, which is the parent of this module's own."""
+    return os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 # ---- where the files lie ---------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-PACKAGE = Path(__file__).parents[1]
+PACKAGE = Path(__file__).parents[1]  # the folder of the whole package
 
 
 @cache

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
@@ -53,14 +52,8 @@ def _module(name: str, lanes: int) -> str:
 @cache
 def compiled(name: str, lanes: int, cpu: str = "") -> Compiled:
     """The function for this processor, or for a lesser one whose code it can run."""
-    with pytest.MonkeyPatch.context() as patch:
-        if cpu:
-            machine = llvm.Target.from_triple(host().triple).create_target_machine(
-                cpu=cpu, opt=2, reloc="pic", codemodel="small"
-            )
-            patch.setattr(jit, "_target_machine", lambda: machine)
-        data = jit.compile_code(_module(name, lanes))
-    loaded = loader.load(data)
+    processor = host()._replace(cpu=cpu, features="") if cpu else host()
+    loaded = loader.load(jit.compile_code(_module(name, lanes), processor))
     apply = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(loaded.address("apply"))
 
     def call(x: Array, _keep: object = loaded) -> Array:

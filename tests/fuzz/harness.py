@@ -15,19 +15,14 @@ from monotile.backends.cpu import jit, loader
 from monotile.backends.cpu.compiler import OPTIONS
 from monotile.backends.cpu.host import host
 from monotile.backends.cpu.lower import lower
-from monotile.backends.cpu.target import Target, target
+from monotile.backends.cpu.target import UNITS, Target, target
 from monotile.passes import pipeline
 
 from .arguments import Program
 
 Array = npt.NDArray[Any]
 
-TARGETS = (
-    target(host()),
-    Target("avx2", 8, 4, 2, 16),
-    Target("neon", 4, 4, 4, 32),
-    Target("baseline", 4, 2, 2, 16),
-)
+TARGETS = (target(host()), *(UNITS[name] for name in ("avx2", "neon", "baseline")))
 GUARD = 4096
 
 

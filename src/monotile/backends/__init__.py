@@ -28,9 +28,12 @@ def check_name(name: Any) -> str | None:
 
 @cache
 def get(name: str) -> Backend:
-    if name not in MODULES:
+    """Return a backend by name. "cpu:avx2" is the cpu backend for another vector unit than this machine's own."""
+    family, _, unit = name.partition(":")
+    if family not in MODULES or (unit and family != "cpu"):
         raise UnknownBackend(f"there is no backend {name!r}; monotile has {', '.join(MODULES)}")
-    backend: Backend = import_module(MODULES[name], __package__).BACKEND
+    module = import_module(MODULES[family], __package__)
+    backend: Backend = module.for_unit(unit) if unit else module.BACKEND
     return backend
 
 

@@ -107,7 +107,7 @@ def check(name: str, case: Case) -> dict[str, float]:
     naive = errors.get("numpy_error", 0.0)
     if case.naive is not None:
         naive = errors["naive_error"] = float(np.abs(case.naive() - exact).max())
-    if not errors["error"] <= 2 * naive + TINY:  # also where it is NaN
+    if not errors["error"] <= 2 * naive + registry.FEW_ULPS * float(np.abs(exact).max()):  # also where it is NaN
         raise AssertionError(f"{name}: the error is {errors['error']}, that of the definition in this type {naive}")
     return errors
 

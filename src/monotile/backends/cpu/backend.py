@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 from ... import ir
 from ...runtime import cache
 from ..base import Backend, Emitted, Program
-from . import loader, pool
+from . import loader, pool, target
 from .choices import CpuChoices
-from .host import host
+from .host import Host, host
+
+KIND = "cpu"  # of the files in the disk cache
 
 
 class CpuProgram(Program):
@@ -43,23 +46,32 @@ class CpuProgram(Program):
 
 
 class CpuBackend(Backend):
-    name = "cpu"
+    """The backend for this machine's processor, or for another vector unit that it may be able to run."""
+
     choices = CpuChoices()
 
+    def __init__(self, unit: str | None = None) -> None:
+        self.name = "cpu" if unit is None else f"cpu:{unit}"
+        self._unit = unit
+
+    @property
+    def processor(self) -> Host:
+        return host() if self._unit is None else target.host_for(self._unit)
+
     def why_not(self) -> str | None:
-        return None
+        return None if self._unit is None else target.why_not(self._unit)
 
     def accepts(self, device: str) -> bool:
         return device == "cpu"
 
     def identity(self) -> str:
-        return f"{cache.compiler_fingerprint()} {host()} {loader.takes_images()}"
+        return f"{cache.compiler_fingerprint()} {self.processor} {loader.takes_images()}"
 
     def key(self, kernel: ir.Kernel) -> str:
         return cache.fingerprint(self.identity(), ir.show(kernel))
 
     def cached(self, key: str, kernel: ir.Kernel) -> Program | None:
-        payload = cache.load(key, self.name)
+        payload = cache.load(key, KIND)
         return None if payload is None else CpuProgram(kernel, payload)
 
     def compile(self, kernel: ir.Kernel) -> Program:
@@ -70,9 +82,10 @@ class CpuBackend(Backend):
         from . import jit
         from .compiler import to_llvm
 
-        lowered = to_llvm(kernel)
-        payload = struct.pack("<q", lowered.scratch_bytes) + jit.compile_code(lowered.text)
-        cache.store_compiled(key, self.name, payload)
+        processor = self.processor
+        lowered = to_llvm(kernel, processor)
+        payload = struct.pack("<q", lowered.scratch_bytes) + jit.compile_code(lowered.text, processor)
+        cache.store_compiled(key, KIND, payload)
         return CpuProgram(kernel, payload)
 
     def stages(
@@ -82,17 +95,36 @@ class CpuBackend(Backend):
         from . import jit
         from .compiler import OPTIONS, to_llvm
 
+        processor = self._processor_of(device)
         return {
             "ir": lambda: ir.show(kernel),
             "passes": lambda: pipeline.after_each(kernel, OPTIONS),
-            "llvm": lambda: to_llvm(kernel).text,
-            "asm": lambda: jit.assembly(to_llvm(kernel).text),
+            "llvm": lambda: to_llvm(kernel, processor).text,
+            "asm": lambda: jit.assembly(to_llvm(kernel, processor).text, processor),
         }
+
+    def explain(self, kernel: ir.Kernel, schedule: Any = None, device: str | None = None) -> list[str]:
+        unit = target.target(self._processor_of(device))
+        return [
+            f"path: LLVM IR for {unit.name}, {unit.lanes} float32 lanes; dots in register blocks of {unit.rows} rows x "
+            f"{unit.vectors} vectors, streamed with {target.STREAMED_ROWS} rows or fewer"
+        ]
 
     def emit(self, kernel: ir.Kernel, schedule: Any = None, device: str | None = None) -> Emitted:
         from .emission import emitted
 
-        return emitted(kernel)
+        return emitted(kernel, self._processor_of(device))
+
+    def _processor_of(self, device: str | None) -> Host:
+        """Return the processor to show or emit code for: that of a named vector unit, or the backend's."""
+        return self.processor if device in (None, "cpu") else target.host_for(device)
 
 
 BACKEND = CpuBackend()
+
+
+@functools.cache
+def for_unit(unit: str) -> CpuBackend:
+    """Return the backend that compiles for a vector unit: "avx512", "avx2", "neon" or "baseline"."""
+    target.host_for(unit)  # raises for an unknown one
+    return CpuBackend(unit)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ... import ir
 from ...passes import pipeline
 from .detach import detach
-from .host import host
+from .host import Host
 from .lower import Lowered, lower
 from .target import target
 
@@ -13,7 +13,8 @@ from .target import target
 OPTIONS = pipeline.PipelineOptions(peel_bounds=False, keep_marks=True, last=(detach,))
 
 
-def to_llvm(kernel: ir.Kernel) -> Lowered:
+def to_llvm(kernel: ir.Kernel, processor: Host) -> Lowered:
+    """Lower a kernel to LLVM IR for a processor."""
     kernel = ir.copy(kernel)
     pipeline.run(kernel, OPTIONS)
-    return lower(kernel, target(host()), host().triple)
+    return lower(kernel, target(processor), processor.triple)

@@ -7,18 +7,18 @@ from __future__ import annotations
 from ...ir import Kernel
 from .. import manifest
 from ..base import Emitted
-from . import host as processor
 from . import jit
 from .compiler import to_llvm
+from .host import Host
 
 PAGE = 4096  # scratch begins on one, and one more may be read
 
 
-def emitted(kernel: Kernel) -> Emitted:
-    lowered = to_llvm(kernel)
+def emitted(kernel: Kernel, processor: Host) -> Emitted:
+    lowered = to_llvm(kernel, processor)
     name, count = kernel.name, f"{kernel.name}_programs"
     text = lowered.text.replace("@kernel(", f"@{name}(").replace("@programs(", f"@{count}(")
-    symbols, host = manifest.Symbols(kernel), processor.host()
+    symbols = manifest.Symbols(kernel)
     entry = {
         "name": name,
         "file": f"{name}.ll",
@@ -30,9 +30,9 @@ def emitted(kernel: Kernel) -> Emitted:
         "grid": [manifest.programs(kernel, symbols), "1", "1"],
         "scratch_bytes": lowered.scratch_bytes + PAGE,
         "scratch_alignment": PAGE,
-        "machine": {"triple": host.triple, "cpu": host.cpu, "features": host.features, "llvm": host.llvm},
+        "machine": {name: getattr(processor, name) for name in ("triple", "cpu", "features", "llvm")},
     }
-    return Emitted({f"{name}.ll": text.encode(), f"{name}.o": jit.compile_object(text)}, entry)
+    return Emitted({f"{name}.ll": text.encode(), f"{name}.o": jit.compile_object(text, processor)}, entry)
 
 
 def _words(kernel: Kernel) -> list[manifest.Entry]:

@@ -37,29 +37,29 @@ def detect_host() -> Host:
         )
 
 
-def optimise(text: str) -> str:
-    """The module after the passes, as LLVM IR text."""
+def optimise(text: str, processor: Host | None = None) -> str:
+    """Run the LLVM passes and return the module as text. Here and below, the default processor is this machine's."""
     with _lock:
-        return str(_optimised(text))
+        return str(_optimised(text, _target_machine(processor or host())))
 
 
-def assembly(text: str) -> str:
-    """The module as assembly of the host."""
+def assembly(text: str, processor: Host | None = None) -> str:
+    """Compile a module to assembly."""
     with _lock:
-        module = _optimised(text)
-        return str(_target_machine().emit_assembly(module))
+        machine = _target_machine(processor or host())
+        return str(machine.emit_assembly(_optimised(text, machine)))
 
 
-def compile_object(text: str) -> bytes:
-    """The module as a relocatable object file of the host."""
+def compile_object(text: str, processor: Host | None = None) -> bytes:
+    """Compile a module to a relocatable object file."""
     with _lock:
-        module = _optimised(text)
-        return bytes(_target_machine().emit_object(module))
+        machine = _target_machine(processor or host())
+        return bytes(machine.emit_object(_optimised(text, machine)))
 
 
-def compile_code(text: str) -> bytes:
-    """The module as what `loader.load` takes: an image, or the object file where this process takes no images."""
-    data = compile_object(text)
+def compile_code(text: str, processor: Host | None = None) -> bytes:
+    """Compile a module to what `loader.load` takes: an image, or the object file where this process takes no images."""
+    data = compile_object(text, processor)
     if loader.takes_images():
         # An object that uses more than images have is linked by LLVM in every process that loads it.
         with contextlib.suppress(image.Unlinkable):
@@ -109,13 +109,15 @@ def _llvm() -> Any:
 
 
 @cache
-def _target_machine() -> Any:
+def _target_machine(processor: Host) -> Any:
     # Position-independent code in the small model reaches its constants relative to the program counter, as operands
     # of the arithmetic; the JIT's default large model would load the address of each one first.
-    machine = host()
-    target = _llvm().Target.from_triple(machine.triple)
-    return target.create_target_machine(
-        cpu=machine.cpu, features=machine.features, opt=2, reloc="pic", codemodel="small"
+    llvm = _llvm()
+    if processor.triple != host().triple:  # another architecture, whose text is asked for
+        llvm.initialize_all_targets()
+        llvm.initialize_all_asmprinters()
+    return llvm.Target.from_triple(processor.triple).create_target_machine(
+        cpu=processor.cpu, features=processor.features, opt=2, reloc="pic", codemodel="small"
     )
 
 
@@ -123,10 +125,10 @@ def _target_machine() -> Any:
 def _linker() -> Any:
     # LLJIT loads an object in 1.1 ms from a cold process, MCJIT in 1.8 ms. JITLink keeps the sections of an object
     # together, which the small code model needs, and is the one linker that is sound on Apple's processors.
-    return _llvm().create_lljit_compiler(_target_machine(), use_jit_link=True, suppress_errors=True)
+    return _llvm().create_lljit_compiler(_target_machine(host()), use_jit_link=True, suppress_errors=True)
 
 
-def _optimised(text: str) -> Any:
+def _optimised(text: str, machine: Any) -> Any:
     """Parse, verify and run the few passes that pay.
 
     The emitter writes vector code with its loops already blocked. What is left is to turn its variables into
@@ -138,8 +140,7 @@ def _optimised(text: str) -> Any:
         module.verify()
     except RuntimeError as error:
         raise InternalError(f"LLVM rejects the generated code: {error}") from error
-    machine = _target_machine()
-    module.triple = host().triple
+    module.triple = machine.triple
     module.data_layout = str(machine.target_data)
     passes = llvm.create_new_module_pass_manager()
     passes.add_sroa_pass()

@@ -15,7 +15,7 @@ from ...ir import ELEMENTWISE, Kernel, Op, Value, uses, walk
 from ...ir.affine import linear
 from .axes import Axes, Axis
 from .fuse import strip
-from .target import Target
+from .target import STREAMED_ROWS, Target
 
 
 class Layout:
@@ -68,10 +68,11 @@ class Layout:
             return None
         carried = [v for op in self._ops if op.kind in ("for", "if") for v in op.results if len(self.axes.of(v)) > 0]
         through = [*(d.result for d in self._dots), *carried]
+        least = max(self.target.panel, STREAMED_ROWS + 1)  # fewer rows are streamed, whatever the width of a panel
         candidates = [
             a
             for a in self.axes.of(self._dots[0].result)
-            if not a.folded and a.extent >= self.target.panel and all(a in self.axes.of(v) for v in through)
+            if not a.folded and a.extent >= least and all(a in self.axes.of(v) for v in through)
         ]
         units = Counter(self.unit(op) for op in self._ops if op.kind in ("load", "store"))
         chosen = max(candidates, key=lambda a: (units[a], a.extent), default=None)
@@ -82,7 +83,7 @@ class Layout:
         m, _, n = self.axes.dots[dot]
         rows = m if lane is n else n
         found = self._way(strip(dot.operands[1 if lane is n else 0]), _block_of(kernel, dot))
-        few = rows is None or rows.extent <= self.target.rows
+        few = rows is None or rows.extent <= STREAMED_ROWS
         return few and found is not None and self.unit(found[0]) is lane
 
     def unit(self, op: Op) -> Axis | None:
@@ -121,14 +122,13 @@ class Layout:
         rows = m if lane is n else n
         height = rows.extent if rows is not None else 1
         found = self._way(strip(dot.operands[1 if lane is n else 0]), _block_of(kernel, dot))
-        if found is None or height > self.target.rows:
+        if found is None or height > STREAMED_ROWS:
             return None, []
         load, way = found
         if load.attrs["tensor"].index in kernel.written or load.attrs["tensor"].dtype.kind != "float":
             return None, []
         unit = self.unit(load)
-        inner = unit is k and (1 << (height - 1).bit_length()) <= self.target.lanes
-        return (load, way) if unit is lane or (inner and not way) else (None, [])
+        return (load, way) if unit is lane or (unit is k and not way) else (None, [])
 
     def _way(self, value: Value, home: set[Op]) -> tuple[Op, list[Op]] | None:
         """The one load a tile is made of element by element, and the ops on the way; everything else it is made of

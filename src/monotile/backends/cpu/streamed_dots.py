@@ -131,47 +131,50 @@ class StreamEmitter(FetchEmitter):
         """A vector of results at a time: for `lanes` positions of the streamed tile, every row."""
         e, width = self.e, self.target.lanes
         assert nest.lane is not None
-        slots = 1 << (dot.height - 1).bit_length()  # rows rounded up to a power of two
-        each = width // slots  # positions a single tree of sums covers
+        slots = min(1 << (dot.height - 1).bit_length(), width)  # rows of one tree of sums: a power of two
+        each = width // slots  # positions it covers
         results, vector = e.fresh("p"), e.vector_type("float")
         e.entry.append(f"  {results} = alloca [{slots} x {vector}]")
 
         def block(first: Index, count: int) -> None:
-            def part(number: Index) -> None:
+            def part(rows_here: range, number: Index) -> None:
                 start = e.add(first, e.mul(number, each))
-                sums = self._products(dot, start, each)
+                sums = self._products(dot, rows_here, start, each)
                 sums += ["zeroinitializer"] * (width - len(sums))
                 e.store(lane_sums(e, sums), e.element(results, number, vector), vector, 64)
 
-            e.loop(0, -(-count // each), 1, part)
-            found = [e.load(e.element(results, i, vector), vector, 64) for i in range(slots)]
-            self._finish_block(nest, rows, first, count, exchange(e, found, each), dot.edge)
+            found: list[str] = []
+            for row in range(0, dot.height, slots):  # more rows than lanes take several trees
+                e.loop(0, -(-count // each), 1, partial(part, range(row, min(row + slots, dot.height))))
+                vectors = [e.load(e.element(results, i, vector), vector, 64) for i in range(slots)]
+                found += exchange(e, vectors, each)
+            self._finish_block(nest, rows, first, count, found, dot.edge)
 
         whole = nest.lane.extent // width * width
         e.loop(0, whole, width, lambda first: block(first, width))
         if nest.lane.extent - whole:
             block(whole, nest.lane.extent - whole)
 
-    def _products(self, dot: Inner, start: Index, each: int) -> list[str]:
-        """Sums, still spread over the lanes, of every row with `each` positions from `start`: row by row."""
+    def _products(self, dot: Inner, rows: range, start: Index, each: int) -> list[str]:
+        """Sums, still spread over the lanes, of some rows with `each` positions from `start`: row by row."""
         e, lanes = self.e, dot.lanes
         assert lanes.deep is not None and lanes.free is not None
         depth = lanes.deep.extent
         width = self.target.lanes * (1 if dot.packed is None else 2)
         zero = e.splat(e.number(0.0, "float"))
-        sums = [e.var(e.vector_type("float"), zero.text) for _ in range(dot.height * each)]
+        sums = [e.var(e.vector_type("float"), zero.text) for _ in range(len(rows) * each)]
 
         def steps(positions: range, first: Index, starts: range, valid: int | None = None) -> None:
-            mine = [[sums[r * each + i] for i in positions] for r in range(dot.height)]
+            mine = [[sums[r * each + i] for i in positions] for r in range(len(rows))]
             held = [[Reg(e.get(v), "float", True) for v in line] for line in mine]
             for s in starts:
                 k = e.add(first, s)
-                for i in positions:
+                for i in positions if rows.start == 0 else ():  # the first rows fetch for all
                     self.fetch_line(dot.ahead, e.add(start, i), k, s)
                 places = [Point(lanes.at(e.add(start, i), k), lanes.deep, valid, dot.edge) for i in positions]
                 tile = [self._stretch(dot, pt) for pt in places]
-                for r in range(dot.height):
-                    add = self._row(dot, r, k, valid)
+                for r, row in enumerate(rows):
+                    add = self._row(dot, row, k, valid)
                     held[r] = [add(t, h) for t, h in zip(tile, held[r], strict=True)]
             for line, regs in zip(mine, held, strict=True):
                 for variable, reg in zip(line, regs, strict=True):
@@ -183,7 +186,7 @@ class StreamEmitter(FetchEmitter):
         # fastest in its own order. With several rows two positions at least share what is read of them: otherwise
         # there is more than a load for each multiply-add.
         row_bytes = depth * BYTES[self.ev.tensors.tiles[dot.load].element]
-        shared = dot.height >= (FEW if dot.packed is None else 2 * FEW)
+        shared = len(rows) >= (FEW if dot.packed is None else 2 * FEW)
         most = 2 * AT_ONCE if shared else AT_ONCE
         few = next((n for n in (8, 4, 2) if each % n == 0 and n * row_bytes <= most), 2 - each % 2 if shared else 1)
         for i in range(0, each, few):

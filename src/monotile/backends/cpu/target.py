@@ -1,15 +1,25 @@
-"""What the compiler needs to know of the processor: how wide a vector is and how big a register block may be."""
+"""Vector units: how many float32 lanes a vector has, and how large a register block of a dot may be.
+
+Code is made for the unit of the processor it runs on. `host_for` describes a lesser processor of the same kind to LLVM,
+so that one machine can compile, inspect and test what the others get.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from .host import Host
+from ...errors import UnknownBackend
+from .host import Host, host
+
+# A dot with at most this many rows streams its tile, on every vector unit: with one vector of the tile and a broadcast,
+# as many accumulators fit 16 registers. Streamed inner products add in another order than register blocks do, so the
+# limit must not be less than the row blocks a caller chooses from: else a row's bits depend on the number of rows.
+STREAMED_ROWS = 8
 
 
 @dataclass(frozen=True)
 class Target:
-    """`lanes` float32s in a vector; a dot holds `rows` x `vectors` accumulators in registers."""
+    """A vector has `lanes` float32s; a dot holds `rows` x `vectors` accumulators in registers."""
 
     name: str
     lanes: int
@@ -37,13 +47,62 @@ class Target:
         return max(1, (self.registers - 1) // (rows + 1))
 
 
+# Accumulators, one row of lane vectors and a broadcast must fit the registers.
+UNITS = {
+    unit.name: unit
+    for unit in (
+        Target("avx512", lanes=16, rows=8, vectors=2, registers=32, bfloat16_pairs=True),
+        Target("avx2", lanes=8, rows=4, vectors=2, registers=16),
+        Target("neon", lanes=4, rows=4, vectors=4, registers=32),
+        Target("baseline", lanes=4, rows=2, vectors=2, registers=16),
+    )
+}
+NEEDED = {
+    "avx512": ("+avx512f", "+avx512vl", "+avx512bw", "+avx512dq", "+avx512cd"),
+    "avx2": ("+avx2", "+fma", "+f16c", "+bmi2"),
+}
+_X86 = "x86_64-unknown-linux-gnu"
+# The least processor that has a unit, where this machine's own has another one: triple, LLVM's name for it, features.
+_PROCESSORS = {
+    "avx512": (_X86, "x86-64-v4", "+avx512f,+avx512vl,+avx512bw,+avx512bf16"),
+    "avx2": (_X86, "x86-64-v3", "+avx2,+fma"),
+    "neon": ("aarch64-unknown-linux-gnu", "generic", "+neon"),
+    "baseline": (_X86, "x86-64", ""),
+}
+
+
 def target(host: Host) -> Target:
-    """Accumulators, one row of lane vectors and a broadcast must fit the registers."""
+    """Return the vector unit of a processor."""
     features = host.features.split(",")
     if "+avx512f" in features and "+avx512vl" in features and "+avx512bw" in features:
-        return Target("avx512", lanes=16, rows=8, vectors=2, registers=32, bfloat16_pairs="+avx512bf16" in features)
+        return replace(UNITS["avx512"], bfloat16_pairs="+avx512bf16" in features)
     if "+avx2" in features and "+fma" in features:
-        return Target("avx2", lanes=8, rows=4, vectors=2, registers=16)
-    if host.triple.startswith(("aarch64", "arm64")):
-        return Target("neon", lanes=4, rows=4, vectors=4, registers=32)
-    return Target("baseline", lanes=4, rows=2, vectors=2, registers=16)
+        return UNITS["avx2"]
+    return UNITS["neon" if host.triple.startswith(("aarch64", "arm64")) else "baseline"]
+
+
+def host_for(unit: str) -> Host:
+    """Describe a processor whose vector unit is the named one: this machine's own, or the least that has it."""
+    if unit not in UNITS:
+        raise UnknownBackend(f"there is no vector unit {unit!r}; choose one of {', '.join(UNITS)}")
+    here = host()
+    if target(here).name == unit:
+        return here
+    triple, cpu, features = _PROCESSORS[unit]
+    same = _is_x86(here.triple) == _is_x86(triple)
+    return here._replace(triple=here.triple if same else triple, cpu=cpu, features=features)
+
+
+def why_not(unit: str) -> str | None:
+    """Say why this machine cannot run code for a vector unit; None if it can."""
+    here, other = host(), host_for(unit)
+    if other == here:
+        return None
+    if _is_x86(here.triple) != _is_x86(other.triple):
+        return f"the vector unit {unit!r} is not one of {here.triple}; only its text can be shown"
+    missing = [f for f in NEEDED.get(unit, ()) if f not in here.features.split(",")]
+    return f"this processor has no {', '.join(f[1:] for f in missing)}" if missing else None
+
+
+def _is_x86(triple: str) -> bool:
+    return triple.startswith(("x86_64", "i686", "amd64"))

@@ -1,0 +1,79 @@
+"""The library on every vector unit this machine can run: results hold, and rows do not depend on one another.
+
+A machine with AVX-512 runs the code of AVX2 and of the least x86-64 too, so a choice that follows from the number of
+lanes or registers is tested for all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import monotile
+from kernels.cases import check, check_splits, equal, normal, qkv
+from monotile import backends
+from monotile.backends.cpu.host import host
+from monotile.backends.cpu.target import UNITS, host_for, target, why_not
+from monotile.errors import UnknownBackend
+from monotile.kernels.examples import matmul
+
+RUNNABLE = [unit for unit in UNITS if why_not(unit) is None]
+OPTIONS = [{}, {"causal": "upper_left"}]
+every_unit = pytest.mark.parametrize("unit", RUNNABLE)
+with_options = pytest.mark.parametrize("options", OPTIONS, ids=["plain", "causal"])
+
+
+@every_unit
+@with_options
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_split_decode_of_a_row_depends_on_no_other_row(unit: str, options: dict[str, Any], dtype: str) -> None:
+    """Row blocks of every size give the same bits: 1, 2, 3, 6 and 27 rows read a KV head."""
+    q, k, v = qkv(9, 300, 24, Hq=3, dtype=dtype)
+    run: Any = {"splits": 2, "backend": f"cpu:{unit}", **options}
+    whole = monotile.decode_partials(q, k, v, **run)
+    for heads, queries in ((1, 1), (2, 1), (1, 3), (3, 2)):
+        alone = monotile.decode_partials(q[:, :heads, :queries], k, v, **run)
+        equal(tuple(p[:, :heads, :queries] for p in whole), tuple(alone))
+
+
+@every_unit
+@with_options
+def test_attention_of_a_row_depends_on_no_other_row(unit: str, options: dict[str, Any]) -> None:
+    """Blocks of queries of every size, and every head, give the same bits."""
+    q, k, v = qkv(150, 200, 24, Hq=2)
+    run: Any = {"return_lse": True, "backend": f"cpu:{unit}", **options}
+    whole = monotile.attention(q, k, v, **run)
+    for heads, queries in ((1, 20), (2, 40), (1, 70)):
+        alone = monotile.attention(q[:, :heads, :queries], k, v, **run)
+        equal(tuple(x[:, :heads, :queries] for x in whole), tuple(alone))
+
+
+@every_unit
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_results_hold(unit: str, dtype: str) -> None:
+    check(*qkv(33, 70, 40, dtype=dtype), backend=f"cpu:{unit}", causal=True)
+    check_splits(*qkv(4, 150, 40, dtype=dtype), 3, f"cpu:{unit}")
+
+
+def test_units_by_name() -> None:
+    for unit in UNITS:
+        assert target(host_for(unit)).name == unit
+    assert host_for(target(host()).name) == host()
+    with pytest.raises(UnknownBackend, match="there is no vector unit 'avx3'; choose one of avx512, avx2"):
+        backends.get("cpu:avx3")
+    with pytest.raises(UnknownBackend, match="no backend 'metal:avx2'"):
+        backends.get("metal:avx2")
+
+
+@pytest.mark.parametrize("unit", [unit for unit in UNITS if unit not in RUNNABLE])
+def test_a_unit_of_another_machine_is_only_shown(unit: str) -> None:
+    q, k, v = qkv(2, 20)
+    with pytest.raises(UnknownBackend, match=f"backend 'cpu:{unit}' cannot run here"):
+        monotile.attention(q, k, v, backend=f"cpu:{unit}")
+
+
+@pytest.mark.parametrize(("unit", "instruction"), [("avx2", "vfmadd"), ("baseline", "fmaf"), ("neon", "fmla")])
+def test_assembly_is_of_the_unit(unit: str, instruction: str) -> None:
+    a = normal(32, 32)
+    assembly = backends.get(f"cpu:{unit}").stages(matmul.ir(a, a, a))["asm"]()
+    assert instruction in assembly and "zmm" not in assembly

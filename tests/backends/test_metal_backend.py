@@ -17,7 +17,7 @@ from monotile.errors import DeviceLimit
 from monotile.kernels import examples, reference
 from monotile.kernels.attention import attention as attention_kernel
 from monotile.kernels.scores import Options
-from monotile.language import Const, Tensor, dot, kernel
+from monotile.language import Const, Tensor, dot, kernel, maximum
 
 pytestmark = pytest.mark.skipif(metal.why_not() is not None, reason=str(metal.why_not()))
 Array = np.ndarray[Any, Any]
@@ -61,6 +61,20 @@ def test_matmul(dtype: Any, shape: tuple[int, int, int]) -> None:
         return c
 
     np.testing.assert_allclose(in_every_order(call), a.astype(np.float64) @ b.astype(np.float64), atol=1e-4)
+
+
+@kernel
+def layer(x: Tensor["M K"], w: Tensor["K N"], bias: Tensor["M N"], y: Tensor["M N"], *, M: Const, K: Const, N: Const):
+    y[:, :] = maximum(dot(x[:, :], w[:, :]) + bias[:, :], 0.0)
+
+
+@pytest.mark.parametrize("rows", [4, 24])
+def test_an_addend_inside_an_expression(rows: int) -> None:
+    """Nothing but the maximum reads dot + bias, so that sum is not a value with registers of its own."""
+    x, w, bias = randoms(rows, 40), randoms(40, 48, seed=1), randoms(rows, 48, seed=2)
+    y = metal.poisoned((rows, 48), np.float32)
+    launched(layer, [x, w, bias, y], "ascending")
+    np.testing.assert_allclose(y, np.maximum(x.astype(np.float64) @ w + bias, 0), atol=1e-4)
 
 
 @pytest.mark.parametrize("order", metal.ORDERS)
@@ -136,6 +150,6 @@ def test_offsets_do_not_wrap() -> None:
     buffers: dict[int | str, Any] = dict(enumerate([*arrays, meta, np.array([0.25], np.float32)]))
     rendered = program.rendered
     assert metal.run(rendered.source, rendered.name, buffers, 2, rendered.threads).clean
-    meta[rendered.longs.index((1, "stride", 1))] = 2**32
+    meta[rendered.meta.index((1, "stride", 1))] = 2**32
     report = metal.run(rendered.source, rendered.name, buffers, 2, rendered.threads)
     assert [finding.kind for finding in report.findings] == ["fault"], report

@@ -23,9 +23,10 @@ from .on_cpu import OnCpu
 from .on_mlx import OnMlx
 from .on_mps import OnMps
 from .quantify import quantify
-from .render import Rendered, render
+from .render import render
 from .runner import build
 from .runner.report import Report
+from .source import MetalSource
 
 # What `quantify` leaves takes two rounds of cleaning.
 OPTIONS = pipeline.PipelineOptions(
@@ -54,7 +55,7 @@ class MetalProgram(Program):
 
     def __init__(self, kernel: ir.Kernel, order: str, bfloat: bool) -> None:
         self.kernel, self.order = kernel, order
-        self.rendered: Rendered = render(kernel, bfloat)
+        self.rendered: MetalSource = render(kernel, bfloat)
         self.words = words(kernel, self.rendered)
         self.grid = Grid(kernel)
         self.launchers: dict[str, Launcher] = {}
@@ -67,7 +68,7 @@ class MetalProgram(Program):
             at += 2 * tensor.rank + 1
         spans = tuple(map(_span, shapes, strides))
         meta = []
-        for index, what, n in self.rendered.longs:
+        for index, what, n in self.rendered.meta:
             known = {"dim": shapes, "stride": strides}.get(what)
             meta.append(-spans[index][0] if known is None else known[index][n])
         return Bound(words, spans, np.array(meta or [0], np.int64))

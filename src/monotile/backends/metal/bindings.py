@@ -12,8 +12,8 @@ from ...errors import DeviceLimit
 from ...ir import Kernel, Tensor
 from .. import manifest
 from ..base import Emitted
-from .msl import TYPES
-from .render import Rendered
+from .dialect import TYPES
+from .source import MetalSource
 
 MOST_BUFFERS = 31  # of a Metal function
 MOST_BYTES = 4096  # that can be bound without a buffer
@@ -45,16 +45,16 @@ class Launch:
 class Launcher(ABC):
     """A kernel on one kind of array: made once, run for every launch."""
 
-    def __init__(self, kernel: Kernel, rendered: Rendered) -> None:
+    def __init__(self, kernel: Kernel, rendered: MetalSource) -> None:
         self.kernel, self.rendered = kernel, rendered
 
     @abstractmethod
     def run(self, launch: Launch) -> None: ...
 
 
-def words(kernel: Kernel, rendered: Rendered) -> tuple[Words, ...]:
+def words(kernel: Kernel, rendered: MetalSource) -> tuple[Words, ...]:
     """The buffers after those of the tensors, in order."""
-    lengths = [_entry(kernel.tensors[t], what, axis) for t, what, axis in rendered.longs]
+    lengths = [_entry(kernel.tensors[t], what, axis) for t, what, axis in rendered.meta]
     groups = (
         ("meta", int64, lengths or [{"meaning": "nothing"}]),
         ("integers", int64, [manifest.scalar(n) for n in rendered.integers]),
@@ -73,7 +73,7 @@ def _entry(tensor: Tensor, what: str, axis: int) -> manifest.Entry:
     return manifest.word(MEANINGS[what], tensor, None if what == "offset" else axis)
 
 
-def emitted(kernel: Kernel, rendered: Rendered) -> Emitted:
+def emitted(kernel: Kernel, rendered: MetalSource) -> Emitted:
     """The text, and everything that a launch of it has to be given."""
     symbols = manifest.Symbols(kernel)
     buffers: list[manifest.Entry] = []

@@ -1,16 +1,18 @@
-"""Where the elements of a tile live: which lane and register of which simdgroup.
+"""Register layouts: which lane and register of which simdgroup holds an element of a tile.
 
-A program is one or more simdgroups. A tile follows one of three families:
+A program is one threadgroup of one or more simdgroups. A tile has one of three layouts:
 
-- `Fragments`: a lane holds what an 8x8 simdgroup matrix gives it, two neighbours of one row in every 8x8 square.
-  Squares are dealt out to the simdgroups by rows or by columns.
-- `Lanes`: columns over the 32 lanes of one simdgroup, in runs that one vector load fills; every lane holds all rows.
-- `Spread`: a tile of few rows, such as sums over lanes leave: rows and columns together fill the 32 lanes once.
+- `FragmentLayout`: the layout of 8x8 simdgroup matrices. Each lane holds two adjacent elements of one row of every 8x8
+  matrix; the matrices are distributed over the simdgroups by rows or by columns.
+- `LaneLayout`: columns are distributed over the 32 lanes of one simdgroup, in runs as long as one vector load; every
+  lane holds all rows.
+- `LaneGridLayout`: the 32 lanes form a grid of rows x columns. Reductions over lanes leave tiles of few rows like this.
 
-In all of them the row of an element depends on the first index of its register only, its column on the others. So a
-vector along rows is `v[rows held]`, one along columns `v[columns held]`, and elementwise code is the same for all. What
-a side of 1 leaves is a vector, or a scalar that every lane holds. Sides are padded: elements outside the tile exist in
-registers, and are never loaded, stored, folded or multiplied.
+In each of them the row of an element depends only on the first index of its register, and the column on the other
+indices. A vector along rows is therefore `v[rows per lane]`, a vector along columns `v[columns per lane]`, and
+elementwise code is the same for all layouts. A dimension of length 1 has no index; a tile with two of them is a scalar
+that every lane holds. Dimensions are padded to the layout's unit: padding exists in registers, and is never loaded,
+stored, reduced or multiplied.
 """
 
 from __future__ import annotations
@@ -23,130 +25,135 @@ from ...ir import Value
 ROW, COLUMN = "row", "column"
 LANES = 32
 Index = tuple[str, ...]
+Loops = list[tuple[str, int]]  # loop variables with their trip counts
 
 
 @dataclass(frozen=True)
-class Family(ABC):
-    """Texts speak of `lane` and `sg`; for fragments of `fm` and `fn`, the lane's first row and column."""
+class Layout(ABC):
+    """Expressions refer to `lane` and `sg`; those of fragments to `fm` and `fn`, the lane's first row and column."""
 
-    rows_over: int = 1  # simdgroups that share out the rows
-    columns_over: int = 1
+    row_simdgroups: int = 1  # simdgroups over which the rows are distributed
+    column_simdgroups: int = 1
 
     @property
     def simdgroups(self) -> int:
-        return self.rows_over * self.columns_over
+        return self.row_simdgroups * self.column_simdgroups
 
     @property
     @abstractmethod
-    def along_row(self) -> tuple[int, ...]:
-        """Lanes that differ in these bits hold other columns of the same row."""
+    def row_masks(self) -> tuple[int, ...]:
+        """Lane masks for xor shuffles that reach the other columns of a row."""
 
     @property
     @abstractmethod
-    def along_column(self) -> tuple[int, ...]: ...
+    def column_masks(self) -> tuple[int, ...]:
+        """Lane masks for xor shuffles that reach the other rows of a column."""
 
     @property
     @abstractmethod
     def first_of_row(self) -> str:
-        """Picks one of the lanes that hold the same row; "" where there is one."""
+        """Test that selects one of the lanes that hold the same row; "" where only one does."""
 
     @property
     @abstractmethod
     def first_of_column(self) -> str: ...
 
     @abstractmethod
-    def rows_held(self, side: int) -> int: ...
+    def rows_per_lane(self, length: int) -> int: ...
 
     @abstractmethod
-    def columns_held(self, side: int) -> tuple[int, ...]:
-        """Sizes of the loops over a lane's columns; a last loop of several is over neighbours."""
+    def columns_per_lane(self, length: int) -> tuple[int, ...]:
+        """Trip counts of the loops over a lane's columns; the second loop, if any, runs over adjacent columns."""
 
     @abstractmethod
-    def row(self, index: str) -> str: ...
+    def row(self, index: str) -> str:
+        """Expression of the row that a register index holds."""
 
     @abstractmethod
-    def column(self, index: Index, side: int) -> str: ...
+    def column(self, index: Index, length: int) -> str: ...
 
     @abstractmethod
-    def row_padded(self, side: int) -> bool:
-        """Whether some lane holds a row that is not there."""
+    def row_padded(self, length: int) -> bool:
+        """True if some lane's registers hold rows beyond the length."""
 
     @abstractmethod
-    def column_padded(self, side: int) -> bool: ...
+    def column_padded(self, length: int) -> bool: ...
 
-    def row_place(self, row: str) -> tuple[str, str] | None:
-        """The register and lane of a row that all lanes ask for."""
+    def row_owner(self, row: str) -> tuple[str, str] | None:
+        """Return the register and the lane that hold a row which is the same for all lanes."""
         return None
 
-    def column_loops(self, side: int) -> list[tuple[str, int]]:
-        return list(zip("je", self.columns_held(side), strict=False))
+    def column_loops(self, length: int) -> Loops:
+        return list(zip("je", self.columns_per_lane(length), strict=False))
 
-    def neighbours(self, side: int) -> int:
-        """How many columns next to each other a lane holds in a run."""
-        held = self.columns_held(side)
-        return held[1] if len(held) > 1 else 1
+    def run_length(self, length: int) -> int:
+        """Return how many adjacent columns a lane holds."""
+        counts = self.columns_per_lane(length)
+        return counts[1] if len(counts) > 1 else 1
 
 
-class Fragments(Family):
-    along_row = (1, 8)
-    along_column = (2, 4, 16)
-    first_of_row, first_of_column = "fn == 0", "fm == 0"  # of all simdgroups, where they share that side out
+class FragmentLayout(Layout):
+    row_masks = (1, 8)
+    column_masks = (2, 4, 16)
+    # fm and fn count over all simdgroups, so these select one lane of one of them.
+    first_of_row, first_of_column = "fn == 0", "fm == 0"
 
-    def rows_held(self, side: int) -> int:
-        return -(-side // (8 * self.rows_over))
+    def rows_per_lane(self, length: int) -> int:
+        return -(-length // (8 * self.row_simdgroups))
 
-    def columns_held(self, side: int) -> tuple[int, ...]:
-        return -(-side // (8 * self.columns_over)), 2
+    def columns_per_lane(self, length: int) -> tuple[int, ...]:
+        return -(-length // (8 * self.column_simdgroups)), 2
 
     def row(self, index: str) -> str:
-        return scaled("fm", index, 8 * self.rows_over)
+        return scaled("fm", index, 8 * self.row_simdgroups)
 
-    def column(self, index: Index, side: int) -> str:
-        return plus(scaled("fn", index[0], 8 * self.columns_over), index[1])
+    def column(self, index: Index, length: int) -> str:
+        return plus(scaled("fn", index[0], 8 * self.column_simdgroups), index[1])
 
-    def row_padded(self, side: int) -> bool:
-        return side % (8 * self.rows_over) != 0
+    def row_padded(self, length: int) -> bool:
+        return length % (8 * self.row_simdgroups) != 0
 
-    def column_padded(self, side: int) -> bool:
-        return side % (8 * self.columns_over) != 0
+    def column_padded(self, length: int) -> bool:
+        return length % (8 * self.column_simdgroups) != 0
 
 
-class Lanes(Family):
-    along_row = (1, 2, 4, 8, 16)
-    along_column = ()
+class LaneLayout(Layout):
+    row_masks = (1, 2, 4, 8, 16)
+    column_masks = ()
     first_of_row, first_of_column = "lane == 0", ""
 
-    def run(self, side: int) -> int:
-        return next(n for n in (4, 2, 1) if n == 1 or (side % n == 0 and LANES * n <= side))
+    def _width(self, length: int) -> int:
+        """Return the longest vector that divides the columns and still gives every lane one."""
+        return next(n for n in (4, 2, 1) if n == 1 or (length % n == 0 and LANES * n <= length))
 
-    def rows_held(self, side: int) -> int:
-        return side
+    def rows_per_lane(self, length: int) -> int:
+        return length
 
-    def columns_held(self, side: int) -> tuple[int, ...]:
-        run = self.run(side)
-        count = -(-side // (LANES * run))
-        return (count, run) if run > 1 else (count,)
+    def columns_per_lane(self, length: int) -> tuple[int, ...]:
+        width = self._width(length)
+        count = -(-length // (LANES * width))
+        return (count, width) if width > 1 else (count,)
 
     def row(self, index: str) -> str:
         return index
 
-    def column(self, index: Index, side: int) -> str:
-        run = self.run(side)
-        first = scaled("lane" if run == 1 else f"{run} * lane", index[0], LANES * run)
-        return plus(first, index[1]) if run > 1 else first
+    def column(self, index: Index, length: int) -> str:
+        width = self._width(length)
+        first = scaled("lane" if width == 1 else f"{width} * lane", index[0], LANES * width)
+        return plus(first, index[1]) if width > 1 else first
 
-    def row_padded(self, side: int) -> bool:
+    def row_padded(self, length: int) -> bool:
         return False
 
-    def column_padded(self, side: int) -> bool:
-        return side % (LANES * self.run(side)) != 0
+    def column_padded(self, length: int) -> bool:
+        return length % (LANES * self._width(length)) != 0
 
-    def row_place(self, row: str) -> tuple[str, str] | None:
+    def row_owner(self, row: str) -> tuple[str, str] | None:
         return row, "0"
 
 
 @dataclass(frozen=True)
-class Spread(Family):
+class LaneGridLayout(Layout):
     rows: int = 1  # a power of two
 
     @property
@@ -154,11 +161,11 @@ class Spread(Family):
         return LANES // self.rows
 
     @property
-    def along_row(self) -> tuple[int, ...]:
+    def row_masks(self) -> tuple[int, ...]:
         return tuple(bit for bit in (16, 8, 4, 2, 1) if bit < self.columns)
 
     @property
-    def along_column(self) -> tuple[int, ...]:
+    def column_masks(self) -> tuple[int, ...]:
         return tuple(bit for bit in (1, 2, 4, 8, 16) if bit >= self.columns)
 
     @property
@@ -169,42 +176,43 @@ class Spread(Family):
     def first_of_column(self) -> str:
         return f"lane < {self.columns}" if self.rows > 1 else ""
 
-    def rows_held(self, side: int) -> int:
+    def rows_per_lane(self, length: int) -> int:
         return 1
 
-    def columns_held(self, side: int) -> tuple[int, ...]:
-        return (-(-side // self.columns),)
+    def columns_per_lane(self, length: int) -> tuple[int, ...]:
+        return (-(-length // self.columns),)
 
     def row(self, index: str) -> str:
         return f"lane / {self.columns}" if self.rows > 1 else "0"
 
-    def column(self, index: Index, side: int) -> str:
+    def column(self, index: Index, length: int) -> str:
         return scaled(f"lane % {self.columns}" if self.rows > 1 else "lane", index[0], self.columns)
 
-    def row_padded(self, side: int) -> bool:
-        return side != self.rows
+    def row_padded(self, length: int) -> bool:
+        return length != self.rows
 
-    def column_padded(self, side: int) -> bool:
-        return side % self.columns != 0
+    def column_padded(self, length: int) -> bool:
+        return length % self.columns != 0
 
-    def row_place(self, row: str) -> tuple[str, str] | None:
+    def row_owner(self, row: str) -> tuple[str, str] | None:
         return "0", f"{row} * {self.columns}" if row != "0" else "0"
 
 
 def scaled(base: str, index: str, factor: int) -> str:
-    """base + factor * index."""
+    """Return the text of base + factor * index."""
     if index == "0":
         return base
-    return f"{base} + {int(index) * factor}" if index.isdigit() else f"{base} + {factor} * {index}"
+    return plus(base, str(int(index) * factor) if index.isdigit() else f"{factor} * {index}")
 
 
 def plus(text: str, more: str) -> str:
+    """Return the text of a sum, without a term that is 0."""
     return text if more == "0" else more if text == "0" else f"{text} + {more}"
 
 
 @dataclass(frozen=True)
-class Shape:
-    """How a value is held: how many rows and columns it has; 1 where it is the same for all."""
+class OrientedShape:
+    """Rows and columns of a value, once it is known along which of them a vector lies."""
 
     rows: int = 1
     columns: int = 1
@@ -216,11 +224,11 @@ class Shape:
         return COLUMN if self.columns > 1 else "scalar"
 
 
-def shape_of(value: Value, orientation: str) -> Shape:
-    """Orientation matters for values of rank 1."""
-    sides = value.shape
-    if len(sides) == 2:
-        return Shape(*sides)
-    if not sides:
-        return Shape()
-    return Shape(rows=sides[0]) if orientation == ROW else Shape(columns=sides[0])
+def oriented_shape(value: Value, orientation: str) -> OrientedShape:
+    """Return the rows and columns of a value; the orientation matters for vectors."""
+    lengths = value.shape
+    if len(lengths) == 2:
+        return OrientedShape(*lengths)
+    if not lengths:
+        return OrientedShape()
+    return OrientedShape(rows=lengths[0]) if orientation == ROW else OrientedShape(columns=lengths[0])

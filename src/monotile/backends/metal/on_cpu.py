@@ -11,13 +11,13 @@ from ...dtypes import to_numpy
 from ...errors import InternalError
 from ...ir import Kernel
 from .bindings import Launch, Launcher
-from .render import UNROLLING, Rendered
 from .runner import launch as runner
 from .runner.report import Report
+from .source import MetalSource
 
 
 class OnCpu(Launcher):
-    def __init__(self, kernel: Kernel, rendered: Rendered, order: str) -> None:
+    def __init__(self, kernel: Kernel, rendered: MetalSource, order: str) -> None:
         super().__init__(kernel, rendered)
         self.order = order
         self.report: Report | None = None  # of the last launch
@@ -34,8 +34,7 @@ class OnCpu(Launcher):
             buffers[group.index] = np.array(numbers, to_numpy(group.dtype))
         name, threads = self.rendered.name, self.rendered.threads
         # Registers have addresses here: loops over them need not be unrolled, and compile faster.
-        source = self.rendered.source.replace(UNROLLING, "")
-        report = runner.run(source, name, buffers, launch.programs, threads, order=self.order)
+        report = runner.run(self.rendered.rolled_source, name, buffers, launch.programs, threads, order=self.order)
         self.report = report
         if not report.clean:
             raise InternalError(f"the Metal text of {name} did something wrong:\n{report}")

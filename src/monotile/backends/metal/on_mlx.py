@@ -15,8 +15,9 @@ from ...errors import ArgumentKind, ArgumentShape, UnknownBackend
 from ...ir import Kernel, Tensor, walk
 from ...runtime import cache
 from .bindings import Launch, Launcher, words
-from .msl import TYPES, author_name
-from .render import Rendered
+from .dialect import TYPES
+from .msl import escaped
+from .source import MetalSource
 
 MOST_THREADS = 2**31 - 1  # of a launch
 CONSTANT_BELOW = 8  # elements: what is shorter is passed in the constant address space
@@ -38,7 +39,7 @@ def why_not() -> str | None:
 
 
 class OnMlx(Launcher):
-    def __init__(self, kernel: Kernel, rendered: Rendered) -> None:
+    def __init__(self, kernel: Kernel, rendered: MetalSource) -> None:
         super().__init__(kernel, rendered)
         reason = why_not()
         if reason is not None:
@@ -101,7 +102,7 @@ def _parameter(index: int) -> str:
 def _pointer(tensor: Tensor, constness: str) -> str:
     """The parameter under the name and type that the body knows."""
     kind = f"{constness}device {TYPES[tensor.dtype.name]} *"
-    return f"  {kind}{author_name(tensor.name)}_p = reinterpret_cast<{kind}>({_parameter(tensor.index)});"
+    return f"  {kind}{escaped(tensor.name)}_p = reinterpret_cast<{kind}>({_parameter(tensor.index)});"
 
 
 def _long_enough(mx: Any, array: Any) -> Any:

@@ -12,7 +12,7 @@ import sys
 from ...errors import DeviceLimit, UnknownBackend
 from ...ir import Kernel
 from .bindings import Launch, Launcher
-from .render import Rendered
+from .source import MetalSource
 
 
 def why_not() -> str | None:
@@ -28,7 +28,7 @@ def why_not() -> str | None:
 
 
 class OnMps(Launcher):
-    def __init__(self, kernel: Kernel, rendered: Rendered) -> None:
+    def __init__(self, kernel: Kernel, rendered: MetalSource) -> None:
         super().__init__(kernel, rendered)
         reason = why_not()
         if reason is not None:

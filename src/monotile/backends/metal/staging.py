@@ -1,215 +1,244 @@
-"""Operands of products in threadgroup memory: which of them, and how they get there."""
+"""Staging: which operands of dots are copied to threadgroup memory, when, and how."""
 
 from __future__ import annotations
 
+import math
+
 from ... import ir
-from ...ir import Block, Kernel, Op, Value
-from .assign import Plan
-from .layout import COLUMN, Shape, plus
-from .msl import type_of
-from .points import Coordinate, Point, Room, bare
-from .reductions import Folds
+from ...ir import Block, Op, Value
+from ...ir.matchers import untransposed
+from .analysis import Analysis
+from .distribution import Distribution
+from .exchange import Exchange
+from .expressions import Coordinate, ElementIndex, Expressions, Slice, bare
+from .layout import OrientedShape, plus
+from .registers import Registers
+from .threadgroup import ThreadgroupMemory, ThreadgroupTile
+from .writer import Writer
 
-REGISTERS = 96  # of a lane, for tiles; beyond it an operand that a loop does not change waits in threadgroup memory
+# Registers of a lane for tiles. Beyond it, a left operand that a loop does not change is staged instead of held.
+REGISTERS = 96
 
 
-def base(operand: Value) -> Value:
-    """The tile an operand of a product is, or is the transpose of."""
-    return operand.op.operands[0] if operand.kind == "trans" and operand.op is not None else operand
+class StagedOperands:
+    """Chooses the operands that several simdgroups read, with the first dot that reads each."""
 
-
-class Staging(Folds):
-    def __init__(self, kernel: Kernel, plan: Plan) -> None:
-        super().__init__(kernel, plan)
-        self.staged: dict[Value, Op] = {}  # values that live in threadgroup memory, with the product that reads them
-        self.uses_tid = False
-        self.waiting: list[Value] = []  # those of the blocks being written that are not there yet
-        if plan.engine == "matrix" and self.family.simdgroups > 1:
-            for op in ir.walk(kernel.body):
+    def __init__(self, analysis: Analysis, distribution: Distribution) -> None:
+        self.analysis, self.distribution = analysis, distribution
+        self.simdgroups = distribution.row_simdgroups * distribution.column_simdgroups
+        self.dots: dict[Value, Op] = {}
+        if distribution.engine == "matrix" and self.simdgroups > 1:
+            for op in ir.walk(analysis.kernel.body):
                 if op.kind == "dot":
                     self._choose(op)
 
+    def __contains__(self, value: object) -> bool:
+        return value in self.dots
+
     def _choose(self, op: Op) -> None:
-        """What several simdgroups read is staged: the right operand when they share out rows, the left one when they
-        share out columns. Loop-invariant rows of the left one too, where registers are few."""
+        """Stage the right operand if rows are distributed over simdgroups, and the left one if columns are. Stage a
+        loop-invariant left operand too where registers are short."""
         a, b = op.operands
-        if self.family.rows_over > 1:
+        if self.distribution.row_simdgroups > 1:
             self._stage(b, op)
-            invariant = a.op is not None and a.kind == "load" and self.homes[a.op] is not self.homes[op]
-            if invariant and self._registers(a) > REGISTERS:
+            invariant = a.op is not None and a.kind == "load" and not self._same_block(a.op, op)
+            if invariant and self._registers_with(a) > REGISTERS:
                 self._stage(a, op)
         else:
             self._stage(a, op)
 
+    def _same_block(self, a: Op, b: Op) -> bool:
+        return self.analysis.block_of[a] is self.analysis.block_of[b]
+
     def _stage(self, operand: Value, op: Op) -> None:
-        value = base(operand)
-        if min(value.shape) > 1 and not self._written(value):
-            self.staged.setdefault(value, op)
+        value, _ = untransposed(operand)
+        if min(value.shape) > 1 and not self.analysis.reads_written_tensor(value):
+            self.dots.setdefault(value, op)
 
-    def _written(self, value: Value) -> bool:
-        """Whether a value reads a tensor that the kernel writes: then it is read where it stands."""
-        op = value.op
-        return op is not None and op.kind in ir.MEMORY and op.attrs["tensor"].index in self.kernel.written
+    def _registers_with(self, left: Value) -> float:
+        """Estimate the registers of a lane: the loop-carried state, the largest other dot, and the left operand."""
+        body, lanes = self.analysis.kernel.body, 32 * self.simdgroups
+        loops = [op for op in ir.walk(body) if op.kind == "for"]
+        carried = max((sum(math.prod(v.shape) for v in op.results) for op in loops), default=0)
+        next_state = {v for op in loops for v in op.blocks[0].terminator.operands}
+        dots = [op.result for op in ir.walk(body) if op.kind == "dot"]
+        accumulated = {op.result for op in ir.walk(body) for v in op.operands if v in dots and op.result in next_state}
+        readers = self.analysis.readers
+        others = [
+            math.prod(dot.shape)
+            for dot in dots
+            if not any(result in accumulated for reader in readers.get(dot, []) for result in reader.results)
+        ]
+        return (carried + max(others, default=0)) / lanes + math.prod(left.shape) / lanes * left.dtype.bytes / 4
 
-    def _registers(self, left: Value) -> float:
-        """Registers of a lane, about: what loops carry, the largest product besides, and the left operand."""
-        lanes, bodies = 32 * self.family.simdgroups, [op for op in ir.walk(self.kernel.body) if op.kind == "for"]
-        carried = max((sum(_elements(v) for v in op.results) for op in bodies), default=0)
-        kept = {v for op in bodies for v in op.blocks[0].terminator.operands}
-        dots = [op.result for op in ir.walk(self.kernel.body) if op.kind == "dot"]
-        fused = {op.result for op in ir.walk(self.kernel.body) for v in op.operands if v in dots and op.result in kept}
-        others = [_elements(d) for d in dots if not any(r in fused for o in self.readers.get(d, []) for r in o.results)]
-        return (carried + max(others, default=0)) / lanes + _elements(left) / lanes * left.dtype.bytes / 4
 
-    # ---- filling -----------------------------------------------------------------------------------------------------
+class Staging:
+    """Fills threadgroup memory with staged operands."""
 
-    def expect(self, block: Block) -> list[Value]:
-        """The staged values of a block that are filled as soon as what they are made of is known."""
-        made = [op.result for op in block.ops if len(op.results) == 1 and op.result in self.staged]
-        return [v for v in made if self.plan.early or self.homes[self.staged[v]] is not block]
+    def __init__(
+        self,
+        staged: StagedOperands,
+        registers: Registers,
+        exchange: Exchange,
+        expressions: Expressions,
+        writer: Writer,
+        threadgroup: ThreadgroupMemory,
+    ) -> None:
+        self.staged, self.analysis = staged, staged.analysis
+        self.registers, self.exchange, self.expressions = registers, exchange, expressions
+        self.writer, self.threadgroup = writer, threadgroup
+        self.uses_thread_index = False
+        self.waiting: list[Value] = []  # staged values of the current block that are not filled yet
+
+    def enter(self, block: Block) -> list[Value]:
+        """Wait for the staged values of a block that are filled as soon as their operands are known. Return those of
+        the block around it."""
+        before, early = self.waiting, self.staged.distribution.stage_early
+        defined = [op.result for op in block.ops if len(op.results) == 1 and op.result in self.staged]
+        block_of, dots = self.analysis.block_of, self.staged.dots
+        self.waiting = [v for v in defined if early or block_of[dots[v]] is not block]
+        return before
 
     def fill_ready(self) -> None:
+        """Fill the waiting values whose operands are known."""
         for value in list(self.waiting):
-            if self._known(value, first=True):
+            if self._ready(value, first=True):
                 self.waiting.remove(value)
                 self.fill(value)
 
-    def _known(self, value: Value, first: bool = False) -> bool:
-        elements = self.elements
-        if value in elements.names or value in elements.rooms:
+    def _ready(self, value: Value, first: bool = False) -> bool:
+        expressions, inlined = self.expressions, self.analysis.inlined
+        if value in expressions.names or value in expressions.tiles:
             return True
-        if value.op is None or (value not in elements.inlined and not first and value.op.kind not in ("const", "dim")):
+        if value.op is None or (value not in inlined and not first and value.op.kind not in ("const", "dim")):
             return False
-        if value.op.kind in ("reduce", "dot") and value not in elements.inlined:
+        if value.op.kind in ("reduce", "dot") and value not in inlined:
             return False
-        return all(self._known(v) for v in value.op.operands)
+        return all(self._ready(v) for v in value.op.operands)
 
     def fill(self, value: Value) -> None:
-        """Puts a tile into threadgroup memory: rows padded by 16 bytes, sides filled up to squares with zeros."""
-        rows, columns = squares(value)
-        self._slices(value)
-        room = self.room_for(value, rows, columns)
-        if self._computed(value):
-            self.statement(lambda: self._fill_from_registers(value, room, rows, columns))
+        """Copy a tile to threadgroup memory: rows padded by 16 bytes, both sides padded with zeros to multiples of
+        8."""
+        rows, columns = padded_shape(value)
+        self._bind_slices(value)
+        tile = self.allocate(value, rows, columns)
+        if self._from_registers(value):
+            self.exchange.statement(lambda: self._copy_registers(value, tile, rows, columns))
         else:
-            self.statement(lambda: self.fill_from_memory(value, room, rows, columns))
-        self.elements.rooms[value] = room
+            self.exchange.statement(lambda: self.copy_elements(value, tile, rows, columns))
+        self.expressions.tiles[value] = tile
 
-    def room_for(self, value: Value, rows: int, columns: int) -> Room:
-        size, op = value.dtype.bytes, value.op
-        of_tensor = op.attrs["tensor"].name if op is not None and op.kind == "load" else ""
-        hint = value.hint or of_tensor or self._made_of(value)
-        return self.take(
-            self.elements.memory_type(value.dtype),
-            size,
-            rows,
-            columns + 16 // size,
-            f"{hint}_tile",
-            "an operand of dot",
+    def allocate(self, value: Value, rows: int, columns: int) -> ThreadgroupTile:
+        op, size = value.op, value.dtype.bytes
+        tensor = op.attrs["tensor"].name if op is not None and op.kind == "load" else ""
+        operand = next((v.hint for v in (op.operands if op else ()) if v.hint), "part")
+        hint = value.hint or tensor or operand
+        element = self.expressions.dialect.memory_type(value.dtype), size
+        return self.threadgroup.allocate(
+            element, rows, columns + 16 // size, hint=f"{hint}_tile", purpose="an operand of dot"
         )
 
-    def _slices(self, value: Value) -> None:
-        """Pointers to what a value is loaded from, if they are not there yet."""
-        if value.op is not None and value not in self.elements.names and value not in self.elements.rooms:
+    # ---- slices ------------------------------------------------------------------------------------------------------
+
+    def _bind_slices(self, value: Value) -> None:
+        """Bind the slices that a value is loaded from, if they are not bound yet."""
+        if value.op is not None and value not in self.expressions.names and value not in self.expressions.tiles:
             for operand in value.op.operands:
-                self._slices(operand)
+                self._bind_slices(operand)
             if value.op.kind == "load":
-                self.slice(value.op)
+                self.bind_slice(value.op)
 
-    def slice(self, op: Op) -> None:
-        """The pointer to a tile's first element, and whether the tile is in the tensor at all."""
-        elements, tensor = self.elements, op.attrs["tensor"]
-        if not op.result.shape or op in elements.slices:
+    def bind_slice(self, op: Op) -> None:
+        """Bind the pointer to a load's first element, and the test that the tile is in the tensor at all."""
+        expressions, preamble, tensor = self.expressions, self.expressions.preamble, op.attrs["tensor"]
+        if not op.result.shape or op in expressions.slices:
             return
-        offset, tests = elements.start(op, op.operands)
-        text = elements.tensors[tensor.index]
-        there = ""
+        offset, tests = expressions.slice_start(op, op.operands)
+        name = preamble.pointer(tensor)
+        test, pointer = "", name
         if tests:
-            there = self.name(f"{text.name}_there")
-            self.line(f"const bool {there} = {' && '.join(tests)};")
-        pointer = text.name
+            test = self.writer.name(f"{name}_there")
+            self.writer.line(f"const bool {test} = {' && '.join(tests)};")
         if offset:
-            pointer = self.name(f"{text.name}_at")
-            constness = "" if tensor.index in self.kernel.written else "const "
-            self.line(f"device {constness}{elements.memory_type(tensor.dtype)} *{pointer} = {text.name} + {offset};")
-        elements.slices[op] = (pointer, there)
+            pointer = self.writer.name(f"{name}_at")
+            self.writer.line(f"{preamble.pointer_type(tensor)}{pointer} = {name} + {offset};")
+        expressions.slices[op] = Slice(pointer, test)
 
-    def _made_of(self, value: Value) -> str:
-        return next((v.hint for v in (value.op.operands if value.op else ()) if v.hint), "part")
+    # ---- filling -----------------------------------------------------------------------------------------------------
 
-    def _computed(self, value: Value) -> bool:
-        """Whether registers of tiles take part; else any thread can make any element."""
+    def _from_registers(self, value: Value) -> bool:
+        """True if tiles in registers are part of a value; otherwise any thread can compute any element."""
+        expressions = self.expressions
         stack = [value]
         while stack:
             v = stack.pop()
-            if v in self.elements.names and len(v.shape) == 2 and min(v.shape) > 1:
+            if v in expressions.names and len(v.shape) == 2 and min(v.shape) > 1:
                 return True
-            if v not in self.elements.names and v not in self.elements.rooms and v.op is not None:
+            if v not in expressions.names and v not in expressions.tiles and v.op is not None:
                 stack += v.op.operands
         return False
 
-    def _fill_from_registers(self, value: Value, room: Room, rows: int, columns: int) -> None:
-        """Each lane writes what it holds, two neighbours at a time."""
-        family, shape, kind = self.family, Shape(*value.shape), type_of(value)
+    def _copy_registers(self, value: Value, tile: ThreadgroupTile, rows: int, columns: int) -> None:
+        """Let each lane write what it holds, two adjacent elements at a time."""
+        expressions, dialect = self.expressions, self.expressions.dialect
+        layout, shape, kind = expressions.layouts.main, OrientedShape(*value.shape), expressions.type(value)
 
-        def body(point: Point) -> list[str]:
-            index = (*(point.column.index or ())[:-1], "1")
-            second = Coordinate(family.column(index, shape.columns), family, COLUMN, index)
+        def body(index: ElementIndex) -> list[str]:
             texts = []
-            for column in (point.column, second):
-                text = bare(self.elements.at(value, Point(point.row, column)))
-                tests = self.inside(family, shape, Point(point.row, column))
-                texts.append(f"{' && '.join(tests)} ? {text} : {kind}(0)" if tests else text)
-            tests = [f"{point.row.text} < {rows}"] if family.row_padded(rows) else []
-            tests += [f"{point.column.text} < {columns}"] if family.column_padded(columns) else []
-            place = f"{room.name} + ({point.row.text}) * {room.width} + {point.column.text}"
-            line = f"*(threadgroup {kind}2 *)({place}) = {kind}2({', '.join(texts)});"
-            if self.elements.memory_type(value.dtype) != kind:
-                low, high = (self.elements.kept(text, value.dtype) for text in texts)
-                line = f"{{ *({place}) = {low}; *({place} + 1) = {high}; }}"
+            for each in (index, self.registers.with_offset(index, shape, "1")):
+                text = bare(expressions.at(value, each))
+                tests = self.registers.padding_tests(layout, shape, each)
+                texts.append(f"{' && '.join(tests)} ? {text} : {dialect.zero(value.dtype)}" if tests else text)
+            tests = [f"{index.row.text} < {rows}"] if layout.row_padded(rows) else []
+            tests += [f"{index.column.text} < {columns}"] if layout.column_padded(columns) else []
+            address = f"{tile.name} + ({index.row.text}) * {tile.stride} + {index.column.text}"
+            line = f"*(threadgroup {kind}2 *)({address}) = {kind}2({', '.join(texts)});"
+            if dialect.as_bits(value.dtype):
+                low, high = (dialect.to_memory(text, value.dtype) for text in texts)
+                line = f"{{ *({address}) = {low}; *({address} + 1) = {high}; }}"
             return [f"if ({' && '.join(tests)}) {line}" if tests else line]
 
-        self.will_write(room)
-        self.nest(family, shape, body, run=2)
+        self.threadgroup.before_write(tile)
+        self.registers.for_each(layout, shape, body, run=2)
 
-    def fill_from_memory(
-        self, value: Value, room: Room, rows: int, columns: int, row0: str = "", column0: str = ""
+    def copy_elements(
+        self, value: Value, tile: ThreadgroupTile, rows: int, columns: int, first: tuple[str, str] = ("", "")
     ) -> None:
-        """All threads together, several neighbours at a time, from row `row0` and column `column0` of the value on."""
-        elements, kind = self.elements, type_of(value)
-        elements.touched.clear()
-        point = Point(Coordinate(plus("r", row0 or "0")), Coordinate(plus("c", column0 or "0")))
-        run, text = 1, None
-        for run in (4, 2):
-            text = elements.vector(value, point, run) if value.shape[1] % run == 0 else None
-            if text is not None:
-                break
-        if text is None:
-            run, text = 1, elements.at(value, point)
-        tests = [f"{point.row.text} < {value.shape[0]}"] if row0 or value.shape[0] % 8 else []
-        tests += [f"{point.column.text} < {value.shape[1]}"] if column0 or value.shape[1] % 8 else []
-        zero = f"{kind}{run}({kind}(0))" if run > 1 else f"{kind}(0)"
+        """Let all threads copy several adjacent elements at a time, from the `first` row and column of the value
+        on."""
+        expressions, dialect = self.expressions, self.expressions.dialect
+        kind = expressions.type(value)
+        expressions.tiles_read.clear()
+        index = ElementIndex(Coordinate(plus("r", first[0] or "0")), Coordinate(plus("c", first[1] or "0")))
+        width, text = self._widest(value, index)
+        tests = [f"{index.row.text} < {value.shape[0]}"] if first[0] or value.shape[0] % 8 else []
+        tests += [f"{index.column.text} < {value.shape[1]}"] if first[1] or value.shape[1] % 8 else []
+        zero = dialect.zero(value.dtype)
+        zero = f"{kind}{width}({zero})" if width > 1 else zero
         text = f"{' && '.join(tests)} ? {bare(text)} : {zero}" if tests else bare(text)
-        self.settle()
-        self.will_write(room)
-        per = columns // run
-        self.uses_tid = True
-        self.open(f"for (int e = tid; e < {rows * per}; e += {32 * self.family.simdgroups})")
-        self.line(f"const int r = e / {per}, c = e % {per}{f' * {run}' if run > 1 else ''};")
-        place = f"{room.name} + r * {room.width} + c"
-        target = f"*(threadgroup {kind}{run} *)({place})" if run > 1 else f"{room.name}[r * {room.width} + c]"
-        self.line(f"{target} = {elements.kept(text, value.dtype)};")
-        self.close()
+        self.registers.wait_for_tiles()
+        self.threadgroup.before_write(tile)
+        vectors = columns // width
+        self.uses_thread_index = True
+        self.writer.open(f"for (int e = tid; e < {rows * vectors}; e += {32 * expressions.layouts.main.simdgroups})")
+        scale = f" * {width}" if width > 1 else ""
+        self.writer.line(f"const int r = e / {vectors}, c = e % {vectors}{scale};")
+        target = f"{tile.name}[r * {tile.stride} + c]"
+        if width > 1:
+            target = f"*(threadgroup {kind}{width} *)({tile.name} + r * {tile.stride} + c)"
+        self.writer.line(f"{target} = {dialect.to_memory(text, value.dtype)};")
+        self.writer.close()
+
+    def _widest(self, value: Value, index: ElementIndex) -> tuple[int, str]:
+        """Return the widest vector that can be read at an element, and its text."""
+        for width in (4, 2):
+            text = self.expressions.vector(value, index, width) if value.shape[1] % width == 0 else None
+            if text is not None:
+                return width, text
+        return 1, self.expressions.at(value, index)
 
 
-def squares(value: Value) -> tuple[int, int]:
-    """The sides of a tile, filled up to whole 8x8 matrices."""
+def padded_shape(value: Value) -> tuple[int, int]:
+    """Return the sides of a tile, rounded up to whole 8x8 matrices."""
     rows, columns = (-(-n // 8) * 8 for n in value.shape)
     return rows, columns
-
-
-def _elements(value: Value) -> int:
-    count = 1
-    for side in value.shape:
-        count *= side
-    return count

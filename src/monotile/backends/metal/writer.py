@@ -1,20 +1,16 @@
-"""Lines of text, and threadgroup memory: who has which part of it, and where barriers must stand."""
+"""Lines of a kernel's body, names that are free, and the loop nest that may still be extended."""
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
-from ...errors import DeviceLimit
-from .layout import Family
-from .msl import TAKEN
-from .points import Room
-
-THREADGROUP_LIMIT = 32 << 10
+from .msl import RESERVED
 
 
 @dataclass
-class Nest:
-    """Loops over registers that were written last, and may take in what follows."""
+class LoopNest:
+    """Loops over registers at the end of the text. A statement with the same loops is appended to their body."""
 
     key: object
     start: int  # lines
@@ -22,44 +18,79 @@ class Nest:
     braces: int
 
 
-class Writer:
-    """Lines of text, and which names are taken."""
+@dataclass(frozen=True)
+class WriterState:
+    lines: list[str]
+    depth: int
+    scopes: list[set[str]]
+    last: LoopNest | None
 
+
+class Writer:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.depth = 1
-        self.scopes: list[set[str]] = [set(TAKEN)]
-        self.last: Nest | None = None
+        self.scopes: list[set[str]] = [set(RESERVED)]
+        self.last: LoopNest | None = None  # the nest that ended with the last line
+        self.pending_comment = ""
 
     def line(self, text: str) -> None:
         self.lines.append("  " * self.depth + text)
+
+    def write_all(self, texts: list[str]) -> None:
+        for text in texts:
+            self.line(text)
+
+    def write_comment(self) -> None:
+        """Write the pending comment, once."""
+        if self.pending_comment:
+            self.line(self.pending_comment)
+            self.pending_comment = ""
 
     def open(self, text: str) -> None:
         self.line(f"{text} {{".lstrip())
         self.depth += 1
 
-    def unrolled(self, index: str, count: int) -> None:
-        """A loop over registers, which have no addresses: its index must be known to the compiler."""
-        self.open(f"UNROLL for (int {index} = 0; {index} < {count}; ++{index})")
+    def open_unrolled(self, index: str, count: int) -> None:
+        """Open a loop over registers. Registers have no addresses, so the compiler must know the index."""
+        self.open(unrolled([(index, count)]).rstrip())
 
     def close(self, braces: int = 1) -> None:
         for _ in range(braces):
             self.depth -= 1
             self.line("}")
 
-    def before(self, text: str) -> None:
-        """A line that may stand before the loops written last."""
-        if self.last is None or self.last.end != len(self.lines):
+    def otherwise(self) -> None:
+        self.depth -= 1
+        self.line("} else {")
+        self.depth += 1
+
+    def declare(self, text: str) -> None:
+        """Write a declaration, before the last loop nest if that may still be extended."""
+        if not self.extensible:
             self.line(text)
             return
+        assert self.last is not None
         self.lines.insert(self.last.start, "  " * self.depth + text)
         self.last.start += 1
         self.last.end += 1
 
+    @property
+    def extensible(self) -> bool:
+        return self.last is not None and self.last.end == len(self.lines)
+
+    def reopen(self, key: object) -> int | None:
+        """Reopen the last loop nest if it has this key and nothing follows it, and return its first line."""
+        if self.last is None or not self.extensible or self.last.key != key:
+            return None
+        del self.lines[-self.last.braces :]
+        self.depth += self.last.braces
+        return self.last.start
+
     def name(self, hint: str) -> str:
-        """A name that means nothing else here."""
+        """Return a name that is free in all open scopes, and take it."""
         base = "".join(c for c in hint if c.isalnum() or c == "_") or "t"
-        while base in TAKEN:
+        while base in RESERVED:
             base += "0"
         name, n = base, 1
         while any(name in scope for scope in self.scopes):
@@ -68,48 +99,14 @@ class Writer:
         self.scopes[-1].add(name)
         return name
 
+    def save(self) -> WriterState:
+        return WriterState(list(self.lines), self.depth, [set(s) for s in self.scopes], copy.copy(self.last))
 
-class Rooms(Writer):
-    """Threadgroup memory is one array, of which every use takes a part. A barrier stands before a read of what was
-    written since the last one, and before a write over what was read or written since."""
-
-    def __init__(self, title: str, family: Family) -> None:
-        super().__init__()
-        self.title, self.family = title, family
-        self.top = self.room_bytes = 0  # next free byte, and the most there ever were
-        self.reads: list[tuple[int, int]] = []
-        self.writes: list[tuple[int, int]] = []
-
-    def barrier(self, flags: str = "mem_threadgroup") -> None:
-        scope = "simdgroup" if self.family.simdgroups == 1 else "threadgroup"
-        self.line(f"{scope}_barrier(mem_flags::{flags});")
-        if flags == "mem_threadgroup":
-            self.reads.clear()
-            self.writes.clear()
-
-    def will_write(self, room: Room) -> None:
-        if _meets(self.reads, room) or _meets(self.writes, room):
-            self.barrier()
-        self.writes.append((room.start, room.end))
-
-    def will_read(self, room: Room) -> None:
-        if _meets(self.writes, room):
-            self.barrier()
-        self.reads.append((room.start, room.end))
-
-    def take(self, kind: str, size: int, rows: int, width: int, hint: str, what: str) -> Room:
-        """A part for `rows` rows of `width` elements."""
-        start = self.top
-        end = start + -(-rows * width * size // 16) * 16
-        if end > THREADGROUP_LIMIT:
-            found = f"{self.title} needs {end} bytes of threadgroup memory for {what}, of {THREADGROUP_LIMIT}"
-            raise DeviceLimit(f"{found}; use smaller blocks")
-        self.room_bytes, self.top = max(self.room_bytes, end), end
-        room = Room(self.name(hint), start, end, width)
-        place = "room" if start == 0 else f"room + {start // 16}"
-        self.before(f"threadgroup {kind} *{room.name} = (threadgroup {kind} *)({place});")
-        return room
+    def restore(self, state: WriterState) -> None:
+        self.lines, self.depth = list(state.lines), state.depth
+        self.scopes, self.last = [set(s) for s in state.scopes], copy.copy(state.last)
 
 
-def _meets(spans: list[tuple[int, int]], room: Room) -> bool:
-    return any(low < room.end and room.start < high for low, high in spans)
+def unrolled(loops: list[tuple[str, int]]) -> str:
+    """Return the headers of nested unrolled loops, for a statement on the same line."""
+    return "".join(f"UNROLL for (int {v} = 0; {v} < {n}; ++{v}) " for v, n in loops)

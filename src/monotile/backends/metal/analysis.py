@@ -1,0 +1,135 @@
+"""What a kernel's values are used for: which need registers, which are inlined, and who reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from ... import ir
+from ...ir import Block, Kernel, Op, Value
+from ...ir.matchers import Accumulation, accumulation
+
+FREE = frozenset({"const", "dim", "param", "arange"}) | ir.SHAPE_ONLY
+
+
+class Analysis:
+    """Facts about a kernel that its rendering looks up. `inlined` values have no registers: they are recomputed where
+    they are used."""
+
+    def __init__(self, kernel: Kernel, *, on_lanes: bool) -> None:
+        self.kernel = kernel
+        self.block_of = blocks_of(kernel.body)
+        self.users = ir.uses(kernel.body)
+        self.inlined = _Inlining(kernel, self.users, self.block_of, on_lanes).values
+        self.readers: dict[Value, list[Op]] = {}  # the ops with registers that read a value with registers
+        for op in ir.walk(kernel.body):
+            if not any(r in self.inlined for r in op.results):
+                for value in self.registers_read(op) if not op.blocks else set(op.operands):
+                    self.readers.setdefault(value, []).append(op)
+        read = {op.attrs["tensor"].index for op in ir.walk(kernel.body) if op.kind in ("load", "gather")}
+        self.read_and_written = read & kernel.written  # tensors whose accesses need a fence
+
+    def registers_read(self, op: Op) -> set[Value]:
+        """Return the values with registers that an op reads, also through inlined values."""
+        found: set[Value] = set()
+        stack = list(op.operands)
+        while stack:
+            value = stack.pop()
+            if value in self.inlined and value.op is not None:
+                stack += value.op.operands
+            else:
+                found.add(value)
+        for block in op.blocks:
+            for inner in block.ops:
+                found |= self.registers_read(inner)
+        return found
+
+    def reads_written_tensor(self, value: Value) -> bool:
+        """True for an access to a tensor that the kernel writes: it must happen where it stands."""
+        op = value.op
+        return op is not None and op.kind in ir.MEMORY and op.attrs["tensor"].index in self.kernel.written
+
+    def defined_in(self, value: Value, block: Block) -> bool:
+        return value.op is not None and self.block_of.get(value.op) is block
+
+
+class Accumulations:
+    """Adds of a dot, computed by starting the dot's sums from the addend. An add without registers of its own cannot
+    be one: it is inlined, or `staged` in threadgroup memory."""
+
+    def __init__(self, analysis: Analysis, staged: Container[Value]) -> None:
+        self.by_add: dict[Op, Accumulation] = {}
+        for op, block in analysis.block_of.items():
+            match = accumulation(op, block.ops, analysis.users) if op.kind == "add" else None
+            if match is not None and op.result not in analysis.inlined and op.result not in staged:
+                self.by_add[op] = match
+        self.add_of = {match.dot: add for add, match in self.by_add.items()}
+
+
+class _Inlining:
+    """Chooses the values without registers: positions, shapes, cheap predicates, and what is used once."""
+
+    def __init__(self, kernel: Kernel, users: dict[Value, list[Op]], block_of: dict[Op, Block], on_lanes: bool) -> None:
+        self.kernel, self.users, self.block_of = kernel, users, block_of
+        self.values: set[Value] = set()
+        self._expensive: set[Value] = set()  # reads memory or computes floats: not to be done twice
+        kept = _loaded_left_operands(kernel) if on_lanes else set()
+        for op in ir.walk(kernel.body):
+            if len(op.results) != 1 or op.blocks or op.kind in ("program_id", "dot"):
+                continue
+            if op.kind == "reduce" and not is_unit_reduction(op):
+                continue
+            value = op.result
+            costly = op.kind in ("load", "gather") or (value.dtype.is_float and op.kind in ir.ELEMENTWISE)
+            if costly or any(v in self._expensive for v in op.operands if v in self.values):
+                self._expensive.add(value)
+            if value not in kept and self._can_inline(op, value):
+                self.values.add(value)
+
+    def _can_inline(self, op: Op, value: Value) -> bool:
+        if op.kind in FREE or op.kind == "reduce":
+            return op.kind != "param"
+        if op.kind in ("load", "gather") and op.attrs["tensor"].index in self.kernel.written:
+            return False
+        readers = self._readers(value)
+        once = len(readers) == 1 and self.block_of[readers[0]] is self.block_of[op] and readers[0].kind != "yield"
+        if not value.shape:
+            return once and op.kind in ir.ELEMENTWISE and readers[0].kind in ir.ELEMENTWISE
+        if value not in self._expensive:
+            return True
+        if len(value.shape) == 1:
+            return once and readers[0].kind in ir.ELEMENTWISE | {"store"}
+        return once and min(value.shape) > 1
+
+    def _readers(self, value: Value) -> list[Op]:
+        """Return the ops that read a value, also through a change of shape; a broadcast counts as several readers."""
+        found: list[Op] = []
+        for op in self.users.get(value, []):
+            if op.kind == "trans" or is_unit_reduction(op):
+                found += self._readers(op.result)
+            elif op.kind in ir.SHAPE_ONLY:
+                found += [op, op]
+            else:
+                found.append(op)
+        return found
+
+
+def is_unit_reduction(op: Op) -> bool:
+    """True for a reduction over an axis of length 1, which is its operand."""
+    return op.kind == "reduce" and len(op.operands[0].shape) == 2 and op.operands[0].shape[op.attrs["axis"]] == 1
+
+
+def _loaded_left_operands(kernel: Kernel) -> set[Value]:
+    """Return the left operands of dots that are read from memory. On lanes every lane asks for all of them, so they
+    are read once and kept."""
+    found = {op.operands[0] for op in ir.walk(kernel.body) if op.kind == "dot"}
+    return {v for v in found if v.kind in ("load", "gather")}
+
+
+def blocks_of(block: Block) -> dict[Op, Block]:
+    """Return the block of each op."""
+    found: dict[Op, Block] = {}
+    for op in block.ops:
+        found[op] = block
+        for inner in op.blocks:
+            found |= blocks_of(inner)
+    return found

@@ -1,0 +1,177 @@
+"""Scalar types, numbers and elementwise operations as Metal text."""
+
+from __future__ import annotations
+
+import math
+
+from ... import ir
+from ...dtypes import DType
+from ...errors import InternalError
+from ...ir import Op, Value
+from ...ir.intervals import is_exact
+from .msl import BFLOAT_BITS, HELPERS, helper_source
+
+TYPES = {
+    "float32": "float",
+    "float16": "half",
+    "bfloat16": "bfloat",
+    "int64": "long",
+    "int32": "int",
+    "int8": "char",
+    "uint8": "uchar",
+    "bool": "bool",
+}
+SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&&", "or": "||", "lt": "<", "le": "<=", "eq": "=="}
+SYMBOLS |= {"ne": "!="}
+UNSIGNED = {"int32": "uint", "int64": "ulong"}
+POSITIONAL = ir.SHAPE_ONLY | {"const", "dim", "arange", "program_id", "add", "sub", "mul", "floordiv", "mod"}
+POSITIONAL |= {"min", "max", "cast"}
+
+
+class Dialect:
+    """Metal with its `bfloat` type, or Metal before 3.1, which has none: memory then holds the bits of a bfloat16 as
+    `ushort`, and registers hold its value as `float`. Records which helper functions the text calls."""
+
+    def __init__(self, bfloat: bool = True) -> None:
+        self.bfloat = bfloat
+        self._helpers: set[str] = set()
+
+    def use(self, helper: str) -> str:
+        """Return the name of a helper function, whose definition the kernel then needs."""
+        self._helpers.add(helper)
+        return helper
+
+    def helper_sources(self, dtypes: set[str]) -> list[str]:
+        """Return the definitions the text needs; `dtypes` are those of the kernel's tensors."""
+        bits = [BFLOAT_BITS] if not self.bfloat and "bfloat16" in dtypes else []
+        return bits + [helper_source(name, self.bfloat) for name in HELPERS if name in self._helpers]
+
+    # ---- types -------------------------------------------------------------------------------------------------------
+
+    def register_type(self, dtype: DType) -> str:
+        return "float" if self.as_bits(dtype) else TYPES[dtype.name]
+
+    def memory_type(self, dtype: DType) -> str:
+        return "ushort" if self.as_bits(dtype) else TYPES[dtype.name]
+
+    def from_memory(self, text: str, dtype: DType) -> str:
+        """Convert what memory holds to what a register holds."""
+        return f"widened({text})" if self.as_bits(dtype) else text
+
+    def to_memory(self, text: str, dtype: DType) -> str:
+        """Convert what a register holds to what memory holds."""
+        return f"narrowed({text})" if self.as_bits(dtype) else text
+
+    def as_bits(self, dtype: DType) -> bool:
+        """True if memory holds the bits of this dtype under another type."""
+        return dtype.name == "bfloat16" and not self.bfloat
+
+    def converted(self, text: str, dtype: DType) -> str:
+        """Convert a number to the value of a dtype."""
+        return f"rounded({text})" if self.as_bits(dtype) else f"{TYPES[dtype.name]}({text})"
+
+    # ---- numbers and operations --------------------------------------------------------------------------------------
+
+    def zero(self, dtype: DType) -> str:
+        return self.converted("0", dtype)
+
+    def number(self, value: bool | int | float, dtype: DType) -> str:
+        if dtype.name == "bool":
+            return "true" if value else "false"
+        if dtype.is_int:
+            if dtype.name == "int64":
+                return f"{value}L" if value != -(2**63) else "(-9223372036854775807L - 1)"
+            return str(value) if value != -(2**31) else "(-2147483647 - 1)"
+        value = float(value)
+        if math.isnan(value):
+            text = "NAN"
+        elif math.isinf(value):
+            text = "INFINITY" if value > 0 else "-INFINITY"
+        else:
+            text = f"{value!r}f"
+        return text if dtype.name == "float32" else self.converted(text, dtype)
+
+    def elementwise(self, op: Op, operands: list[str]) -> str:
+        """Return one element of an elementwise op."""
+        kind, dtype = op.kind, op.operands[-1].dtype
+        a, b = (*operands, "", "")[:2]
+        if kind == "where":
+            return f"({a} ? {b} : {operands[2]})"
+        if kind == "fma":
+            return f"fma({a}, {b}, {operands[2]})"
+        if kind == "cast":
+            return self.cast(a, op.operands[0].dtype, op.result.dtype)
+        if kind == "not":
+            return f"!{a}"
+        if kind in ("floordiv", "mod"):
+            if is_exact(op):
+                return f"({a} {'/' if kind == 'floordiv' else '%'} {b})"
+            return f"{self.use('floordiv' if kind == 'floordiv' else 'floormod')}({a}, {b})"
+        may_wrap = dtype.is_int and kind in ("add", "sub", "mul", "neg", "abs")
+        if may_wrap and not (is_position(op.result) or is_exact(op)):
+            return _wrapping(kind, a, b, dtype)
+        if kind in SYMBOLS:
+            return f"({a} {SYMBOLS[kind]} {b})"
+        if kind == "neg":
+            return f"(-{a})"
+        if kind == "abs":
+            return f"abs({a})" if dtype.is_int else f"fabs({a})"
+        if kind == "reciprocal":
+            return f"(1.0f / {a})"
+        if kind in ("max", "min"):
+            return f"{'' if dtype.is_int else 'f'}{kind}({a}, {b})"
+        if kind in ir.UNARY:
+            return f"{kind}({a})"
+        raise InternalError(f"the metal backend has no text for {kind!r}")
+
+    def cast(self, text: str, source: DType, target: DType) -> str:
+        if source == target:
+            return text
+        if target.name == "bool":
+            return f"({text} != {self.zero(source)})"
+        if target.is_int and source.is_float:
+            name = TYPES[target.name]
+            least, most = target.limits
+            limits = f"{name}({self.number(least, target)}), {name}({self.number(most, target)})"
+            return f"{self.use('held')}<{name}>(float({text}), {float(least)!r}f, {float(most)!r}f, {limits})"
+        if target.is_float and "float32" not in (target.name, source.name):
+            return self.converted(f"float({text})", target)
+        return self.converted(text, target)
+
+    def identity(self, reduction: str, dtype: DType) -> str:
+        """Return the identity element of a reduction."""
+        if reduction == "sum":
+            return self.number(0, dtype)
+        if dtype.name == "bool":
+            return "false" if reduction == "max" else "true"
+        if dtype.is_int:
+            least, most = dtype.limits
+            return self.number(least if reduction == "max" else most, dtype)
+        return "-INFINITY" if reduction == "max" else "INFINITY"
+
+    def combined(self, reduction: str, dtype: DType, a: str, b: str) -> str:
+        """Return the reduction of two elements."""
+        if dtype.name == "bool":  # & and | evaluate both sides, so lanes do not diverge around a shuffle
+            return f"bool({a} | {b})" if reduction == "max" else f"bool({a} & {b})"
+        if reduction == "sum":
+            return f"({a} + {b})" if dtype.is_float else _wrapping("add", a, b, dtype)
+        return f"{'f' if dtype.is_float else ''}{reduction}({a}, {b})"
+
+
+def is_position(value: Value, depth: int = 12) -> bool:
+    """True for an integer made of positions and lengths, which does not overflow."""
+    op = value.op
+    if op is None:
+        return True
+    if op.kind not in POSITIONAL or depth == 0 or not value.dtype.is_int:
+        return False
+    return all(is_position(v, depth - 1) for v in op.operands)
+
+
+def _wrapping(kind: str, a: str, b: str, dtype: DType) -> str:
+    """Return integer arithmetic that wraps around: signed overflow is undefined in Metal."""
+    signed, unsigned = TYPES[dtype.name], UNSIGNED[dtype.name]
+    if kind in SYMBOLS:
+        return f"{signed}({unsigned}({a}) {SYMBOLS[kind]} {unsigned}({b}))"
+    negated = f"{signed}(0 - {unsigned}({a}))"
+    return negated if kind == "neg" else f"({a} < 0 ? {negated} : {a})"

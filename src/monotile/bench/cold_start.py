@@ -1,6 +1,6 @@
-"""How long a first call takes in a new process, as scripts that print the seconds.
+"""Scripts that print how long a first call, or `import monotile`, takes in a new process.
 
-The scripts import what a user's program would and nothing of the benchmark, so that all the call itself loads is timed.
+They import what a user's program would and nothing of the benchmark, so that everything the call itself loads is timed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..launch.kernel import Kernel
 
 KERNELS = [name for name, item in vars(examples).items() if isinstance(item, Kernel)]
 
-# Nothing a user has not asked for may be loaded by `import monotile`.
+# `import monotile` must not load these.
 FORBIDDEN = ("torch", "triton", "llvmlite", "typer", "rich", "mlx")
 IMPORT = f"""
 import sys, time
@@ -37,7 +37,7 @@ print(time.perf_counter() - begin)
 
 
 def first_call(kernel: str) -> str:
-    """The script that calls an example kernel once."""
+    """Return the script that calls an example kernel once."""
     arguments, consts = inspection.arguments(getattr(examples, kernel), inspection.Request())
     texts = [f"np.zeros({a.shape}, {a.dtype.str!r})" if isinstance(a, np.ndarray) else repr(a) for a in arguments]
     return FIRST_CALL.format(kernel=kernel, arguments=", ".join(texts), consts=consts)

@@ -19,6 +19,13 @@ from monotile.bench import cold_start
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("src", "tests", "examples", "docs", "benchmarks", "baselines", ".ci")
 MAX_FILE, MAX_FUNCTION = 600, 60
+MAX_PAGE, MAX_COLUMNS = 200, 120
+MAX_PATH = 6000  # lines that a reader needs for one call
+# Pages that are still longer, or have longer lines.
+LONG_PAGES = {
+    *(f"docs/internals/{page}.md" for page in ("cpu", "metal", "nvidia", "ir", "passes")),
+    *(f"docs/guide/{page}.md" for page in ("language", "metal_runner")),
+}
 OPTIONAL = ("torch", "triton", "mlx")
 TORCH_NAMED = ("pyproject.toml", "Makefile", ".ci/run")
 # Besides monotile's own two, the one by which a desktop says where caches go.
@@ -157,10 +164,20 @@ def test_the_architecture_page_counts_lines_about_right() -> None:
     text = (ROOT / "docs" / "internals" / "architecture.md").read_text()
     counted = re.findall(r"^\| `([\w/.]+)` \| (\d+) \|", text, re.M)
     found = {path: len((ROOT / "src" / "monotile" / path).read_text().splitlines()) for path, _ in counted}
-    assert found
+    assert found and sum(found.values()) <= MAX_PATH
     assert {
         path: found[path] for path, said in counted if abs(found[path] - int(said)) > max(30, found[path] // 4)
     } == {}
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=name)
+def test_pages_are_short_and_wrapped(page: Path) -> None:
+    """Lines of tables may be longer: they cannot be wrapped."""
+    if name(page) in LONG_PAGES:
+        pytest.skip("a longer page")
+    lines = page.read_text().splitlines()
+    assert len(lines) <= MAX_PAGE
+    assert [line for line in lines if len(line) > MAX_COLUMNS and not line.startswith("|")] == []
 
 
 def test_the_tests_the_hazards_page_names_exist() -> None:

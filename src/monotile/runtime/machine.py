@@ -9,7 +9,8 @@ import sys
 from functools import cache
 from pathlib import Path
 
-REPOSITORY = Path(__file__).parents[3]  # of a checkout; some other folder where monotile is installed
+PACKAGE = Path(__file__).parents[1]  # the folder of the whole package
+REPOSITORY = PACKAGE.parents[1]  # of a checkout; some other folder where monotile is installed
 
 
 @cache

@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Builds of torch without CUDA; see the development packages in pyproject.toml.
+TORCH_CPU := https://download.pytorch.org/whl/cpu
 
 .PHONY: bench test check format baseline golden
 
@@ -31,5 +33,6 @@ baseline: $(READY)
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --no-deps --retries 1 --extra-index-url $(TORCH_CPU) torch==2.13.0
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@

@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,18 +17,18 @@ import pytest
 from typer.testing import CliRunner
 
 from monotile import errors
-from monotile.bench import attention, baselines, limits, peers, report, suite, table, worker
-from monotile.bench import goals as reach
-from monotile.bench.attention import Shape
-from monotile.bench.rows import Case, Row, Sample
+from monotile.bench import attention, baselines, goals, limits, peers, report, suite, table, worker
+from monotile.bench.attention import AttentionShape
+from monotile.bench.rows import Row, Sample, TimedCall
 from monotile.cli import commands
+from monotile.runtime import machine
 
 ROOT = Path(__file__).parents[1]
-TINY = Shape((4, 2), 1, 96, 64, "float32")
-PLAN = worker.Plan(most=2, least=2, seconds=0.0)
+TINY = AttentionShape((4, 2), 1, 96, 64, "float32")
+TWO_ROUNDS = worker.RoundLimits(most=2, least=2, seconds=0.0)
 
 
-def tiny(shape: Shape) -> Row:
+def tiny(shape: AttentionShape) -> Row:
     return Row(shape.name, lambda rng, threads: attention.make(shape, rng, threads), tags=shape.tags)
 
 
@@ -60,7 +61,7 @@ def test_quick_rows_exist() -> None:
 
 
 def test_every_goal_has_rows() -> None:
-    assert [goal.work for goal in reach.GOALS if not any(goal.holds(dict(row.tags)) for row in suite.ROWS)] == []
+    assert [goal.work for goal in goals.GOALS if not any(goal.matches(dict(row.tags)) for row in suite.ROWS)] == []
 
 
 @pytest.mark.parametrize(
@@ -78,19 +79,19 @@ def test_filter(only: str, count: int) -> None:
     "shape",
     [
         TINY,
-        Shape((4, 4), 64, 64, 64, "bfloat16", causal=True),
-        Shape((2, 2), 64, 64, 64, "float32", causal=True, extra="window"),
-        Shape((2, 2), 64, 64, 64, "float32", causal=True, extra="sinks"),
-        Shape((2, 2), 64, 64, 64, "float32", extra="additive mask"),
-        Shape((2, 1), 64, 64, 64, "float32", extra="bool mask"),
+        AttentionShape((4, 4), 64, 64, 64, "bfloat16", causal=True),
+        AttentionShape((2, 2), 64, 64, 64, "float32", causal=True, extra="window"),
+        AttentionShape((2, 2), 64, 64, 64, "float32", causal=True, extra="sinks"),
+        AttentionShape((2, 2), 64, 64, 64, "float32", extra="additive mask"),
+        AttentionShape((2, 1), 64, 64, 64, "float32", extra="bool mask"),
     ],
     ids=lambda s: s.name,
 )
-def test_a_row_is_checked_and_timed(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_is_checked_and_timed(shape: AttentionShape, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "READ_BYTES", 1 << 20)
-    limits._much.cache_clear()
-    found = worker.measure(tiny(shape), 1, PLAN)
-    limits._much.cache_clear()
+    limits._read_source.cache_clear()
+    found = worker.measure(tiny(shape), 1, TWO_ROUNDS)
+    limits._read_source.cache_clear()
     assert json.loads(json.dumps(found)) == found and "wrong" not in found
     assert found["rounds"] == 2 and 0 < found["error"] <= found["allowed"]
     assert all({"best_s", "median_s", "cpu_s", "spread"} <= times.keys() for times in found["times"].values())
@@ -103,7 +104,7 @@ def test_a_row_is_checked_and_timed(shape: Shape, monkeypatch: pytest.MonkeyPatc
 
 def test_a_hidden_mask_hides_nine_blocks_of_ten() -> None:
     made = attention.EXTRAS["nine blocks of ten hidden"](
-        np.random.default_rng(0), Shape((1, 1), 4096, 4096, 64, "float32")
+        np.random.default_rng(0), AttentionShape((1, 1), 4096, 4096, 64, "float32")
     )
     assert 0.09 < made["mask"].mean() <= 0.1 and made["mask"].any(axis=-1).all()
 
@@ -117,16 +118,16 @@ def test_a_hidden_mask_hides_nine_blocks_of_ten() -> None:
     ],
 )
 def test_merge_and_maps_agree_with_numpy(make: Any) -> None:
-    case = make(np.random.default_rng(0))
-    errors = worker.check("row", case)
-    assert errors["numpy_error"] < 1e-5 and case.work.keys() == {"read"} and case.work["read"] > 0
+    call = make(np.random.default_rng(0))
+    errors = worker.check("row", call)
+    assert errors["numpy_error"] < 1e-5 and call.work.keys() == {"read"} and call.work["read"] > 0
 
 
 def test_a_wrong_result_is_not_timed() -> None:
     """Neither another result nor an output that was left alone: what ops.py allocates is poisoned."""
     exact = np.ones((2, 3))
-    case = Case(lambda: np.full((2, 3), 1.1, np.float32), sample=Sample(lambda out: out, exact, exact))
-    found = worker.measure(Row("some row", lambda rng, threads: case), 1, PLAN)
+    call = TimedCall(lambda: np.full((2, 3), 1.1, np.float32), sample=Sample(lambda out: out, exact, exact))
+    found = worker.measure(Row("some row", lambda rng, threads: call), 1, TWO_ROUNDS)
     assert "the error is 0.1" in found["wrong"] and "times" not in found
     with worker.poisoned():
         array = worker.arrays.Numpy().empty((2,), np.dtype(np.float32))
@@ -142,8 +143,8 @@ def test_the_fastest_way_that_does_the_same_work_competes() -> None:
 
     exact, right = np.ones((1, 4)), np.ones((1, 4), np.float32)
     ways = {"slow": slow, "quick": lambda: right, "wrong": lambda: 0 * right, "broken": broken}
-    case = Case(lambda: right, sample=Sample(lambda out: out, exact, exact), torch=ways)
-    found = worker.measure(Row("some row", lambda rng, threads: case), 1, PLAN)
+    call = TimedCall(lambda: right, sample=Sample(lambda out: out, exact, exact), torch=ways)
+    found = worker.measure(Row("some row", lambda rng, threads: call), 1, TWO_ROUNDS)
     assert found["torch"]["contenders"] == ["quick"] and found["torch"]["way"] == "quick"
     assert found["torch"]["failed"] == {"broken": "no such kernel"} and found["torch"]["errors"]["wrong"] == 1.0
     assert found["times"].keys() == {"monotile", "torch"}
@@ -193,16 +194,16 @@ def test_a_row_that_shared_its_processor_is_marked() -> None:
     assert "1 rows on one thread" in "".join(report._doubts([row], 0.0))
 
 
-# ---- reach -----------------------------------------------------------------------------------------------------------
+# ---- goals -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_worst_row_counts() -> None:
     found = report_of(a=(1.0, 0.0), b=(1.0, 0.0))
     for row, ratio, share in zip(found["rows"], (3.0, 2.0), (0.8, 0.7), strict=True):
-        row["tags"] = Shape((32, 8), 1, 16384, 64, "float32").tags
+        row["tags"] = AttentionShape((32, 8), 1, 16384, 64, "float32").tags
         row["ratios"], row["limit"] = {"torch": ratio}, {"share": share}
-    against, share = reach.judge(found["rows"])
-    assert (against.worst, against.row, against.ok) == (2.0, "b", False)
+    against, share = goals.judge(found["rows"])
+    assert (against.value, against.row, against.ok) == (2.0, "b", False)
     assert share.shown == ("70%", "75%")
 
 
@@ -212,8 +213,8 @@ def test_threads_are_held_against_one() -> None:
     for row in found:
         row["tags"] = {"op": "prefill", "extra": "sinks", "dtype": "float32", "D": 64, "causal": True}
     found[1]["times"]["monotile"]["best_s"] = 0.5
-    (only,) = reach.judge(found)
-    assert (only.worst, only.wanted, only.ok) == (2.0, 1.85, True)
+    (only,) = goals.judge(found)
+    assert (only.value, only.goal.wanted, only.ok) == (2.0, 1.85, True)
 
 
 # ---- snap and diff ---------------------------------------------------------------------------------------------------
@@ -250,17 +251,15 @@ def test_diff_of_files(tmp_path: Path) -> None:
 
 
 def test_snap_keeps_a_file_and_shows_it(tmp_path: Path) -> None:
-    found, kept, page = tmp_path / "found.json", tmp_path / "kept" / "chip.json", tmp_path / "page.md"
+    found, kept, page = tmp_path / "found.json", tmp_path / "kept" / "chip.json", tmp_path / "kept" / "chip.md"
     dirty = {**report_of(a=(1.0, 0.01)), "dirty": True}
     baselines.save(dirty, found)
     assert "with changes" in monotile("snap", str(kept), "--from", str(found))
     assert baselines.load(kept) == dirty
-    page.write_text(f"before\n{baselines.BEGIN}\nold\n{baselines.END}\nafter\n")
-    for _ in range(2):
-        monotile("snap", str(kept), "--markdown", str(page))
     text = page.read_text()
-    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
     assert text.count("| a | 1 | 1000.00 ms | 1% |") == 1 and "0123456789 with changes" in text
+    page.write_text("old")
+    assert monotile("snap", str(kept), "--tables").strip() == str(page) and page.read_text() == text
     assert "pass a FILE" in monotile("snap", "--quick", code=1)
 
 
@@ -278,9 +277,15 @@ def test_a_file_that_is_no_report(tmp_path: Path) -> None:
             baselines.load(path)
 
 
-def test_the_page_shows_the_baselines() -> None:
-    """`monotile snap --markdown docs/results/performance.md` writes the tables; they are to be those of the files."""
-    text = (ROOT / "docs" / "results" / "performance.md").read_text()
-    shown = text.split(baselines.BEGIN)[1].split(baselines.END)[0]
-    assert shown.strip() == baselines.sections((ROOT / "baselines").glob("*.json")).strip()
-    assert all(re.match(r"^\|.*\|$", line) for line in shown.splitlines() if line.startswith("|"))
+@pytest.mark.parametrize("path", sorted((ROOT / "baselines").glob("*.json")), ids=lambda path: path.stem)
+def test_the_tables_beside_a_baseline_are_its_own(path: Path) -> None:
+    """`monotile snap --tables` rewrites them."""
+    text = baselines.tables_path(path).read_text()
+    assert text == baselines.markdown(baselines.load(path))
+    assert all(re.match(r"^\|.*\|$", line) for line in text.splitlines() if line.startswith("|"))
+
+
+def test_baselines_of_a_checkout_are_kept_in_it() -> None:
+    assert ROOT / "baselines" == baselines.FOLDER
+    if (ROOT / ".git").exists() and shutil.which("git"):
+        assert machine.commit() is not None

@@ -24,7 +24,7 @@ from monotile import errors
 from monotile.bench import baselines, suite
 from monotile.bench.nvidia import goals, rows, run, table
 from monotile.bench.nvidia.device import Gpu
-from monotile.bench.nvidia.rows import Shape
+from monotile.bench.nvidia.rows import GpuShape
 from monotile.cli import commands
 
 ROOT = Path(__file__).parents[1]
@@ -33,11 +33,11 @@ has_packages = all(importlib.util.find_spec(name) for name in ("torch", "triton"
 needs_results = pytest.mark.skipif(not (interpreting and has_packages), reason="needs TRITON_INTERPRET=1 and torch")
 
 TINY = (
-    Shape(1, (2, 2), 16, 16, 16, host=True),
-    Shape(1, (4, 2), 1, 70, 16),
-    Shape(1, (2, 2), 40, 40, 16),
-    Shape(2, (4, 2), 40, 40, 16, True),
-    *(Shape(1, (2, 2), 40, 40, 16, extra == "window", extra) for extra in rows.EXTRAS),
+    GpuShape(1, (2, 2), 16, 16, 16, host=True),
+    GpuShape(1, (4, 2), 1, 70, 16),
+    GpuShape(1, (2, 2), 40, 40, 16),
+    GpuShape(2, (4, 2), 40, 40, 16, True),
+    *(GpuShape(1, (2, 2), 40, 40, 16, extra == "window", extra) for extra in rows.EXTRAS),
 )
 
 
@@ -66,13 +66,15 @@ class Clock:
         run()
         return time.perf_counter() - begin
 
-    def timings(self, turns: list[Callable[[], Any]], *, cold: bool) -> list[float]:
-        return [self.seconds(turn) for turn in turns]
+    def timings(self, calls: list[Callable[[], Any]], *, cold: bool) -> list[float]:
+        return [self.seconds(call) for call in calls]
 
 
-def plan(**words: Any) -> run.Plan:
-    flex = run.peers.Flex(words.pop("flex", "never"), compile=lambda function, dynamic: function)
-    return run.Plan(least=2, most=2, sizes=run.limits.Sizes(16, 4096, (32,)), host_calls=2, flex=flex, **words)
+def options(flex: str = "never", **others: Any) -> run.RunOptions:
+    """Two rounds, tiny probes, and FlexAttention without its compiler."""
+    uncompiled = run.peers.Flex(flex, compile=lambda function, dynamic: function)
+    rounds, probes = run.RoundLimits(most=2, least=2, seconds=0.0), run.limits.ProbeSizes(16, 4096, (32,))
+    return run.RunOptions(flex=uncompiled, rounds=rounds, probes=probes, host_calls=2, **others)
 
 
 def test_what_may_have_waited_for_the_host_takes_part() -> None:
@@ -86,11 +88,9 @@ def quiet() -> Console:
     return Console(file=io.StringIO(), width=200)
 
 
-def report_of(shapes: tuple[Shape, ...], **words: Any) -> dict[str, Any]:
-    gpu = words.pop("gpu", None) or Clock()
-    return run.run(
-        quick=False, only="", console=quiet(), gpu=gpu, plan=words.pop("plan", None) or plan(), shapes=shapes, **words
-    )
+def report_of(shapes: tuple[GpuShape, ...], **words: Any) -> dict[str, Any]:
+    words = {"gpu": Clock(), "options": options(), **words}
+    return run.run(console=quiet(), shapes=shapes, **words)
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
@@ -105,23 +105,23 @@ def test_names_are_distinct_and_quick_rows_exist() -> None:
 
 def test_every_goal_has_rows() -> None:
     for goal in goals.GOALS:
-        assert any(goal.holds(row.tags) for row in rows.ROWS), goal.work
+        assert any(goal.matches(row.tags) for row in rows.ROWS), goal.work
 
 
 def test_work_of_a_row() -> None:
-    full = Shape(2, (4, 2), 100, 100, 64)
+    full = GpuShape(2, (4, 2), 100, 100, 64)
     assert full.flops == 4 * 2 * 4 * 100 * 100 * 64 and full.key_bytes == 2 * 2 * 2 * 100 * 64 * 2
-    assert Shape(2, (4, 2), 100, 100, 64, True).flops == full.flops / 2
+    assert GpuShape(2, (4, 2), 100, 100, 64, True).flops == full.flops / 2
     N, W = 16384, rows.WINDOW
     seen = sum(min(i, W) + 1 for i in range(N))
-    assert Shape(1, (1, 1), N, N, 64, True, "window").pairs == seen
-    assert Shape(1, (1, 1), N, N, 64, True, "window").plain == Shape(1, (1, 1), N, N, 64, True)
+    assert GpuShape(1, (1, 1), N, N, 64, True, "window").pairs == seen
+    assert GpuShape(1, (1, 1), N, N, 64, True, "window").plain == GpuShape(1, (1, 1), N, N, 64, True)
 
 
-# ---- what is to be reached -------------------------------------------------------------------------------------------
+# ---- goals -----------------------------------------------------------------------------------------------------------
 
 
-def row_of(shape: Shape, torch: float, rate: float, median: float = 1e-3) -> dict[str, Any]:
+def row_of(shape: GpuShape, torch: float, rate: float, median: float = 1e-3) -> dict[str, Any]:
     limit = {"kind": "read" if shape.Nq == 1 else "flop", "rate_per_s": rate, "best_per_s": 4e12, "share": rate / 4e12}
     return {
         "name": shape.name, "threads": 1, "tags": shape.tags, "ratios": {"torch": torch}, "limit": limit, "note": "",
@@ -162,7 +162,7 @@ def test_tables(tmp_path: Path) -> None:
     assert "NVIDIA Nothing (sm_00)" in text and "a warm call" in text and "short" in text and "a row: why" in text
     baselines.save(report, path)
     page = baselines.markdown(baselines.load(path))
-    assert "### nvidia-nothing" in page and "- doubtful: a doubt" in page
+    assert page.startswith("# nvidia-nothing\n") and "- doubtful: a doubt" in page
     assert page.count(rows.ROWS[-1].name) >= 1 and "| reached |" not in page
     assert baselines.compare(report, report)[0].slower == 0
 
@@ -207,7 +207,8 @@ def test_mistakes() -> None:
 
 @pytest.mark.skipif(interpreting or not has_packages, reason="runs the others in a process of their own")
 def test_in_tritons_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    """Run the tests that need results, here and of the tuner."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "tests/test_tune.py"]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:]
@@ -222,7 +223,7 @@ def test_every_kind_of_row(tmp_path: Path) -> None:
         kept.append(len(report["rows"]))
         baselines.save(report, path)
 
-    report = report_of(TINY, keep=keep, plan=plan(flex="needed"))
+    report = report_of(TINY, keep=keep, options=options("needed"))
     assert report["wrong"] == [] and kept == [*range(1, len(TINY) + 1), len(TINY)]
     assert baselines.load(path) == json.loads(json.dumps(report))
     found = {row["name"]: row for row in report["rows"]}
@@ -246,11 +247,11 @@ def test_every_kind_of_row(tmp_path: Path) -> None:
 @needs_results
 def test_flex_everywhere_and_within_its_time() -> None:
     shapes = TINY[1:4] + TINY[-5:-2]
-    for row in report_of(shapes, plan=plan(flex="always"))["rows"]:
+    for row in report_of(shapes, options=options("always"))["rows"]:
         assert row["torch"]["errors"]["flex"] < 0.02, row["name"]
-    limited = plan(flex="always")
+    limited = options("always")
     limited.flex.seconds = 0.0
-    assert "used up" in report_of(shapes[:1], plan=limited)["flex_refused"][0]
+    assert "used up" in report_of(shapes[:1], options=limited)["flex_refused"][0]
 
 
 @needs_results
@@ -270,10 +271,10 @@ def test_a_wrong_row_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_results
 def test_a_run_that_is_stopped() -> None:
-    assert report_of(TINY[:2], plan=plan(total=-1.0))["left_out"] == [s.name for s in TINY[:2]]
+    assert report_of(TINY[:2], options=options(total_s=-1.0))["left_out"] == [s.name for s in TINY[:2]]
     gpu = Clock()
     gpu.broken = True
     report = report_of(TINY[1:3], gpu=gpu)
     assert report["rows"] == [] and "2 rows were left out" in report["doubts"][0]
     with pytest.raises(errors.MonotileError, match="no row has words"):
-        run.run(quick=False, only="nothing", console=quiet(), gpu=Clock())
+        run.run(run.RunOptions(only="nothing"), quiet(), gpu=Clock())

@@ -201,9 +201,9 @@ def test_bench_refuses_wrong_results() -> None:
     x = np.ones(4, np.float32)
     y = np.empty(4, np.float32)
     for run in (lambda: None, lambda: y.fill(2.0)):
-        case = rows.Case(run, y, x.astype(np.float64), {"NumPy": lambda: np.copyto(y, x)})
+        call = rows.TimedCall(run, y, x.astype(np.float64), {"NumPy": lambda: np.copyto(y, x)})
         with pytest.raises(AssertionError, match="the error is"):
-            worker.check("copy", case)
+            worker.check("copy", call)
 
 
 def test_the_limit_is_the_best_probe_of_the_run() -> None:

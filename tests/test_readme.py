@@ -1,16 +1,24 @@
-"""What README.md shows is what happens: its kernel runs, and its error messages are those a user gets."""
+"""What README.md shows is what happens: its kernels and commands run, and its error messages are those a user gets."""
 
 from __future__ import annotations
 
 import re
 import runpy
+import shlex
+import shutil
 from pathlib import Path
 
 import pytest
+from typer.main import get_group
+from typer.testing import CliRunner
 
+from monotile.cli import commands
 from monotile.errors import ArgumentShape, ShapeMismatch
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "README.md"]
+RUN = ("devices", "inspect", "emit", "diff")  # `check` and `bench` take longer, and have tests of their own
 WRONG = """\
 import numpy as np
 
@@ -27,6 +35,13 @@ def scores(q: Tensor["M D"], k: Tensor["N D"], s: Tensor["M N"], *, B: Const = 6
 q, k, s = np.ones((100, 32), np.float32), np.ones((200, 32), np.float32), np.empty((100, 200), np.float32)
 scores(q, k, s)
 """
+
+
+def shell(text: str) -> list[list[str]]:
+    """The `monotile` commands in blocks of code without a language, and in the text."""
+    blocks = "\n".join(block for name, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.M | re.S) if not name)
+    lines = re.findall(r"^monotile ([a-z].*?)(?:  +#.*)?$", blocks, re.M) + re.findall(r"`monotile ([a-z][^`]*)`", text)
+    return [shlex.split(line) for line in lines]
 
 
 def test_the_examples_run(tmp_path: Path) -> None:
@@ -46,3 +61,28 @@ def test_the_errors_are_real(tmp_path: Path) -> None:
     with pytest.raises(ArgumentShape) as call:
         runpy.run_path(str(path))
     assert f"monotile.errors.ArgumentShape: {call.value}\n" in README
+
+
+def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder with the examples and two reports."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("before.json", "after.json"):
+        shutil.copy(ROOT / "baselines" / "nvidia-h200.json", tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    found = shell(README)
+    assert {words[0] for words in found} == {*RUN, "check", "bench"}
+    for words in found:
+        if words[0] in RUN:
+            result = CliRunner().invoke(commands.app, words)
+            assert result.exit_code == 0, (words, result.output, result.exception)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_commands_of_the_pages_exist(page: Path) -> None:
+    """Their verbs and, but for those that take a kernel's constants, their options."""
+    verbs = get_group(commands.app).commands
+    for words in shell(page.read_text()):
+        assert words[0] in verbs, words
+        if not verbs[words[0]].context_settings.get("ignore_unknown_options"):
+            known = {option for parameter in verbs[words[0]].params for option in parameter.opts}
+            assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, words

@@ -14,12 +14,20 @@ from pathlib import Path
 import pytest
 
 import monotile
-from monotile.bench import cold_start as start
+from monotile.bench import cold_start
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("src", "tests", "examples", "docs", "benchmarks", "baselines", ".ci")
 MAX_FILE, MAX_FUNCTION = 600, 60
+MAX_PAGE, MAX_COLUMNS = 200, 120
+MAX_PATH = 6000  # lines that a reader needs for one call
+# Pages that are still longer, or have longer lines.
+LONG_PAGES = {
+    *(f"docs/internals/{page}.md" for page in ("cpu", "metal", "nvidia", "ir", "passes")),
+    *(f"docs/guide/{page}.md" for page in ("language", "metal_runner")),
+}
 OPTIONAL = ("torch", "triton", "mlx")
+TORCH_NAMED = ("pyproject.toml", "Makefile", ".ci/run")
 # Besides monotile's own two, the one by which a desktop says where caches go.
 VARIABLES = {"MONOTILE_CACHE_DIR", "MONOTILE_THREADS", "XDG_CACHE_HOME"}
 
@@ -28,7 +36,7 @@ def files() -> Iterator[Path]:
     """What the repository holds, whether git is there to say so or not."""
     found = [p for p in ROOT.iterdir() if p.is_file()]
     found += [p for folder in FOLDERS for p in (ROOT / folder).rglob("*") if p.is_file()]
-    skipped = {"__pycache__"}
+    skipped = {"__pycache__", ".git"}  # .git is a file in a work tree of git
     for path in sorted(found):
         parts = path.relative_to(ROOT).parts
         if path.suffix != ".pyc" and not skipped & set(parts) and not any(p.endswith(".egg-info") for p in parts):
@@ -44,6 +52,8 @@ def name(path: Path) -> str:
 
 def modules() -> Iterator[str]:
     for path in (ROOT / "src").rglob("*.py"):
+        if path.name == "__main__.py":  # runs the command when it is imported
+            continue
         parts = path.relative_to(ROOT / "src").with_suffix("").parts
         yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -72,7 +82,7 @@ def test_every_module_imports_and_says_what_it_is_for(module: str) -> None:
 @pytest.mark.parametrize("module", ["monotile", "monotile.language", "monotile.kernels.examples"])
 def test_import_is_light(module: str) -> None:
     """Compilers, frameworks and the command line's libraries are loaded by what needs them."""
-    code = f"import sys, {module}; print([n for n in {start.FORBIDDEN} if n in sys.modules])"
+    code = f"import sys, {module}; print([n for n in {cold_start.FORBIDDEN} if n in sys.modules])"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
@@ -144,14 +154,30 @@ def test_ci_runs_the_commands_of_the_makefile() -> None:
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
+def test_the_same_torch_is_installed_everywhere() -> None:
+    """An exact version, named in three files: CI must not test another one than developers do."""
+    found = {path: set(re.findall(r"torch==[\d.]+", (ROOT / path).read_text())) for path in TORCH_NAMED}
+    assert {len(versions) for versions in found.values()} == {1} and len(set.union(*found.values())) == 1
+
+
 def test_the_architecture_page_counts_lines_about_right() -> None:
     text = (ROOT / "docs" / "internals" / "architecture.md").read_text()
     counted = re.findall(r"^\| `([\w/.]+)` \| (\d+) \|", text, re.M)
     found = {path: len((ROOT / "src" / "monotile" / path).read_text().splitlines()) for path, _ in counted}
-    assert found
+    assert found and sum(found.values()) <= MAX_PATH
     assert {
         path: found[path] for path, said in counted if abs(found[path] - int(said)) > max(30, found[path] // 4)
     } == {}
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=name)
+def test_pages_are_short_and_wrapped(page: Path) -> None:
+    """Lines of tables may be longer: they cannot be wrapped."""
+    if name(page) in LONG_PAGES:
+        pytest.skip("a longer page")
+    lines = page.read_text().splitlines()
+    assert len(lines) <= MAX_PAGE
+    assert [line for line in lines if len(line) > MAX_COLUMNS and not line.startswith("|")] == []
 
 
 def test_the_tests_the_hazards_page_names_exist() -> None:

@@ -1,4 +1,4 @@
-"""Rows of the attention library: decode, prefill, masks, windows, sinks, merging, maps of masks."""
+"""Rows of the attention library: decode, prefill, masks, windows, sinks, merge, mask_blocks."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ..kernels import reference
 from ..library import ops, registry
 from . import peers
 from .limits import arithmetic, last_level_cache
-from .rows import Array, Case, Row, Sample
+from .rows import Array, Row, Sample, TimedCall
 
 DTYPES = ("float32", "float16", "bfloat16")
 SIZES = (64, 80, 96, 128, 256, 512)
-POOL = (1 << 20) + 7  # no multiple of a row's length, so that the rows of an array differ
-NUMPY_KEYS = 2048  # up to so many keys NumPy is timed too
-HIDDEN_BLOCK = 256  # side of the blocks of the mask that hides nine blocks of ten
+POOL = (1 << 20) + 7  # not a multiple of any row length, so that the rows of an array differ
+NUMPY_KEYS = 2048  # NumPy is timed up to this many keys
+HIDDEN_BLOCK = 256  # block size of the mask that hides nine blocks of ten
 SINK_MEAN = 4.0
 
 
 @dataclass(frozen=True)
-class Shape:
-    """One call of attention: heads, queries, keys, head size, element type; `extra` names a maker of options."""
+class AttentionShape:
+    """One call of attention: heads, queries, keys, head size, dtype; `extra` is a key of EXTRAS or empty."""
 
     heads: tuple[int, int]
     Nq: int
@@ -62,21 +62,21 @@ def _pool(dtype: str) -> Array:
 
 
 def _normal(rng: np.random.Generator, dtype: str, *shape: int) -> Array:
-    """Normal numbers from a pool, from another place on for every array: as quick as copying."""
+    """Return normal numbers copied from a pool at a random offset: as fast as a copy."""
     return np.resize(np.roll(_pool(dtype), int(rng.integers(POOL))), shape)
 
 
-def _bool_mask(rng: np.random.Generator, s: Shape) -> dict[str, Any]:
-    """Hides three positions of ten, in every block."""
+def _bool_mask(rng: np.random.Generator, s: AttentionShape) -> dict[str, Any]:
+    """Hide three positions of ten, in every block."""
     return {"mask": rng.random((1, 1, s.Nq, s.Nk), dtype=np.float32) < 0.7}
 
 
-def _additive_mask(rng: np.random.Generator, s: Shape) -> dict[str, Any]:
+def _additive_mask(rng: np.random.Generator, s: AttentionShape) -> dict[str, Any]:
     return {"mask": _normal(rng, "float32", 1, 1, s.Nq, s.Nk)}
 
 
-def _hidden_mask(rng: np.random.Generator, s: Shape) -> dict[str, Any]:
-    """One block of ten is visible; those on the diagonal are among them, so that every row sees something."""
+def _hidden_mask(rng: np.random.Generator, s: AttentionShape) -> dict[str, Any]:
+    """Leave one block of ten visible, the diagonal ones among them, so that every row sees some key."""
     side = s.Nk // HIDDEN_BLOCK
     blocks = np.eye(side, dtype=bool)
     others = rng.permutation(np.flatnonzero(~blocks))[: max(0, side * side // 10 - side)]
@@ -84,15 +84,15 @@ def _hidden_mask(rng: np.random.Generator, s: Shape) -> dict[str, Any]:
     return {"mask": np.kron(blocks, np.ones((HIDDEN_BLOCK, HIDDEN_BLOCK), bool))[None, None]}
 
 
-def _window(rng: np.random.Generator, s: Shape) -> dict[str, Any]:
+def _window(rng: np.random.Generator, s: AttentionShape) -> dict[str, Any]:
     return {"window": (s.Nk // 8, 0)}
 
 
-def _sinks(rng: np.random.Generator, s: Shape) -> dict[str, Any]:
+def _sinks(rng: np.random.Generator, s: AttentionShape) -> dict[str, Any]:
     return {"sinks": (SINK_MEAN + rng.standard_normal(s.heads[0])).astype(np.float32)}
 
 
-EXTRAS: dict[str, Callable[[np.random.Generator, Shape], dict[str, Any]]] = {
+EXTRAS: dict[str, Callable[[np.random.Generator, AttentionShape], dict[str, Any]]] = {
     "bool mask": _bool_mask,
     "additive mask": _additive_mask,
     "nine blocks of ten hidden": _hidden_mask,
@@ -104,30 +104,30 @@ EXTRAS: dict[str, Callable[[np.random.Generator, Shape], dict[str, Any]]] = {
 # ---- attention -------------------------------------------------------------------------------------------------------
 
 
-def make(s: Shape, rng: np.random.Generator, threads: int) -> Case:
+def make(s: AttentionShape, rng: np.random.Generator, threads: int) -> TimedCall:
     Hq, Hkv = s.heads
     q, k, v = (_normal(rng, s.dtype, 1, h, n, s.D) for h, n in ((Hq, s.Nq), (Hkv, s.Nk), (Hkv, s.Nk)))
     options: dict[str, Any] = {"causal": s.causal} | (EXTRAS[s.extra](rng, s) if s.extra else {})
-    case = Case(
+    call = TimedCall(
         lambda: ops.attention(q, k, v, **options, threads=threads),
         sample=sample(q, k, v, options),
-        torch=peers.attention_ways(q, k, v, options),
+        torch=peers.attention_variants(q, k, v, options),
     )
     products = 4.0 * Hq * s.Nq * s.Nk * s.D * (0.5 if s.causal else 1.0)
     if s.Nq == 1:
-        case.work = {"read": float(k.nbytes + v.nbytes), arithmetic(s.dtype): products}
-        case.note = "K and V fit the last-level cache" if case.work["read"] <= last_level_cache() else ""
+        call.work = {"read": float(k.nbytes + v.nbytes), arithmetic(s.dtype): products}
+        call.note = "K and V fit the last-level cache" if call.work["read"] <= last_level_cache() else ""
     elif not s.extra:
-        case.work = {"flop": products}
+        call.work = {"flop": products}
     if s.dtype == "float32" and s.Nk <= NUMPY_KEYS and not s.causal and not s.extra:
-        case.peers["NumPy"] = lambda: numpy_attention(q, k, v)
+        call.peers["NumPy"] = lambda: numpy_attention(q, k, v)
     if s.extra == "nine blocks of ten hidden":
-        case.peers["no mask"] = lambda: ops.attention(q, k, v, threads=threads)
-    return case
+        call.peers["no mask"] = lambda: ops.attention(q, k, v, threads=threads)
+    return call
 
 
 def sample(q: Array, k: Array, v: Array, options: Mapping[str, Any]) -> Sample:
-    """A few rows of the first and the last head, by the definition."""
+    """Return the reference for three rows of the first and the last head."""
     (_, Hq, Nq, _), (_, Hkv, Nk, _) = q.shape, k.shape
     heads, rows = sorted({0, Hq - 1}), sorted({0, Nq // 3, Nq - 1})
     seen = reference.visible(Nq, Nk, options.get("causal", False), options.get("window"), rows)
@@ -151,7 +151,7 @@ def sample(q: Array, k: Array, v: Array, options: Mapping[str, Any]) -> Sample:
 
 
 def numpy_attention(q: Array, k: Array, v: Array) -> Array:
-    """The formula with BLAS; the heads of a group are rows, so that keys are read once."""
+    """Compute the formula with BLAS. The heads of a group become rows, so that keys are read once."""
     B, Hq, Nq, D = q.shape
     Hkv = k.shape[1]
     S = np.matmul(q.reshape(B, Hkv, -1, D) * np.float32(D**-0.5), k.swapaxes(2, 3))
@@ -161,11 +161,11 @@ def numpy_attention(q: Array, k: Array, v: Array) -> Array:
     return np.asarray((np.matmul(S, v) / total).reshape(B, Hq, Nq, -1))
 
 
-# ---- merging and maps ------------------------------------------------------------------------------------------------
+# ---- merge and mask_blocks -------------------------------------------------------------------------------------------
 
 
-def merge(rows: int, parts: int, D: int, rng: np.random.Generator, threads: int) -> Case:
-    """A call of attention that was split into parts. NumPy's sum of products is a product of matrices."""
+def merge(rows: int, parts: int, D: int, rng: np.random.Generator, threads: int) -> TimedCall:
+    """Merge the partials of a split call of attention. NumPy does the weighted sum as a matrix product."""
     o = _normal(rng, "float32", 1, rows, 1, parts, D)
     m, l = 4 * _normal(rng, "float32", 1, rows, 1, parts), 1 + 500 * rng.random((1, rows, 1, parts), dtype=np.float32)
 
@@ -175,14 +175,14 @@ def merge(rows: int, parts: int, D: int, rng: np.random.Generator, threads: int)
 
     formula = [reference.merge(o, m, l, kind)[0] for kind in (np.float64, np.float32)]
     run = lambda: ops.merge(o, m, l, threads=threads)[0]  # noqa: E731
-    case = Case(run, sample=Sample(lambda out: out, *formula), peers={"NumPy": numpy})
-    case.work = {"read": float(o.nbytes + m.nbytes + l.nbytes)}
-    case.note = "all parts fit the last-level cache" if case.work["read"] <= last_level_cache() else ""
-    return case
+    call = TimedCall(run, sample=Sample(lambda out: out, *formula), peers={"NumPy": numpy})
+    call.work = {"read": float(o.nbytes + m.nbytes + l.nbytes)}
+    call.note = "all parts fit the last-level cache" if call.work["read"] <= last_level_cache() else ""
+    return call
 
 
-def mask_blocks(heads: int, N: int, kind: str, rng: np.random.Generator, threads: int) -> Case:
-    """Every block is looked at to its end: NumPy's reductions over rows run along the memory."""
+def mask_blocks(heads: int, N: int, kind: str, rng: np.random.Generator, threads: int) -> TimedCall:
+    """Map a mask whose blocks must all be read in full. NumPy's reductions over rows run along memory."""
     bq, bk = 128, 128
     mask = np.ones((1, heads, N, N), bool) if kind == "bool" else np.zeros((1, heads, N, N), np.float32)
     mask[:, :, : N // 2 + 3, : N // 3] = False if kind == "bool" else -np.inf
@@ -195,37 +195,37 @@ def mask_blocks(heads: int, N: int, kind: str, rng: np.random.Generator, threads
 
     exact = reference.mask_blocks(mask, bq, bk)
     run = lambda: ops.mask_blocks(mask, bq, bk, threads=threads)  # noqa: E731
-    case = Case(run, sample=Sample(lambda out: out, exact, exact), peers={"NumPy": numpy})
-    case.work = {"read": float(mask.nbytes)}
-    return case
+    call = TimedCall(run, sample=Sample(lambda out: out, exact, exact), peers={"NumPy": numpy})
+    call.work = {"read": float(mask.nbytes)}
+    return call
 
 
 # ---- the rows --------------------------------------------------------------------------------------------------------
 
 
-def _shapes() -> Iterator[Shape]:
+def _shapes() -> Iterator[AttentionShape]:
     for D in SIZES:
         for N in (128, 1024, 2048, 16384, 65536):
-            yield from (Shape((16, 2) if D == 512 else (32, 8), 1, N, D, dtype) for dtype in DTYPES)
+            yield from (AttentionShape((16, 2) if D == 512 else (32, 8), 1, N, D, dtype) for dtype in DTYPES)
     for D in SIZES:
         for N in (1024, 4096):
             for dtype in DTYPES:
-                yield from (Shape((8, 8), N, N, D, dtype, causal) for causal in (False, True))
+                yield from (AttentionShape((8, 8), N, N, D, dtype, causal) for causal in (False, True))
     for dtype in ("float32", "bfloat16"):
-        yield from (Shape((32, 8), 2048, 2048, 128, dtype, causal) for causal in (False, True))
-        yield from (Shape((8, 8), 2048, 2048, 128, dtype, extra=e) for e in ("bool mask", "additive mask"))
-        yield from (Shape((8, 8), 4096, 4096, 128, dtype, True, e) for e in ("window", "sinks"))
-        yield Shape((8, 8), 4096, 4096, 128, dtype, extra="nine blocks of ten hidden")
-    yield Shape((8, 8), 1024, 1024, 128, "float32", extra="bool mask")  # small enough for a quick run
+        yield from (AttentionShape((32, 8), 2048, 2048, 128, dtype, causal) for causal in (False, True))
+        yield from (AttentionShape((8, 8), 2048, 2048, 128, dtype, extra=e) for e in ("bool mask", "additive mask"))
+        yield from (AttentionShape((8, 8), 4096, 4096, 128, dtype, True, e) for e in ("window", "sinks"))
+        yield AttentionShape((8, 8), 4096, 4096, 128, dtype, extra="nine blocks of ten hidden")
+    yield AttentionShape((8, 8), 1024, 1024, 128, "float32", extra="bool mask")  # small enough for a quick run
     yield from (_registered(case) for case in registry.BENCHMARKS if case.op == "attention")
 
 
-def _registered(case: registry.Case) -> Shape:
-    """The row of a case of the registry. A window that reaches no key after the query is a causal one."""
+def _registered(case: registry.Case) -> AttentionShape:
+    """Return the shape of a registry case. A window with no key after the query is a causal one."""
     s = case.sizes
     window = "window" in case.options
     extra = "window" if window else " ".join(case.made)
-    return Shape((s.Hq, s.Hkv), s.Nq, s.Nk, s.D, case.dtype, window or "causal" in case.options, extra)
+    return AttentionShape((s.Hq, s.Hkv), s.Nq, s.Nk, s.D, case.dtype, window or "causal" in case.options, extra)
 
 
 QUICK = {
@@ -242,7 +242,7 @@ QUICK = {
 }
 
 
-def _row(s: Shape) -> Row:
+def _row(s: AttentionShape) -> Row:
     return Row(s.name, lambda rng, threads: make(s, rng, threads), quick=s.name in QUICK, tags=s.tags)
 
 
@@ -257,7 +257,7 @@ def _mask_row(heads: int, kind: str) -> Row:
 
 
 ROWS = (
-    *(_row(s) for s in dict.fromkeys(_shapes())),  # some shapes have two reasons to be here
+    *(_row(s) for s in dict.fromkeys(_shapes())),  # some shapes are listed twice
     *(_merge_row(rows) for rows in (32, 256)),
     _mask_row(8, "bool"),
     _mask_row(2, "float32"),

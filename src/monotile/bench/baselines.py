@@ -1,4 +1,4 @@
-"""Baselines: what a benchmark found on a device, kept as JSON, compared, and shown as Markdown."""
+"""Keep benchmark reports as baselines: <device>.json with every number, <device>.md with its tables; compare two."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from . import goals, table
 from .nvidia import table as nvidia_table
 
 Report = dict[str, Any]
-FOLDER = machine.PACKAGE.parents[1] / "baselines"
-BEGIN, END = "<!-- baselines: written by monotile snap --markdown -->", "<!-- end of baselines -->"
+FOLDER = machine.REPOSITORY / "baselines"
+GUIDE = "../docs/results/performance.md"
 NEEDED = ("device", "versions", "commit", "dirty", "date", "rows")
 
 
 def path_for(report: Report) -> Path:
-    """Where a device's baseline is kept: in the repository, or else in the folder `baselines` of where one is."""
+    """Return the file of a device's baseline: in the repository, or else in ./baselines."""
     folder = FOLDER if machine.commit() is not None else Path("baselines")
     return folder / f"{report['device']['slug']}.json"
 
 
 def save(report: Report, path: Path) -> None:
-    """Whole or not at all: a benchmark that is stopped while it writes leaves what it wrote before."""
+    """Write a report atomically: a run that is killed while it writes leaves the earlier file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.new")
     new.write_text(json.dumps(report, indent=1) + "\n")
@@ -51,7 +51,7 @@ def load(path: Path) -> Report:
 
 @dataclass(frozen=True)
 class Change:
-    """A row in two reports. Times are medians in seconds; the noise is what the two spreads explain."""
+    """A row in two reports. Times are medians in seconds; the noise is the sum of the two spreads."""
 
     name: str
     threads: int
@@ -61,17 +61,17 @@ class Change:
 
     @property
     def slower(self) -> float:
-        """How much longer it takes now, as a part of the time before; negative where it is quicker."""
+        """The relative change of the time; negative where it got faster."""
         return self.after / self.before - 1
 
     @property
     def beyond_spread(self) -> bool:
-        # A change is seen from the slower side, so that twice as fast counts as much as twice as slow.
+        # The ratio is taken from the slower side, so that twice as fast counts as much as twice as slow.
         return max(self.after, self.before) / min(self.after, self.before) - 1 > self.noise
 
 
 def compare(old: Report, new: Report) -> list[Change]:
-    """The rows both reports have, in the order of the new one."""
+    """Return the changes of the rows that both reports have, in the order of the new one."""
     before = {(row["name"], row["threads"]): row["times"]["monotile"] for row in old["rows"]}
     changes = []
     for row in new["rows"]:
@@ -83,7 +83,7 @@ def compare(old: Report, new: Report) -> list[Change]:
 
 
 def remarks(old: Report, new: Report) -> Iterator[str]:
-    """Why two reports may not be comparable, and which rows only one of them has."""
+    """Yield the reasons why two reports may not be comparable, and how many rows only one of them has."""
     if old["device"]["slug"] != new["device"]["slug"]:
         yield f"these are different devices: {old['device']['slug']} and {new['device']['slug']}"
     for label, report in (("first", old), ("second", new)):
@@ -99,32 +99,54 @@ def remarks(old: Report, new: Report) -> Iterator[str]:
 # ---- Markdown --------------------------------------------------------------------------------------------------------
 
 
+def tables_path(path: Path) -> Path:
+    """Return the page beside a baseline."""
+    return path.with_suffix(".md")
+
+
+def save_tables(report: Report, path: Path) -> Path:
+    """Write the page beside a baseline and return its path."""
+    page = tables_path(path)
+    page.write_text(markdown(report))
+    return page
+
+
 def markdown(report: Report) -> str:
-    """A report as a section of a page: what was measured where, the reach, and every row."""
-    if report.get("backend") == "nvidia":
-        return _markdown_nvidia(report)
+    """Render a report as a page: the setting, the goals, and every row."""
+    return _page(report, *(_parts_nvidia(report) if report.get("backend") == "nvidia" else _parts_cpu(report)))
+
+
+def _page(report: Report, facts: list[str], tables: list[str]) -> str:
+    slug = report["device"]["slug"]
+    origin = f"`monotile snap` writes this page from {slug}.json; [performance.md]({GUIDE}) says how to read it."
+    return "\n\n".join([f"# {slug}", origin, "\n".join(facts), *tables]) + "\n"
+
+
+def _parts_cpu(report: Report) -> tuple[list[str], list[str]]:
     doubts = [f"- doubtful: {doubt}" for doubt in report.get("doubts", ())]
-    facts = [f"{table.title(report)}; {report['date'][:10]}{'; a quick run' if report['quick'] else ''}.", *doubts]
+    facts = [f"{table.title(report)}; {_date(report)}.", *(["", *doubts] if doubts else [])]
     verdicts = [
-        [f.work, f.measure, *f.shown, f"{f.row}, {f.threads}", "" if f.ok else "short"]
-        for f in goals.judge(report["rows"])
+        [w.goal.work, w.goal.measure.name, *w.shown, f"{w.row}, {w.threads}", "" if w.ok else "short"]
+        for w in goals.judge(report["rows"])
     ]
-    parts = [f"### {report['device']['slug']}", "\n".join(facts)]
+    tables = []
     if verdicts:
-        parts.append(_lines(["work", "measure", "worst", "wanted", "in this row, threads", ""], verdicts))
+        tables.append(_lines(["work", "measure", "worst", "wanted", "in this row, threads", ""], verdicts))
     if report["rows"]:
         head = ["row", "threads", "median", "spread", "x torch", "x NumPy", "of the limit"]
-        parts.append(_lines(head, [_cells(row, report) for row in report["rows"]]))
-    return "\n\n".join(parts) + "\n"
+        tables.append(_lines(head, [_cells(row, report) for row in report["rows"]]))
+    return facts, tables
 
 
-def _markdown_nvidia(report: Report) -> str:
-    facts = [f"{nvidia_table.title(report)}; {report['date'][:10]}{'; a quick run' if report['quick'] else ''}."]
+def _parts_nvidia(report: Report) -> tuple[list[str], list[str]]:
+    facts = [f"{nvidia_table.title(report)}; {_date(report)}."]
     facts += [f"{nvidia_table.ceilings(report)}.", "", *(f"- {remark}" for remark in nvidia_table.remarks(report))]
-    parts = [f"### {report['device']['slug']}", "\n".join(facts)]
-    parts.append(_lines(nvidia_table.GOALS_HEAD, nvidia_table.goal_cells(report)))
-    parts.append(_lines(nvidia_table.HEAD, (nvidia_table.cells(row) for row in report["rows"])))
-    return "\n\n".join(parts) + "\n"
+    verdicts = _lines(nvidia_table.GOALS_HEAD, nvidia_table.goal_cells(report))
+    return facts, [verdicts, _lines(nvidia_table.HEAD, (nvidia_table.cells(row) for row in report["rows"]))]
+
+
+def _date(report: Report) -> str:
+    return f"{report['date'][:10]}{'; a quick run' if report['quick'] else ''}"
 
 
 def _cells(row: Report, report: Report) -> list[str]:
@@ -136,17 +158,3 @@ def _cells(row: Report, report: Report) -> list[str]:
 
 def _lines(head: list[str], rows: Iterable[list[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows))
-
-
-def sections(paths: Iterable[Path]) -> str:
-    """Every baseline, one after the other."""
-    return "\n".join(markdown(load(path)) for path in sorted(paths))
-
-
-def fill(page: Path, text: str) -> None:
-    """Puts text between the markers of a page."""
-    found = page.read_text()
-    if BEGIN not in found or END not in found:
-        raise MonotileError(f"{page} has no lines {BEGIN!r} and {END!r}; add them where the tables belong")
-    before, after = found.split(BEGIN)[0], found.split(END)[1]
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}")

@@ -1,6 +1,6 @@
-"""How long a first call takes in a new process, as scripts that print the seconds.
+"""Scripts that print how long a first call, or `import monotile`, takes in a new process.
 
-The scripts import what a user's program would and nothing of the benchmark, so that all the call itself loads is timed.
+They import what a user's program would and nothing of the benchmark, so that everything the call itself loads is timed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from ..launch.kernel import Kernel
 LENGTH = 64  # of every side
 KERNELS = [name for name, item in vars(examples).items() if isinstance(item, Kernel)]
 
-# Nothing a user has not asked for may be loaded by `import monotile`.
+# `import monotile` must not load these.
 FORBIDDEN = ("torch", "triton", "llvmlite", "typer", "rich", "mlx")
 IMPORT = f"""
 import sys, time
@@ -35,7 +35,7 @@ print(time.perf_counter() - begin)
 
 
 def first_call(kernel: str) -> str:
-    """The script that calls an example kernel once."""
+    """Return the script that calls an example kernel once."""
     parameters = getattr(examples, kernel).parameters
     arguments = [f"np.zeros({(LENGTH,) * len(p.dims)}, np.float32)" if p.dims else "1.0" for p in parameters]
     return FIRST_CALL.format(kernel=kernel, arguments=", ".join(arguments))

@@ -1,97 +1,133 @@
-"""How far the kernels are to reach, and the worst row of each kind of work against that."""
+"""Performance goals on a CPU, and the worst row of each kind of work against them.
+
+`Measure`, `Goal` and `WorstRow` serve the GPU's goals too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 Report = dict[str, Any]
-PER_THREAD = 0.925  # of as many times the speed as there are threads
+Tags = dict[str, Any]
+PER_THREAD = 0.925  # wanted speedup on n threads: 0.925 n
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number read from a row of a report, and its format."""
+
+    name: str
+    of: Callable[[Report], float | None]  # None where the row lacks it
+    form: str = "{:.2f} x"
+    scale: float = 1.0
+    at_most: bool = False  # smaller is better
+
+    def show(self, value: float) -> str:
+        return self.form.format(value * self.scale)
 
 
 @dataclass(frozen=True)
 class Goal:
-    """At least so many times the speed of a peer, and such a part of the machine's limit, in every row of a kind."""
+    """The value that a measure must reach in every row whose tags match."""
 
     work: str
-    holds: Callable[[Report], bool]  # of a row's tags
-    peer: str | None = None
-    times: float = 0.0
-    share: float = 0.0
+    matches: Callable[[Tags], bool]
+    measure: Measure
+    wanted: float
 
 
 @dataclass(frozen=True)
-class Found:
-    """The worst row against a goal, for one measure."""
+class WorstRow:
+    """The row that is furthest from a goal."""
 
-    work: str
-    measure: str
-    wanted: float
-    worst: float
+    goal: Goal
+    value: float
     row: str
     threads: int
 
     @property
     def ok(self) -> bool:
-        return self.worst >= self.wanted
+        return self.value <= self.goal.wanted if self.goal.measure.at_most else self.value >= self.goal.wanted
 
     @property
     def shown(self) -> tuple[str, str]:
-        """The worst and the wanted value."""
-        form = "{:.0%}" if self.measure == "of the limit" else "{:.2f} x"
-        return form.format(self.worst), form.format(self.wanted)
+        """The row's value and the wanted one, formatted."""
+        return self.goal.measure.show(self.value), self.goal.measure.show(self.goal.wanted)
 
 
-def _prefill(dtype: str, causal: bool | None = None, low: int = 0, high: int = 512) -> Callable[[Report], bool]:
-    """Without masks and the like, for head sizes from `low` to `high`."""
+def worst_rows(goals: Iterable[Goal], rows: list[Report]) -> Iterator[WorstRow]:
+    """Yield the worst row for every goal that some row matches."""
+    for goal in goals:
+        matching = [row for row in rows if row.get("tags") and goal.matches(row["tags"])]
+        values = [(value, row) for row in matching if (value := goal.measure.of(row)) is not None]
+        if values:
+            worst, row = (max if goal.measure.at_most else min)(values, key=lambda pair: pair[0])
+            yield WorstRow(goal, worst, row["name"], row["threads"])
 
-    def holds(t: Report) -> bool:
+
+# ---- on a CPU --------------------------------------------------------------------------------------------------------
+
+
+def _against(peer: str) -> Measure:
+    return Measure(f"against {peer}", lambda row: row["ratios"].get(peer))
+
+
+LIMIT = Measure("of the limit", lambda row: row["limit"]["share"] if "limit" in row else None, "{:.0%}")
+SPEEDUP = Measure("against 1 thread", lambda row: None)  # of two rows: see `_worst_speedup`
+
+
+def _prefill(dtype: str, causal: bool | None = None, low: int = 0, high: int = 512) -> Callable[[Tags], bool]:
+    """Match prefill without masks, windows or sinks, for head sizes from `low` to `high`."""
+
+    def matches(t: Tags) -> bool:
         plain = t.get("op") == "prefill" and not t["extra"] and t["dtype"] == dtype and low <= t["D"] <= high
         return plain and (causal is None or t["causal"] == causal)
 
-    return holds
+    return matches
 
 
-def _decode(dtype: str) -> Callable[[Report], bool]:
+def _decode(dtype: str) -> Callable[[Tags], bool]:
     return lambda t: t.get("op") == "decode" and t["N"] >= 16384 and t["dtype"] == dtype
 
 
-def _masked(t: Report) -> bool:
+def _masked(t: Tags) -> bool:
     return t.get("extra") in ("bool mask", "additive mask")
 
 
+def _goals(
+    work: str, matches: Callable[[Tags], bool], peer: str, times: float, share: float | None = None
+) -> tuple[Goal, ...]:
+    """Return the goals of a kind of work: `times` the speed of a peer and, where given, a share of the limit."""
+    against = Goal(work, matches, _against(peer), times)
+    return (against,) if share is None else (against, Goal(work, matches, LIMIT, share))
+
+
 GOALS = (
-    Goal("prefill float32, D 64-256", _prefill("float32", False, 64, 256), "torch", 1.15, 0.8),
-    Goal("prefill float32, D 64-256, causal", _prefill("float32", True, 64, 256), "torch", 1.3, 0.8),
-    Goal("prefill float32, D 512", _prefill("float32", False, 512), "torch", 1.05, 0.78),
-    Goal("prefill float32, D 512, causal", _prefill("float32", True, 512), "torch", 1.3, 0.78),
-    Goal("prefill bfloat16", _prefill("bfloat16"), "torch", 1.2, 0.75),
-    Goal("prefill float16", _prefill("float16"), "torch", 1.6, 0.75),
-    Goal("prefill, bool or additive mask", _masked, "torch", 1.2),
-    Goal("prefill, nine blocks of ten hidden", lambda t: "hidden" in t.get("extra", ""), "no mask", 5.0),
-    Goal("decode float32, N >= 16384", _decode("float32"), "torch", 2.2, 0.75),
-    Goal("decode bfloat16, N >= 16384", _decode("bfloat16"), "torch", 3.0, 0.75),
-    Goal("decode float16, N >= 16384", _decode("float16"), "torch", 10.0, 0.75),
-    Goal("decode, N 128-2048", lambda t: t.get("op") == "decode" and t["N"] <= 2048, "torch", 2.0),
-    Goal("merge, mask_blocks", lambda t: t.get("op") in ("merge", "mask_blocks"), "NumPy", 2.0, 0.6),
+    *_goals("prefill float32, D 64-256", _prefill("float32", False, 64, 256), "torch", 1.15, 0.8),
+    *_goals("prefill float32, D 64-256, causal", _prefill("float32", True, 64, 256), "torch", 1.3, 0.8),
+    *_goals("prefill float32, D 512", _prefill("float32", False, 512), "torch", 1.05, 0.78),
+    *_goals("prefill float32, D 512, causal", _prefill("float32", True, 512), "torch", 1.3, 0.78),
+    *_goals("prefill bfloat16", _prefill("bfloat16"), "torch", 1.2, 0.75),
+    *_goals("prefill float16", _prefill("float16"), "torch", 1.6, 0.75),
+    *_goals("prefill, bool or additive mask", _masked, "torch", 1.2),
+    *_goals("prefill, nine blocks of ten hidden", lambda t: "hidden" in t.get("extra", ""), "no mask", 5.0),
+    *_goals("decode float32, N >= 16384", _decode("float32"), "torch", 2.2, 0.75),
+    *_goals("decode bfloat16, N >= 16384", _decode("bfloat16"), "torch", 3.0, 0.75),
+    *_goals("decode float16, N >= 16384", _decode("float16"), "torch", 10.0, 0.75),
+    *_goals("decode, N 128-2048", lambda t: t.get("op") == "decode" and t["N"] <= 2048, "torch", 2.0),
+    *_goals("merge, mask_blocks", lambda t: t.get("op") in ("merge", "mask_blocks"), "NumPy", 2.0, 0.6),
 )
 
 
-def judge(rows: list[Report]) -> Iterator[Found]:
-    """The worst row for every measure of every goal that some row is about."""
-    for goal in GOALS:
-        about = [row for row in rows if row.get("tags") and goal.holds(row["tags"])]
-        peer = [(row["ratios"][goal.peer], row) for row in about if goal.peer in row["ratios"]]
-        shares = [(row["limit"]["share"], row) for row in about if goal.share and "limit" in row]
-        for name, wanted, found in ((f"against {goal.peer}", goal.times, peer), ("of the limit", goal.share, shares)):
-            if found:
-                worst, row = min(found, key=lambda pair: pair[0])
-                yield Found(goal.work, name, wanted, worst, row["name"], row["threads"])
-    yield from _scaling(rows)
+def judge(rows: list[Report]) -> Iterator[WorstRow]:
+    """Yield the worst row for every goal, and the worst speedup of prefill on several threads."""
+    yield from worst_rows(GOALS, rows)
+    yield from _worst_speedup(rows)
 
 
-def _scaling(rows: list[Report]) -> Iterator[Found]:
+def _worst_speedup(rows: list[Report]) -> Iterator[WorstRow]:
     one = {row["name"]: row["times"]["monotile"]["best_s"] for row in rows if row["threads"] == 1}
     gains = [
         (one[row["name"]] / row["times"]["monotile"]["best_s"], row)
@@ -100,5 +136,6 @@ def _scaling(rows: list[Report]) -> Iterator[Found]:
     ]
     if gains:
         gain, row = min(gains, key=lambda pair: pair[0] / pair[1]["threads"])
-        wanted = PER_THREAD * row["threads"]
-        yield Found(f"prefill, {row['threads']} threads", "against 1 thread", wanted, gain, row["name"], row["threads"])
+        threads = row["threads"]
+        goal = Goal(f"prefill, {threads} threads", lambda t: True, SPEEDUP, PER_THREAD * threads)
+        yield WorstRow(goal, gain, row["name"], threads)

@@ -1,5 +1,4 @@
-"""What this machine can do at best, measured in the same rounds as the rows: multiply-adds, copying and reading
-memory."""
+"""Measure the machine's limits in the same rounds as the rows: FMA rate, copy and read bandwidth."""
 
 from __future__ import annotations
 
@@ -21,14 +20,14 @@ from ..language import Const, arange, kernel, program_id
 
 ITERATIONS = 100_000
 COPY_SIDE = 4096
-READ_BYTES = 1 << 28  # several times any last-level cache a core of today has to itself
+READ_BYTES = 1 << 28  # several times the last-level cache that one core can have to itself
 READ_WIDTHS = (4096, 65536)
 UNITS = {"flop": "GFLOP/s", "pair flop": "GFLOP/s", "copy": "GB/s", "read": "GB/s"}
 
 
 @dataclass
 class Probe:
-    """Work of known size that nothing but the machine slows down."""
+    """A call with a known amount of work that only the machine limits."""
 
     name: str
     run: Callable[[], object]
@@ -36,18 +35,18 @@ class Probe:
 
 
 def probes(kind: str, threads: int) -> list[Probe]:
-    """Those for a kind of work, a key of UNITS. The limit is the best rate any of them reaches."""
+    """Return the probes for a kind of work, a key of UNITS. The limit is the best rate of any of them."""
     return PROBES[kind](threads)
 
 
 def arithmetic(dtype: str) -> str:
-    """The kind of work that products of an element type are at best: bfloat16 has an instruction for two at once."""
+    """Return the kind of arithmetic that limits a dtype: bfloat16 may have an instruction for pair products."""
     return "pair flop" if dtype == "bfloat16" and target(host()).bfloat16_pairs else "flop"
 
 
 @cache
 def last_level_cache() -> int:
-    """Bytes of the last cache before memory; 0 where the system does not tell."""
+    """Return the bytes of the last-level cache; 0 where the system does not report it."""
     sizes = [0]
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = path.read_text().strip()
@@ -57,19 +56,19 @@ def last_level_cache() -> int:
 
 @kernel
 def row_maximum(x, y, *, C: Const):  # type: ignore[no-untyped-def]
-    """y = x.max(axis=1): reads every number and does next to nothing with it. Each program owns one row."""
+    """y = x.max(axis=1): reads every element with next to no arithmetic. Each program owns one row."""
     r = program_id(x.shape[0])
     y[r] = x[r, arange(C)].max(axis=0)  # type: ignore[arg-type]
 
 
 @cache
-def _much() -> np.ndarray[Any, Any]:
+def _read_source() -> np.ndarray[Any, Any]:
     return np.ones(READ_BYTES // 4, np.float32)
 
 
 def _reads(threads: int) -> list[Probe]:
     def probe(width: int) -> Probe:
-        x = _much().reshape(-1, width)
+        x = _read_source().reshape(-1, width)
         y = np.empty(x.shape[0], np.float32)
         name = f"maximum of rows of {width}"
         return Probe(name, lambda: row_maximum(x, y, C=width, threads=threads), float(x.nbytes))
@@ -92,8 +91,7 @@ def _multiply_add(threads: int, *, pairs: bool = False) -> list[Probe]:
     args: Any = (ctypes.c_int64 * 2)(threads, ITERATIONS)
 
     def run() -> None:
-        # `code` is held by this function: its addresses stay valid as long as the probe does.
-        assert code is not None
+        assert code is not None  # the closure keeps the code mapped as long as the probe lives
         pool.run(kernel, programs, ctypes.addressof(args), machine.lanes * 4, threads)
 
     work = 2.0 * machine.lanes * chains * ITERATIONS * threads
@@ -113,13 +111,15 @@ def _splat(value: int, lanes: int) -> str:
 
 
 def _multiply_add_text(machine: Target, chains: int, pairs: bool) -> str:
-    """A loop of independent chains, more of them than a multiply-add takes cycles: a = a * x + x, or a = a + the
-    products of two pairs of bfloat16."""
+    """Write a loop of independent FMA chains, more of them than the FMA latency has cycles.
+
+    Each chain computes a = a * x + x, or adds the products of two bfloat16 pairs to a.
+    """
     vector, words = f"<{machine.lanes} x float>", f"<{2 * machine.lanes} x bfloat>"
     fma = f"@{INTRINSIC}" if pairs else f"@llvm.fmuladd.v{machine.lanes}f32"
     kinds = [vector, words, words] if pairs else [vector] * 3
     factors = f"{words} %w, {words} %w" if pairs else f"{vector} %x, {vector} %x"
-    # Chains that began alike would be one chain to the compiler.
+    # Chains with equal start values would be merged by the compiler.
     starts = [f"  %a{n} = phi {vector} [ {_splat(n, machine.lanes)}, %entry ], [ %b{n}, %loop ]" for n in range(chains)]
     steps = [f"  %b{n} = call {vector} {fma}({vector} %a{n}, {factors})" for n in range(chains)]
     sums = ["  %s0 = fadd " + f"{vector} %b0, %b0"]

@@ -1,4 +1,4 @@
-"""The same work asked of torch, in every way it can be asked; the fastest one counts."""
+"""Variants of the torch call that compute the same result; the fastest one is the peer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 from ..kernels import reference
 
 Array = np.ndarray[Any, Any]
-Ways = dict[str, Callable[[], Any]]
-MOST_REPEATED = 1 << 30  # bytes of keys written out for every query head; beyond it that way is hopeless
+Variants = dict[str, Callable[[], Any]]
+MOST_REPEATED = 1 << 30  # bytes of keys repeated for every query head; above it the variant cannot win
 
 
 def torch_version() -> str | None:
-    """None where torch is not installed."""
+    """Return torch's version, or None where it is not installed."""
     if importlib.util.find_spec("torch") is None:
         return None
     import torch
@@ -32,7 +32,7 @@ def set_threads(threads: int) -> None:
 
 
 def to_torch(array: Array) -> Any:
-    """The same memory as a tensor; NumPy's bfloat16 is unknown to torch and goes by its bits."""
+    """View an array as a tensor. torch does not know NumPy's bfloat16, which is passed by its bits."""
     import torch
 
     if array.dtype.name == "bfloat16":
@@ -41,14 +41,14 @@ def to_torch(array: Array) -> Any:
 
 
 def to_numpy(found: Any) -> Array:
-    """A result, of torch or of NumPy, as an array; bfloat16 becomes float32."""
+    """Convert a result of torch or NumPy to an array; bfloat16 becomes float32."""
     if isinstance(found, np.ndarray):
         return found
     return np.asarray(found.float().numpy())
 
 
-def attention_ways(q: Array, k: Array, v: Array, options: Mapping[str, Any]) -> Ways | None:
-    """None where torch is not installed. What torch has no word for becomes a mask, made beforehand."""
+def attention_variants(q: Array, k: Array, v: Array, options: Mapping[str, Any]) -> Variants | None:
+    """Return the variants, or None where torch is not installed. Options torch lacks become a mask, made beforehand."""
     if torch_version() is None:
         return None
     import torch
@@ -58,26 +58,28 @@ def attention_ways(q: Array, k: Array, v: Array, options: Mapping[str, Any]) -> 
     assert not causal or Nq == Nk, "torch aligns causality with the first key, monotile with the last"
     mask = _mask(Nq, Nk, options)
     if mask is not None and mask.dtype == np.float32 and q.dtype != np.float32:
-        mask = mask.astype(q.dtype)  # torch wants a mask of its inputs' type
-    words = {"is_causal": causal and mask is None, "attn_mask": None if mask is None else to_torch(mask)}
+        mask = mask.astype(q.dtype)  # torch requires a mask of its inputs' dtype
+    options_sdpa = {"is_causal": causal and mask is None, "attn_mask": None if mask is None else to_torch(mask)}
     Q, K, V = (to_torch(x) for x in (q, k, v))
     sdpa = torch.nn.functional.scaled_dot_product_attention
     if sinks is not None:
-        return _sink_ways(Q, K, V, to_torch(sinks), causal)
+        return _sink_variants(Q, K, V, to_torch(sinks), causal)
     if group == 1:
-        return {"sdpa": lambda: sdpa(Q, K, V, **words)}
-    ways: Ways = {"enable_gqa": lambda: sdpa(Q, K, V, enable_gqa=True, **words)}
+        return {"sdpa": lambda: sdpa(Q, K, V, **options_sdpa)}
+    variants: Variants = {"enable_gqa": lambda: sdpa(Q, K, V, enable_gqa=True, **options_sdpa)}
     if k.nbytes * group <= MOST_REPEATED:
-        ways["repeated heads"] = lambda: sdpa(Q, K.repeat_interleave(group, 1), V.repeat_interleave(group, 1), **words)
-    if not words["is_causal"] and mask is None:  # the heads of a group as rows of one head: no row may be hidden
+        variants["repeated heads"] = lambda: sdpa(
+            Q, K.repeat_interleave(group, 1), V.repeat_interleave(group, 1), **options_sdpa
+        )
+    if not options_sdpa["is_causal"] and mask is None:  # the heads of a group as rows of one head: no row may be hidden
         B, Hkv, D = k.shape[0], k.shape[1], q.shape[3]
         shape = (B, Hkv * group, Nq, v.shape[3])
-        ways["folded"] = lambda: sdpa(Q.reshape(B, Hkv, group * Nq, D), K, V).reshape(shape)
-    return ways
+        variants["folded"] = lambda: sdpa(Q.reshape(B, Hkv, group * Nq, D), K, V).reshape(shape)
+    return variants
 
 
 def _mask(Nq: int, Nk: int, options: Mapping[str, Any]) -> Array | None:
-    """Mask, window and (where there is one of them) causality in one array."""
+    """Combine mask, window and causality in one array; None where there is neither mask nor window."""
     mask, window, causal = options.get("mask"), options.get("window"), options.get("causal", False)
     if mask is None and window is None:
         return None
@@ -87,8 +89,8 @@ def _mask(Nq: int, Nk: int, options: Mapping[str, Any]) -> Array | None:
     return np.where(seen, mask, np.float32(-np.inf)).astype(np.float32)
 
 
-def _sink_ways(Q: Any, K: Any, V: Any, sinks: Any, causal: bool) -> Ways:
-    """torch has no sinks: either one more key whose score a mask gives, or the logsumexp of its own kernel."""
+def _sink_variants(Q: Any, K: Any, V: Any, sinks: Any, causal: bool) -> Variants:
+    """Return variants with sinks, which torch lacks: one more key scored by a mask, or the lse of torch's kernel."""
     import torch
 
     sdpa = torch.nn.functional.scaled_dot_product_attention
@@ -102,7 +104,7 @@ def _sink_ways(Q: Any, K: Any, V: Any, sinks: Any, causal: bool) -> Ways:
     def one_more_key() -> Any:
         return sdpa(Q, torch.cat([K, none], 2), torch.cat([V, none], 2), attn_mask=bias)
 
-    ways: Ways = {"one more key": one_more_key}
+    variants: Variants = {"one more key": one_more_key}
     flash = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
     if flash is not None:
 
@@ -110,5 +112,5 @@ def _sink_ways(Q: Any, K: Any, V: Any, sinks: Any, causal: bool) -> Ways:
             out, lse = flash(Q, K, V, 0.0, causal)
             return out * torch.sigmoid(lse - sinks[None, :, None])[..., None].to(out.dtype)
 
-        ways["flash and its lse"] = by_lse
-    return ways
+        variants["flash and its lse"] = by_lse
+    return variants

@@ -1,4 +1,4 @@
-"""Runs the workers and the new processes of a benchmark, and collects what they found."""
+"""Run the worker processes of a benchmark and collect their rows in a report."""
 
 from __future__ import annotations
 
@@ -27,18 +27,20 @@ if TYPE_CHECKING:
 
 THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 IMPORT_ROW = "import monotile"
-REPEATS, QUICK_REPEATS = 5, 1  # of every new process
+REPEATS, QUICK_REPEATS = 5, 1  # of every cold start
 QUICK_KERNELS = ("matmul",)
-BUSY, SCALING, SHARED = 0.5, 0.8, 1.1
+BUSY = 0.5  # load average before the run above which its times are doubtful
+SCALING = 0.8  # speedup of the FMA probe per thread below which rows on several threads are doubtful
+SHARED = 1.1  # elapsed over processor time above which a row did not have a processor to itself
 Report = dict[str, Any]
 
 
 class WorkerFailed(Exception):
-    """A process of the benchmark ended with an error."""
+    """A worker process ended with an error."""
 
 
 def run(*, quick: bool, only: str, threads: int | None, console: Console) -> Report:
-    """Every row the filter `only` names, on one thread and on `threads` (every processor where that is None)."""
+    """Measure the rows that the filter `only` matches, on one thread and on `threads` (default: every processor)."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     most = threads if threads is not None else pool.default_threads()
@@ -46,7 +48,7 @@ def run(*, quick: bool, only: str, threads: int | None, console: Console) -> Rep
         raise BadThreadCount(f"threads must be a positive whole number, found {most}")
     groups, load = sorted({1, most}), os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     names = {count: [row.name for row in suite.select(count, only, quick)] for count in groups}
-    starts = list(_starts(only, quick))
+    starts = list(_cold_starts(only, quick))
     total = sum(map(len, names.values())) + len(starts)
     if not total:
         raise MonotileError(f"no row has words that begin as those of {only!r}; try attention, decode, merge or matmul")
@@ -60,7 +62,7 @@ def run(*, quick: bool, only: str, threads: int | None, console: Console) -> Rep
                 found.append(row)
                 left = names[count][names[count].index(row["name"]) + 1 :]
                 progress.update(task, advance=1, description=f"{count} x {left[0]}" if left else "")
-        progress.update(task, description="new processes")
+        progress.update(task, description="cold starts")
         for measure in starts:
             started.append(measure(QUICK_REPEATS if quick else REPEATS))
             progress.advance(task)
@@ -71,7 +73,7 @@ def run(*, quick: bool, only: str, threads: int | None, console: Console) -> Rep
     return {**about, "rows": rows, "wrong": wrong, "starts": started}
 
 
-def _starts(only: str, quick: bool) -> Iterator[Callable[[int], Report]]:
+def _cold_starts(only: str, quick: bool) -> Iterator[Callable[[int], Report]]:
     for kernel in QUICK_KERNELS if quick and not only else cold_start.KERNELS:
         if suite.matches(f"first call of {kernel}", only):
             yield _first_call(kernel)
@@ -80,9 +82,12 @@ def _starts(only: str, quick: bool) -> Iterator[Callable[[int], Report]]:
 
 
 def _add_shares(rows: list[Report]) -> None:
-    """The limit for a kind of work and a thread count is the best rate of any probe in any row of the run: a busy
-    moment of the machine must not make a row look good. Of several kinds that a row has to do, the one that takes the
-    longest at best is its limit."""
+    """Set each row's share of its limit.
+
+    The limit for a kind of work and a thread count is the best rate of any probe in any row of the run: a busy moment
+    of the machine must not make a row look good. Of several kinds of work, the one that takes longest at its limit is
+    the row's limit.
+    """
     best: dict[tuple[str, int], tuple[float, str]] = {}
     for limit, threads in _limits(rows):
         rates = ((rate, name) for name, rate in limit["rates_per_s"].items())
@@ -96,12 +101,12 @@ def _add_shares(rows: list[Report]) -> None:
 
 
 def _limits(rows: list[Report]) -> Iterator[tuple[Report, int]]:
-    """What was measured of the machine, on how many threads."""
+    """Yield each measured limit with its thread count."""
     return ((limit, row["threads"]) for row in rows for limit in row.get("limits", ()))
 
 
 def _doubts(rows: list[Report], load: float) -> Iterator[str]:
-    """Why these times may not be the machine's own: other work on it, or threads that do not scale."""
+    """Yield the reasons why these times may not be the machine's own: other load, or threads that do not scale."""
     if load > BUSY:
         yield f"the load was {load:.1f} before the run: other work took part of the machine"
     shared = [row for row in rows if shared_processor(row)]
@@ -115,7 +120,7 @@ def _doubts(rows: list[Report], load: float) -> Iterator[str]:
 
 
 def shared_processor(row: Report) -> float | None:
-    """How many times as long as its processor worked a row on one thread took at best, where that is telling."""
+    """Return elapsed over processor time of a row on one thread, where it shows that the processor was shared."""
     mine = row.get("times", {}).get("monotile", {})
     if row["threads"] > 1 or "cpu_s" not in mine or mine["best_s"] < SHARED * mine["cpu_s"]:
         return None
@@ -148,7 +153,7 @@ def _setting(quick: bool) -> Report:
     }
 
 
-# ---- processes -------------------------------------------------------------------------------------------------------
+# ---- worker processes ------------------------------------------------------------------------------------------------
 
 
 def _rows(threads: int, quick: bool, only: str) -> Iterator[Report]:
@@ -169,8 +174,10 @@ def _rows(threads: int, quick: bool, only: str) -> Iterator[Report]:
 
 
 def _seconds(script: str, bytecode: str, **environment: str) -> float:
-    """What a script prints in a new process, which finds byte code of its imports in a folder, as installed packages
-    have it."""
+    """Run a script in a new process and return the seconds it prints.
+
+    Byte code of its imports is kept in a folder, as it is for installed packages.
+    """
     command, given = [sys.executable, "-c", script], {**os.environ, "PYTHONPYCACHEPREFIX": bytecode, **environment}
     given.pop("PYTHONDONTWRITEBYTECODE", None)
     result = subprocess.run(command, env=given, capture_output=True, text=True)
@@ -184,7 +191,7 @@ def _last_line(text: str) -> str:
 
 
 def _first_call(kernel: str) -> Callable[[int], Report]:
-    """In a new process with an empty cache, and in one that finds the compiled kernel on disk."""
+    """Time a first call in a new process, with an empty disk cache and with the compiled kernel in it."""
 
     def measure(repeats: int) -> Report:
         cold: list[float] = []

@@ -1,5 +1,7 @@
-"""What a row is, and those of the example kernels. To add one, write a function that makes a `Case` and put it in ROWS;
-attention.py has the rows of the library."""
+"""The types of a benchmark row, and the rows of the example kernels; attention.py has those of the library.
+
+To add a row, write a function that makes a `TimedCall` and put it in ROWS.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Sample:
-    """Part of an output: how it is taken, its value in float64, and the plain formula's in the row's own types."""
+    """Part of an output: a function that takes it, its float64 reference, and the naive formula in the row's dtype."""
 
     take: Callable[[Array], Array]
     exact: Array
@@ -25,29 +27,32 @@ class Sample:
 
 
 @dataclass
-class Case:
-    """One kernel on given arrays. The result is checked against float64 before anything is timed: either what `run`
-    leaves in `output`, or the `sample` of what it returns."""
+class TimedCall:
+    """One call on given arrays, with its peers.
+
+    Before anything is timed the result is checked against float64: either the array `output` that `run` writes, or the
+    `sample` of what it returns.
+    """
 
     run: Callable[[], Any]
     output: Array | None = None
     exact: Array | None = None  # in float64
     peers: dict[str, Callable[[], Any]] = field(default_factory=dict)  # "NumPy" writes to the same output
-    naive: Callable[[], Array] | None = None  # the definition in the kernel's own types, where NumPy is not that
+    naive: Callable[[], Array] | None = None  # the formula in the kernel's dtype; None: the NumPy peer is that
     sample: Sample | None = None
-    torch: Mapping[str, Callable[[], Any]] | None = None  # ways to ask torch for the same work; None: not asked
-    work: dict[str, float] = field(default_factory=dict)  # how much of which kinds, of those limits.py has limits for
-    calls: int = 1  # in one timing, for what is too short for the clock
+    torch: Mapping[str, Callable[[], Any]] | None = None  # variants of the torch call; None: torch is no peer
+    work: dict[str, float] = field(default_factory=dict)  # amount by kind, a key of limits.UNITS
+    calls: int = 1  # that one `run` makes, where a single one is too short for the clock
     note: str = ""
 
 
 @dataclass(frozen=True)
 class Row:
     name: str
-    make: Callable[[np.random.Generator, int], Case]
-    every_processor: bool = True  # timed on one thread and on all; else on one
+    make: Callable[[np.random.Generator, int], TimedCall]
+    multithreaded: bool = True  # timed on one thread and on all; else on one
     quick: bool = True  # part of `bench --quick`
-    tags: Mapping[str, Any] = field(default_factory=dict)  # what the row is about, for reach.py
+    tags: Mapping[str, Any] = field(default_factory=dict)  # op, dtype, sizes: what goals.py selects rows by
 
 
 def _normal(rng: np.random.Generator, *shape: int) -> Array:
@@ -55,8 +60,11 @@ def _normal(rng: np.random.Generator, *shape: int) -> Array:
 
 
 def sequential_matmul(a: Array, b: Array) -> Array:
-    """The definition, term after term in float32. NumPy calls a BLAS that sums in blocks, which is about twice as exact
-    at this size; a row's JSON holds the errors of all three."""
+    """Multiply by the definition, one term after another in float32.
+
+    NumPy calls a BLAS that sums in blocks, which is about twice as accurate at this size; a row's JSON holds the errors
+    of all three.
+    """
     total = np.zeros((a.shape[0], b.shape[1]), np.float32)
     term = np.empty_like(total)
     for k in range(a.shape[1]):
@@ -65,10 +73,10 @@ def sequential_matmul(a: Array, b: Array) -> Array:
     return total
 
 
-def matmul(rng: np.random.Generator, threads: int) -> Case:
+def matmul(rng: np.random.Generator, threads: int) -> TimedCall:
     n = 1024
     a, b, c = _normal(rng, n, n), _normal(rng, n, n), np.empty((n, n), np.float32)
-    return Case(
+    return TimedCall(
         lambda: examples.matmul(a, b, c, threads=threads),
         c,
         a.astype(np.float64) @ b,
@@ -78,8 +86,8 @@ def matmul(rng: np.random.Generator, threads: int) -> Case:
     )
 
 
-def matmul_bias_tanh(rng: np.random.Generator, threads: int) -> Case:
-    """What fusion is for: the bias and the tanh should cost next to nothing."""
+def matmul_bias_tanh(rng: np.random.Generator, threads: int) -> TimedCall:
+    """Time a fused epilogue: bias and tanh should cost next to nothing."""
     n = 1024
     a, b, c = _normal(rng, n, n) / 32, _normal(rng, n, n), np.empty((n, n), np.float32)
     bias, plain = _normal(rng, n), np.empty((n, n), np.float32)
@@ -89,7 +97,7 @@ def matmul_bias_tanh(rng: np.random.Generator, threads: int) -> Case:
         np.add(c, bias, out=c)
         np.tanh(c, out=c)
 
-    return Case(
+    return TimedCall(
         lambda: examples.matmul_bias_tanh(a, b, bias, c, threads=threads),
         c,
         np.tanh(a.astype(np.float64) @ b + bias),
@@ -99,7 +107,7 @@ def matmul_bias_tanh(rng: np.random.Generator, threads: int) -> Case:
     )
 
 
-def softmax(rng: np.random.Generator, threads: int) -> Case:
+def softmax(rng: np.random.Generator, threads: int) -> TimedCall:
     n = 4096
     x, y = _normal(rng, n, n), np.empty((n, n), np.float32)
 
@@ -111,10 +119,10 @@ def softmax(rng: np.random.Generator, threads: int) -> Case:
     exact = np.exp(x.astype(np.float64) - x.max(axis=1, keepdims=True))
     exact /= exact.sum(axis=1, keepdims=True)
     run = lambda: examples.row_softmax(x, y, BR=16, BC=n, threads=threads)  # noqa: E731
-    return Case(run, y, exact, {"NumPy": numpy}, work={"copy": 2.0 * x.nbytes}, note="a row is one block")
+    return TimedCall(run, y, exact, {"NumPy": numpy}, work={"copy": 2.0 * x.nbytes}, note="a row is one block")
 
 
-def rms_norm(rng: np.random.Generator, threads: int) -> Case:
+def rms_norm(rng: np.random.Generator, threads: int) -> TimedCall:
     n, eps = 4096, 1e-6
     x, w, y = _normal(rng, n, n), _normal(rng, n), np.empty((n, n), np.float32)
 
@@ -127,11 +135,11 @@ def rms_norm(rng: np.random.Generator, threads: int) -> Case:
     wide = x.astype(np.float64)
     exact = wide / np.sqrt((wide * wide).mean(axis=1, keepdims=True) + eps) * w
     run = lambda: examples.rms_norm(x, w, y, eps, BC=n, threads=threads)  # noqa: E731
-    return Case(run, y, exact, {"NumPy": numpy}, work={"copy": 2.0 * x.nbytes}, note="a row is one block")
+    return TimedCall(run, y, exact, {"NumPy": numpy}, work={"copy": 2.0 * x.nbytes}, note="a row is one block")
 
 
-def launch(rng: np.random.Generator, threads: int) -> Case:
-    """A kernel with next to nothing to do: what a call costs."""
+def launch(rng: np.random.Generator, threads: int) -> TimedCall:
+    """Time the overhead of a call, with a kernel that does next to nothing."""
     x, y = _normal(rng, 1, 16), np.empty((1, 16), np.float32)
     calls = 2000
 
@@ -139,7 +147,7 @@ def launch(rng: np.random.Generator, threads: int) -> Case:
         for _ in range(calls):
             examples.copy(x, y, BR=1, BC=16, threads=threads)
 
-    return Case(run, y, x.astype(np.float64), calls=calls, note="copy of 16 numbers")
+    return TimedCall(run, y, x.astype(np.float64), calls=calls, note="copy of 16 numbers")
 
 
 ROWS = (
@@ -147,5 +155,5 @@ ROWS = (
     Row("matmul + bias + tanh 1024x1024x1024 float32", matmul_bias_tanh),
     Row("softmax 4096x4096 float32", softmax),
     Row("rms_norm 4096x4096 float32", rms_norm),
-    Row("launch overhead", launch, every_processor=False),
+    Row("launch overhead", launch, multithreaded=False),
 )

@@ -1,4 +1,4 @@
-"""Every row of the benchmark, and which of them a run asks for."""
+"""List every row of the benchmark and select those of a run."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ ROWS: tuple[Row, ...] = (*rows.ROWS, *attention.ROWS)
 
 
 def matches(name: str, only: str) -> bool:
-    """Whether each word of the filter begins a word of the name: `float16` does not find bfloat16."""
+    """Match each word of the filter with the beginning of some word of the name: `float16` does not match bfloat16."""
     words = name.lower().split()
     return all(any(word.startswith(wanted) for word in words) for wanted in only.lower().split())
 
 
 def select(threads: int, only: str, quick: bool) -> list[Row]:
-    """A quick run takes a small choice of rows, unless a filter names others."""
-    able = [row for row in ROWS if threads == 1 or row.every_processor]
-    return [row for row in able if (matches(row.name, only) if only else row.quick or not quick)]
+    """Return the rows that the filter matches; without a filter all of them, or the quick ones."""
+    rows = [row for row in ROWS if threads == 1 or row.multithreaded]
+    return [row for row in rows if (matches(row.name, only) if only else row.quick or not quick)]

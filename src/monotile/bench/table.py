@@ -1,4 +1,4 @@
-"""A report as tables on a terminal."""
+"""Show a report as tables on a terminal."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def show(report: Report, console: Console) -> None:
         table.add_row(row["name"], str(row["threads"]), *times, *others)
     if report["rows"]:
         console.print(table)
-    _show_reach(report, console)
+    _show_goals(report, console)
     _show_starts(report, console)
-    for line in [*worst(report["rows"]), *(f"doubtful: {doubt}" for doubt in report["doubts"])]:
+    for line in [*worst_ratios(report["rows"]), *(f"doubtful: {doubt}" for doubt in report["doubts"])]:
         console.print(line, highlight=False, soft_wrap=True)
     for row in report.get("wrong", ()):
         line = f"WRONG, not timed, threads: {row['threads']}: {row['wrong']}"
@@ -42,14 +42,14 @@ def show(report: Report, console: Console) -> None:
     return None
 
 
-def _show_reach(report: Report, console: Console) -> None:
+def _show_goals(report: Report, console: Console) -> None:
     from rich.table import Table
 
     table = Table("work", "measure", "worst", "wanted", "", "in this row")
-    for found in goals.judge(report["rows"]):
-        mark = "[green]reached[/]" if found.ok else "[red]short[/]"
-        place = f"{found.row}, threads: {found.threads}"
-        table.add_row(found.work, found.measure, *found.shown, mark, place)
+    for worst in goals.judge(report["rows"]):
+        mark = "[green]reached[/]" if worst.ok else "[red]short[/]"
+        place = f"{worst.row}, threads: {worst.threads}"
+        table.add_row(worst.goal.work, worst.goal.measure.name, *worst.shown, mark, place)
     if table.row_count:
         console.print(table)
 
@@ -64,8 +64,8 @@ def _show_starts(report: Report, console: Console) -> None:
         console.print(starts)
 
 
-def worst(rows: list[Report]) -> Iterator[str]:
-    """An average would hide the slow row; the worst one is named."""
+def worst_ratios(rows: list[Report]) -> Iterator[str]:
+    """Name the worst row against each peer and each limit: an average would hide it."""
     for peer in PEERS:
         against = [(row["ratios"][peer], row) for row in rows if peer in row["ratios"]]
         if against:
@@ -79,7 +79,7 @@ def worst(rows: list[Report]) -> Iterator[str]:
             yield f"furthest from the limit: {share:.0%} of {limit}, {row['name']}, threads: {row['threads']}"
 
 
-# ---- words of a table ------------------------------------------------------------------------------------------------
+# ---- cells -----------------------------------------------------------------------------------------------------------
 
 
 def title(report: Report) -> str:
@@ -99,7 +99,7 @@ def against(row: Report, peer: str) -> str:
 
 
 def against_torch(row: Report, report: Report) -> str:
-    """How many times torch's speed, and how torch was asked; why there is no number where there is none."""
+    """Return the speed relative to torch with the variant of the torch call, or the reason why there is no number."""
     if "torch" in row["ratios"]:
         return f"{against(row, 'torch')} ({row['torch']['way']})"
     if row.get("tags", {}).get("op") not in ("decode", "prefill"):

@@ -1,6 +1,6 @@
-"""Times rows on a number of threads, in a process of its own: NumPy's thread count is fixed when NumPy is loaded.
+"""Check and time rows on one thread count, in a process of its own: NumPy's thread count is fixed when it is loaded.
 
-Prints a JSON object a line, one for each row. A row with a wrong result is not timed: its object says what was wrong.
+Prints one line of JSON for each row. A row with a wrong result is not timed: its object says what was wrong.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from ..library import registry
 from ..runtime import arrays
 from . import peers, suite
 from .limits import probes
-from .rows import Array, Case, Row, Sample
+from .rows import Array, Row, Sample, TimedCall
 
 TINY = 1e-30
-SETTLE_S = 0.05  # threads of NumPy and torch spin for about 20 ms after their work and would take the processors
-WARM_S = 0.05  # what is shorter gets an untimed call before each timed one: it is at home in the caches
+SETTLE_S = 0.05  # threads of NumPy and torch spin for about 20 ms after their work and would occupy the processors
+WARM_S = 0.05  # shorter calls get an untimed call before each timed one, so that caches are warm
 LEAST_S = 0.002  # a timing shorter than this is made of several calls
-MORE_TRIALS, HOPELESS, CLOSE = 3, 5.0, 1.5  # of ways to ask torch; factors of the quickest one's time
-SAME_WORK = 0.25  # a peer further off, as a part of the largest result, computes something else
+MORE_TRIALS = 3  # of the variants of the torch call
+RETRY_WITHIN, COMPETE_WITHIN = 5.0, 1.5  # multiples of the fastest trial: slower variants are dropped
+SAME_WORK = 0.25  # relative to the largest result: a peer with a larger error computes something else
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Rounds until there are `most`, or `seconds` have passed and there are `least`."""
+class RoundLimits:
+    """Rounds of a row: until there are `most`, or `seconds` have passed and there are `least`."""
 
     most: int
     least: int
@@ -43,36 +44,37 @@ class Plan:
 
 
 class Timing(NamedTuple):
-    """Of one call: seconds that passed, and seconds the processors worked for this process."""
+    """Seconds of one call: elapsed, and processor time of this process."""
 
     wall: float
     cpu: float
 
 
-FULL, QUICK = Plan(25, 4, 2.0), Plan(7, 3, 0.25)
+FULL, QUICK = RoundLimits(25, 4, 2.0), RoundLimits(7, 3, 0.25)
 
 
-def measure(row: Row, threads: int, plan: Plan) -> dict[str, Any]:
+def measure(row: Row, threads: int, rounds: RoundLimits) -> dict[str, Any]:
+    """Check a row, time it beside its peers and the probes of its limits, and return its report."""
     result: dict[str, Any] = {"name": row.name, "threads": threads, "tags": dict(row.tags)}
-    case = row.make(np.random.default_rng(zlib.crc32(row.name.encode())), threads)
+    call = row.make(np.random.default_rng(zlib.crc32(row.name.encode())), threads)
     try:
-        result |= check(row.name, case)
+        result |= check(row.name, call)
     except (AssertionError, MonotileError) as error:
         return result | {"wrong": str(error)}
-    entries = {"monotile": case.run, **case.peers}
-    if case.torch:
-        result["torch"] = choose(case.torch, case.sample)
-        entries |= {f"torch {way}": case.torch[way] for way in result["torch"]["contenders"]}
-    limits = {kind: probes(kind, threads) for kind in case.work}
+    entries = {"monotile": call.run, **call.peers}
+    if call.torch:
+        result["torch"] = choose(call.torch, call.sample)
+        entries |= {f"torch {way}": call.torch[way] for way in result["torch"]["contenders"]}
+    limits = {kind: probes(kind, threads) for kind in call.work}
     probing = {p.name: p.run for found in limits.values() for p in found}
-    times = interleave(entries | probing, plan, settle=threads > 1)
-    found = {name: summary(times[name], case.calls) for name in entries if not name.startswith("torch ")}
-    asked = {name: summary(times[name], case.calls) for name in entries if name.startswith("torch ")}
+    times = interleave(entries | probing, rounds, settle=threads > 1)
+    found = {name: summary(times[name], call.calls) for name in entries if not name.startswith("torch ")}
+    asked = {name: summary(times[name], call.calls) for name in entries if name.startswith("torch ")}
     if asked:
         way = min(asked, key=lambda name: asked[name]["best_s"])
         found["torch"], result["torch"]["way"] = asked[way], way.removeprefix("torch ")
     best = found["monotile"]["best_s"]
-    result |= {"rounds": len(times["monotile"]), "note": case.note, "times": found}
+    result |= {"rounds": len(times["monotile"]), "note": call.note, "times": found}
     result["ratios"] = {name: found[name]["best_s"] / best for name in found if name != "monotile"}
     result["limits"] = [
         {
@@ -80,7 +82,7 @@ def measure(row: Row, threads: int, plan: Plan) -> dict[str, Any]:
             "rates_per_s": {p.name: p.work / min(times[p.name]).wall for p in found},
             "rate_per_s": work / best,
         }
-        for (kind, found), work in zip(limits.items(), case.work.values(), strict=True)
+        for (kind, found), work in zip(limits.items(), call.work.values(), strict=True)
     ]
     return result
 
@@ -88,12 +90,11 @@ def measure(row: Row, threads: int, plan: Plan) -> dict[str, Any]:
 # ---- checking --------------------------------------------------------------------------------------------------------
 
 
-def check(name: str, case: Case) -> dict[str, float]:
-    """At most twice as far from float64 as the definition in the same type is; raises where not. Outputs are poisoned
-    first."""
-    if case.sample is not None:
-        return _check_sample(name, case, case.sample)
-    output, exact = case.output, case.exact
+def check(name: str, call: TimedCall) -> dict[str, float]:
+    """Poison the output, run, and raise unless the error is at most twice that of the formula in the same dtype."""
+    if call.sample is not None:
+        return _check_sample(name, call, call.sample)
+    output, exact = call.output, call.exact
     assert output is not None and exact is not None, f"{name} has nothing to check"
 
     def error(run: Callable[[], object]) -> float:
@@ -101,33 +102,33 @@ def check(name: str, case: Case) -> dict[str, float]:
         run()
         return float(np.abs(output - exact).max())
 
-    errors = {"error": error(case.run)}
-    if "NumPy" in case.peers:
-        errors["numpy_error"] = error(case.peers["NumPy"])
+    errors = {"error": error(call.run)}
+    if "NumPy" in call.peers:
+        errors["numpy_error"] = error(call.peers["NumPy"])
     naive = errors.get("numpy_error", 0.0)
-    if case.naive is not None:
-        naive = errors["naive_error"] = float(np.abs(case.naive() - exact).max())
+    if call.naive is not None:
+        naive = errors["naive_error"] = float(np.abs(call.naive() - exact).max())
     if not errors["error"] <= 2 * naive + registry.FEW_ULPS * float(np.abs(exact).max()):  # also where it is NaN
         raise AssertionError(f"{name}: the error is {errors['error']}, that of the definition in this type {naive}")
     return errors
 
 
-def _check_sample(name: str, case: Case, sample: Sample) -> dict[str, float]:
+def _check_sample(name: str, call: TimedCall, sample: Sample) -> dict[str, float]:
     with poisoned():
-        found = sample.take(case.run())
+        found = sample.take(call.run())
     verdict = registry.judge("out", found, sample.exact, sample.naive)
     if not verdict.ok:
         raise AssertionError(f"{name}: the error is {verdict.error}, at most {verdict.allowed} is allowed")
     errors = {"error": verdict.error, "allowed": verdict.allowed}
-    for peer in case.peers:
-        errors[f"{peer.lower()}_error"] = distance(sample, case.peers[peer]())
+    for peer in call.peers:
+        errors[f"{peer.lower()}_error"] = distance(sample, call.peers[peer]())
     assert not errors.get("numpy_error", 0.0) > SAME_WORK, f"{name}: NumPy computes something else"
     return errors
 
 
 @contextlib.contextmanager
 def poisoned() -> Iterator[None]:
-    """What ops.py allocates is filled with NaN, or with the largest number: nothing of it may be left."""
+    """Fill what ops.py allocates with NaN or the largest integer: a kernel must overwrite all of it."""
 
     def empty(self: arrays.Numpy, *args: Any) -> Any:
         found = plain(self, *args)
@@ -140,17 +141,17 @@ def poisoned() -> Iterator[None]:
 
 
 def distance(sample: Sample, result: Any) -> float:
-    """The largest error, as a part of the largest result."""
+    """Return the largest error relative to the largest result."""
     found: Array = sample.take(peers.to_numpy(result)).astype(np.float64)
     return float(np.abs(found - sample.exact).max() / max(float(np.abs(sample.exact).max()), TINY))
 
 
-def choose(ways: Mapping[str, Callable[[], Any]], sample: Sample | None) -> dict[str, Any]:
-    """The ways to ask for the same work that may be the fastest, by trials of each: those take part in the rounds."""
+def choose(variants: Mapping[str, Callable[[], Any]], sample: Sample | None) -> dict[str, Any]:
+    """Try every variant of the torch call; those that may be the fastest take part in the rounds."""
     assert sample is not None
     trials: dict[str, float] = {}
     errors, failed = {}, {}
-    for name, run in ways.items():
+    for name, run in variants.items():
         try:
             begin = time.perf_counter()
             result = run()
@@ -161,31 +162,33 @@ def choose(ways: Mapping[str, Callable[[], Any]], sample: Sample | None) -> dict
         errors[name] = distance(sample, result)
         if errors[name] <= SAME_WORK:
             trials[name] = seconds
-    for _ in range(MORE_TRIALS if len(trials) > 1 else 0):  # one slow moment must not choose for torch
-        for name in near(trials, HOPELESS):
-            trials[name] = min(trials[name], _time(ways[name], 1).wall)
-    return {"contenders": near(trials, CLOSE), "trials_s": trials, "errors": errors, "failed": failed}
+    for _ in range(MORE_TRIALS if len(trials) > 1 else 0):  # one slow moment must not decide
+        for name in near(trials, RETRY_WITHIN):
+            trials[name] = min(trials[name], _time(variants[name], 1).wall)
+    return {"contenders": near(trials, COMPETE_WITHIN), "trials_s": trials, "errors": errors, "failed": failed}
 
 
 def near(trials: Mapping[str, float], factor: float) -> list[str]:
-    """Those that took at most so many times as long as the quickest."""
+    """Return the names whose time is at most `factor` times the fastest."""
     return [name for name, seconds in trials.items() if seconds <= factor * min(trials.values())]
 
 
 # ---- timing ----------------------------------------------------------------------------------------------------------
 
 
-def interleave(entries: Mapping[str, Callable[[], object]], plan: Plan, *, settle: bool) -> dict[str, list[Timing]]:
-    """Every entry once a round, so that a slow moment of the machine meets all of them."""
+def interleave(
+    entries: Mapping[str, Callable[[], object]], rounds: RoundLimits, *, settle: bool
+) -> dict[str, list[Timing]]:
+    """Time every entry once per round, so that a slow moment of the machine affects all of them."""
     times: dict[str, list[Timing]] = {name: [] for name in entries}
     usual = {name: _time(run, 1).wall for name, run in entries.items()}
     for name, run in entries.items():
-        if usual[name] < WARM_S:  # the first call has compiled something, the next wakes threads
+        if usual[name] < WARM_S:  # the first call compiles, the second wakes threads
             run()
             usual[name] = _time(run, 1).wall
     begin = time.perf_counter()
-    for number in range(plan.most):
-        if number >= plan.least and time.perf_counter() - begin > plan.seconds:
+    for number in range(rounds.most):
+        if number >= rounds.least and time.perf_counter() - begin > rounds.seconds:
             break
         for name, run in entries.items():
             if settle:
@@ -204,7 +207,7 @@ def _time(run: Callable[[], object], calls: int) -> Timing:
 
 
 def summary(times: list[Timing], calls: int) -> dict[str, float]:
-    """Seconds for one call; the spread is the distance between the quartiles, as a part of the median."""
+    """Summarise timings as seconds per call; the spread is the interquartile range relative to the median."""
     first, median, third = statistics.quantiles([t.wall for t in times], n=4, method="inclusive")
     best, cpu = min(t.wall for t in times), min(t.cpu for t in times)
     return {
@@ -217,12 +220,12 @@ def summary(times: list[Timing], calls: int) -> dict[str, float]:
 
 def main() -> None:
     request = json.loads(sys.argv[1])
-    threads, plan = request["threads"], QUICK if request["quick"] else FULL
+    threads, rounds = request["threads"], QUICK if request["quick"] else FULL
     wanted = suite.select(threads, request["only"], request["quick"])
     if any(row.tags for row in wanted) and peers.torch_version() is not None:
         peers.set_threads(threads)
     for row in wanted:
-        print(json.dumps(measure(row, threads, plan)), flush=True)
+        print(json.dumps(measure(row, threads, rounds)), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -190,20 +190,15 @@ def run_bench(
 ) -> None:
     """Time the kernels against torch, NumPy and what this machine can do; the exit code is 1 if a result is wrong."""
     console = _console()
-    gpu = Gpu(flex, seconds, commit) if _on_gpu(backend) else None
-    report = _measure(console, quick, only, threads, gpu, json_file)
+    if _on_gpu(backend):
+        options = bench.RunOptions(quick, only, seconds, commit, bench.Flex(flex))
+        report = _measure_gpu(console, options, json_file)
+    else:
+        report = _measure(console, quick, only, threads)
     if json_file is not None:
         _keep(console, report, json_file)
     if report["wrong"]:
         raise typer.Exit(1)
-
-
-class Gpu(NamedTuple):
-    """What a run on a GPU is told besides."""
-
-    flex: str = "needed"
-    seconds: float = 500.0
-    commit: str | None = None
 
 
 def _on_gpu(backend: str) -> bool:
@@ -212,14 +207,15 @@ def _on_gpu(backend: str) -> bool:
     return backend == "nvidia"
 
 
-def _measure(
-    console: Console, quick: bool, only: str, threads: int | None, gpu: Gpu | None, path: Path | None
-) -> baselines.Report:
-    if gpu is not None:
-        keep = partial(baselines.save, path=path) if path is not None else lambda report: None
-        report = bench.run_nvidia(quick=quick, only=only, console=console, keep=keep, **gpu._asdict())
-        bench.show(report, console)
-        return report
+def _measure_gpu(console: Console, options: bench.RunOptions, path: Path | None) -> baselines.Report:
+    """Run the benchmark on the GPU; the report is written to the path after every row."""
+    keep = partial(baselines.save, path=path) if path is not None else lambda report: None
+    report = bench.run_nvidia(options, console, keep=keep)
+    bench.show(report, console)
+    return report
+
+
+def _measure(console: Console, quick: bool, only: str, threads: int | None) -> baselines.Report:
     try:
         report = bench.run(quick=quick, only=only, threads=threads, console=console)
     except bench.WorkerFailed as error:
@@ -238,32 +234,33 @@ def _keep(console: Console, report: baselines.Report, path: Path) -> None:
 def snap(
     file: Annotated[Path | None, typer.Argument(help="Where to keep it; baselines/<device>.json if left out.")] = None,
     of: Annotated[Path | None, typer.Option("--from", help="Keep this file of `bench --json`; run nothing.")] = None,
-    markdown: Annotated[
-        Path | None,
-        typer.Option(
-            help="Run nothing: put FILE (every kept baseline, if left out) as tables into this page; - prints."
-        ),
-    ] = None,
+    tables: Annotated[
+        bool, typer.Option("--tables", help="Run nothing: rewrite the .md of FILE, or of every kept baseline.")
+    ] = False,
     quick: Quick = False,
     only: Only = "",
     threads: Threads = None,
     backend: Where = "cpu",
 ) -> None:
-    """Run the benchmark and keep what it found as this device's baseline."""
+    """Run the benchmark and keep the report as this device's baseline: a .json, and its tables as a .md beside it."""
     console = _console()
-    if markdown is not None:
-        text = baselines.sections([file] if file is not None else baselines.FOLDER.glob("*.json"))
-        print(text, end="") if str(markdown) == "-" else baselines.fill(markdown, text)
+    if tables:
+        for path in [file] if file is not None else sorted(baselines.FOLDER.glob("*.json")):
+            print(baselines.save_tables(baselines.load(path), path))
         return
     if file is None and of is None and (quick or only):
         raise MonotileError("a run of some rows is no baseline of a device; pass a FILE to keep it in")
     if of is not None:
         report = baselines.load(of)
+    elif _on_gpu(backend):
+        report = _measure_gpu(console, bench.RunOptions(quick, only), None)
     else:
-        report = _measure(console, quick, only, threads, Gpu() if _on_gpu(backend) else None, None)
+        report = _measure(console, quick, only, threads)
     if report.get("wrong"):
         raise MonotileError(f"nothing is kept: {report['wrong'][0]['wrong']}")
-    _keep(console, report, file if file is not None else baselines.path_for(report))
+    path = file if file is not None else baselines.path_for(report)
+    _keep(console, report, path)
+    baselines.save_tables(report, path)
 
 
 @app.command()

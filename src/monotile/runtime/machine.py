@@ -1,4 +1,4 @@
-"""Names for this machine and for the source that runs on it: what `monotile devices` shows and benchmarks record."""
+"""Name this machine and the commit of this source, for `monotile devices` and for benchmark reports."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]  # the folder of the whole package
+REPOSITORY = PACKAGE.parents[1]  # of a checkout; some other folder where monotile is installed
 
 
 @cache
 def processor() -> str:
-    """The processor's name as the system gives it."""
+    """Return the processor's name as the operating system reports it."""
     if sys.platform == "darwin":
         found = _output("sysctl", "-n", "machdep.cpu.brand_string")
     else:
@@ -28,27 +29,27 @@ def processor() -> str:
 
 
 def slug(*names: str) -> str:
-    """A file name for a machine: lower case, with dashes; words that are repeated appear once."""
+    """Return a file name for a machine: lower case, words joined by dashes, repeated words once."""
     words = re.findall(r"[a-z0-9]+", " ".join(names).lower())
     return "-".join(dict.fromkeys(words))
 
 
 def commit() -> tuple[str, bool] | None:
-    """The commit of this source and whether files differ from it; None outside monotile's own repository.
+    """Return the commit of this source and whether the tree is dirty; None outside monotile's own repository.
 
-    Recorded baselines do not count as a difference: writing one must not spoil the next.
+    Files in baselines/ do not make the tree dirty: recording one baseline must not taint the next.
     """
-    root = PACKAGE.parents[1]
-    top = _output("git", "-C", str(root), "rev-parse", "--show-toplevel")
-    if top is None or Path(top) != root:
+    git = ("git", "-C", str(REPOSITORY))
+    top = _output(*git, "rev-parse", "--show-toplevel")
+    if top is None or Path(top) != REPOSITORY:
         return None
-    name = _output("git", "-C", str(root), "rev-parse", "HEAD")
-    changes = _output("git", "-C", str(root), "status", "--porcelain", "--", ".", ":!baselines")
+    name = _output(*git, "rev-parse", "HEAD")
+    changes = _output(*git, "status", "--porcelain", "--", ".", ":!baselines")
     return None if name is None else (name, bool(changes))
 
 
 def _output(*command: str) -> str | None:
-    """What a command prints, or None where it does not exist or fails."""
+    """Run a command and return what it prints, or None where it is missing or fails."""
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -1,2 +1,4 @@
-"""`monotile bench --backend nvidia`: rows.py says what is timed, run.py checks and times it, device.py holds the calls
-of CUDA, peers.py asks torch for the same work."""
+"""`monotile bench --backend nvidia`.
+
+rows.py lists the rows, run.py checks and times them, device.py holds every CUDA call, peers.py the torch variants.
+"""

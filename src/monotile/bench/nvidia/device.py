@@ -1,4 +1,4 @@
-"""The calls of CUDA that a benchmark needs: events, graphs, a cold cache. Nothing else in the benchmark makes any."""
+"""Every CUDA call of the benchmark: events, graphs, flushing the L2 cache."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from ...errors import MonotileError
 
-FLUSH_BYTES = 1 << 29  # several times the second-level cache; reading it also gives the host time to get ahead
+FLUSH_BYTES = 1 << 29  # several times the L2 cache; reading it also gives the host time to run ahead
 
 
 class Gpu:
-    """The current CUDA device. Tests have another with the same functions."""
+    """The current CUDA device. Tests substitute a class with the same methods."""
 
     name = "cuda"
 
@@ -41,17 +41,16 @@ class Gpu:
         self.torch.cuda.synchronize()
 
     def release(self) -> None:
-        """Gives back what is no longer used: the next row may need all of it."""
+        """Free cached memory: the next row may need all of it."""
         gc.collect()
         self.torch.cuda.empty_cache()
 
     def flush(self) -> None:
-        """Fills the second-level cache with something else. It is read, not written: lines that have to be written back
-        would be part of the next timing."""
+        """Evict the L2 cache by reading: dirty lines would be written back during the next timing."""
         self.flusher.amax()
 
     def graph(self, run: Callable[[], Any]) -> Callable[[], Any]:
-        """The same work as one launch. What the call allocates stays where it is."""
+        """Capture a call in a CUDA graph. What it allocates stays allocated."""
         torch = self.torch
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -69,19 +68,18 @@ class Gpu:
         return replay
 
     def seconds(self, run: Callable[[], Any]) -> float:
-        """One call, from an idle GPU to an idle GPU, with the host's part."""
+        """Time one call from an idle GPU to an idle GPU, host time included."""
         self.synchronize()
         begin = time.perf_counter()
         run()
         self.synchronize()
         return time.perf_counter() - begin
 
-    def timings(self, turns: list[Callable[[], Any]], *, cold: bool) -> list[float]:
-        """GPU seconds of each turn. All are enqueued before any is looked at, so that the GPU never waits for the
-        host."""
+    def timings(self, calls: list[Callable[[], Any]], *, cold: bool) -> list[float]:
+        """Return each call's GPU seconds. All are enqueued before any event is read: the GPU never idles."""
         event = self.torch.cuda.Event
-        pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in turns]
-        for run, (begin, end) in zip(turns, pairs, strict=True):
+        pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in calls]
+        for run, (begin, end) in zip(calls, pairs, strict=True):
             if cold:
                 self.flush()
             begin.record()

@@ -1,5 +1,4 @@
-"""Holding results on a GPU against the definition in float64: some rows of some heads, and every element for what was
-never written."""
+"""Check results on a GPU: some rows of some heads against float64, and every element for being finite."""
 
 from __future__ import annotations
 
@@ -15,14 +14,14 @@ from ...library import registry
 from ..rows import Array, Sample
 from .rows import Inputs, Tensor
 
-SAMPLED = 12  # rows of each head that is looked at
+SAMPLED = 12  # rows of each head that is checked
 TINY = 1e-30
 ALLOCATORS = (("torch", "empty"), ("torch", "empty_like"), ("torch", "empty_strided"), ("Tensor", "new_empty"))
-NEIGHBOURS = (-129, -1, 0, 63)  # where blocks end
+NEIGHBOURS = (-129, -1, 0, 63)  # around the middle row: the ends of blocks
 
 
 def sample(inputs: Inputs) -> Sample:
-    """Rows of the first head of the first sequence and the last head of the last one, by the definition."""
+    """Return the reference for rows of the first head of the first sequence and the last head of the last one."""
     (B, Hq, Nq, _), (_, Hkv, _, _) = inputs.q.shape, inputs.k.shape
     places = sorted({(0, 0), (B - 1, Hq - 1)})
     rows = _rows(Nq)
@@ -46,7 +45,7 @@ def _rows(Nq: int) -> list[int]:
 
 
 def _options(inputs: Inputs, h: int, rows: list[int]) -> dict[str, Any]:
-    """What hides and what changes scores, for these rows of one head."""
+    """Return the reference's options for these rows of one head."""
     found, given = {}, inputs.options
     Nq, Nk = inputs.q.shape[2], inputs.k.shape[2]
     seen = reference.visible(Nq, Nk, given.get("causal", False), given.get("window"), rows)[None, None]
@@ -64,7 +63,7 @@ def _options(inputs: Inputs, h: int, rows: list[int]) -> dict[str, Any]:
 
 
 def _numpy(tensor: Tensor) -> Array:
-    """On the host, in a type that NumPy has and that holds every value."""
+    """Copy to the host, in a dtype that NumPy has and that holds every value."""
     if tensor.dtype.is_floating_point:
         tensor = tensor.float()
     return np.asarray(tensor.cpu().numpy())
@@ -77,7 +76,7 @@ def _rounded(array: Array, like: Tensor) -> Array:
 
 
 def check(name: str, run: Callable[[], Tensor], sample: Sample) -> dict[str, float]:
-    """At most twice as far from float64 as the definition in float32, rounded like the output; raises where not."""
+    """Raise unless the error is at most twice that of the formula in float32, rounded to the output's dtype."""
     with poisoned() as allocated:
         out = run()
     assert allocated, f"{name}: no output was poisoned"
@@ -89,14 +88,14 @@ def check(name: str, run: Callable[[], Tensor], sample: Sample) -> dict[str, flo
 
 
 def distance(sample: Sample, out: Tensor) -> float:
-    """The largest error, as a part of the largest result."""
+    """Return the largest error relative to the largest result."""
     off = np.abs(sample.take(out) - sample.exact).max()
     return float(off / max(float(np.abs(sample.exact).max()), TINY))
 
 
 @contextlib.contextmanager
 def poisoned() -> Iterator[list[None]]:
-    """What torch allocates is filled with NaN, or with the largest number: nothing of it may be left."""
+    """Fill what torch allocates with NaN or the largest integer: a kernel must overwrite all of it."""
     import torch
 
     allocated: list[None] = []
@@ -105,8 +104,8 @@ def poisoned() -> Iterator[list[None]]:
         def empty(*args: Any, **words: Any) -> Tensor:
             found = plain(*args, **words)
             allocated.append(None)
-            whole = 1 if found.dtype is torch.bool else 127
-            return found.fill_(float("nan") if found.dtype.is_floating_point else whole)
+            largest = 1 if found.dtype is torch.bool else 127
+            return found.fill_(float("nan") if found.dtype.is_floating_point else largest)
 
         return empty
 

@@ -1,27 +1,10 @@
-"""What is to be reached on a GPU (sm_90), and the worst row of each kind of work against it."""
+"""Performance goals on a GPU (sm_90), and the worst row of each kind of work against them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
 
-Report = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A number of a row, and how it is written."""
-
-    name: str
-    of: Callable[[Report], float | None]
-    form: str = "{:.2f} x"
-    scale: float = 1.0
-    at_most: bool = False
-
-    def show(self, value: float) -> str:
-        return self.form.format(value * self.scale)
-
+from ..goals import Goal, Measure, Report, Tags, WorstRow, worst_rows
 
 TORCH = Measure("against the best of torch", lambda row: row["ratios"].get("torch"))
 PLAIN = Measure("against the same without", lambda row: row["ratios"].get("no option"))
@@ -30,49 +13,23 @@ READ = Measure("of the read rate", lambda row: row["limit"]["share"], "{:.0%}")
 HOST = Measure("host", lambda row: row["times"]["monotile"]["median_s"], "{:.1f} us", 1e6, at_most=True)
 
 
-@dataclass(frozen=True)
-class Goal:
-    work: str
-    holds: Callable[[Report], bool]  # of a row's tags
-    measure: Measure
-    wanted: float
-
-
-@dataclass(frozen=True)
-class Found:
-    """The worst row against a goal."""
-
-    goal: Goal
-    worst: float
-    row: str
-
-    @property
-    def ok(self) -> bool:
-        return self.worst <= self.goal.wanted if self.goal.measure.at_most else self.worst >= self.goal.wanted
-
-    @property
-    def shown(self) -> tuple[str, str]:
-        """The worst and the wanted value."""
-        return self.goal.measure.show(self.worst), self.goal.measure.show(self.goal.wanted)
-
-
-def _forward(D: int, length: int | None = None, causal: bool | None = None) -> Callable[[Report], bool]:
-    def holds(t: Report) -> bool:
+def _forward(D: int, length: int | None = None, causal: bool | None = None) -> Callable[[Tags], bool]:
+    def matches(t: Tags) -> bool:
         plain = t["op"] == "prefill" and not t["extra"] and t["D"] == D
         return plain and length in (None, t["N"]) and causal in (None, t["causal"])
 
-    return holds
+    return matches
 
 
-def _decode(t: Report) -> bool:
+def _decode(t: Tags) -> bool:
     return bool(t["op"] == "decode")
 
 
-def _wide(t: Report) -> bool:
+def _wide(t: Tags) -> bool:
     return _decode(t) and t["D"] == 512
 
 
-def _long(t: Report) -> bool:
+def _long(t: Tags) -> bool:
     return _decode(t) and t["N"] == 131072
 
 
@@ -92,11 +49,6 @@ GOALS = (
 )
 
 
-def judge(rows: list[Report]) -> Iterator[Found]:
-    """The worst row for every goal that some row is about."""
-    for goal in GOALS:
-        about = [row for row in rows if goal.holds(row["tags"])]
-        values = [(value, row["name"]) for row in about if (value := goal.measure.of(row)) is not None]
-        if values:
-            worst, name = (max if goal.measure.at_most else min)(values)
-            yield Found(goal, worst, name)
+def judge(rows: list[Report]) -> Iterator[WorstRow]:
+    """Yield the worst row for every goal that some row matches."""
+    return worst_rows(GOALS, rows)

@@ -1,4 +1,4 @@
-"""What a GPU can do at best, measured in the same run: copying, reading, and a product of matrices."""
+"""Measure a GPU's limits in the same run: copy and read bandwidth, and the rate of a matrix product."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ ROUNDS = 15
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Of the probes; tests have smaller ones."""
+class ProbeSizes:
+    """Sizes of the probes; tests use smaller ones."""
 
     side: int = SIDE
     bytes: int = BYTES
     widths: tuple[int, ...] = WIDTHS
 
 
-def _probes(device: str, sizes: Sizes) -> Iterator[tuple[str, Probe]]:
-    """Each with the kind of work it does."""
+def _probes(device: str, sizes: ProbeSizes) -> Iterator[tuple[str, Probe]]:
+    """Yield each probe with its kind of work."""
     import torch
 
     x = torch.randn(sizes.bytes // 4, device=device)
@@ -42,10 +42,10 @@ def _probes(device: str, sizes: Sizes) -> Iterator[tuple[str, Probe]]:
     yield "flop", Probe(f"{sizes.side}^3 bfloat16 matmul", lambda: a @ b, 2.0 * sizes.side**3)
 
 
-def measure(gpu: Gpu, sizes: Sizes | None = None, rounds: int = ROUNDS) -> dict[str, Any]:
-    """The median rate of every probe; the best of a kind is the limit."""
+def measure(gpu: Gpu, sizes: ProbeSizes | None = None, rounds: int = ROUNDS) -> dict[str, Any]:
+    """Return the median rate of every probe; the best of a kind is the limit."""
     rates: dict[str, dict[str, float]] = {"copy": {}, "read": {}, "flop": {}}
-    for kind, probe in _probes(gpu.name, sizes or Sizes()):
+    for kind, probe in _probes(gpu.name, sizes or ProbeSizes()):
         gpu.seconds(probe.run)
         times = gpu.timings([probe.run] * rounds, cold=False)
         rates[kind][probe.name] = probe.work / statistics.median(times)

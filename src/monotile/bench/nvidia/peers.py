@@ -1,5 +1,7 @@
-"""The same work asked of torch on a GPU: its four backends in every way that gives the same result, and FlexAttention,
-which has to be compiled for each shape and is therefore asked where it is needed."""
+"""Variants of the torch call on a GPU: torch's four backends, and FlexAttention.
+
+FlexAttention has to be compiled for each shape and is therefore timed only where it is needed.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .rows import Inputs, Shape, Tensor
+from .rows import GpuShape, Inputs, Tensor
 
-Ways = dict[str, Callable[[], Any]]
+Variants = dict[str, Callable[[], Any]]
 BACKENDS = {
     "flash": "FLASH_ATTENTION",
     "cuDNN": "CUDNN_ATTENTION",
@@ -20,36 +22,36 @@ BACKENDS = {
     "math": "MATH",
 }
 WHEN = ("needed", "always", "never")
-MOST_SCORES = 10 << 30  # bytes of float32 scores: beyond it the path that writes them out is hopeless
-MOST_REPEATED = 4 << 30  # bytes of keys or values written out for every query head
+MOST_SCORES = 10 << 30  # bytes of float32 scores: above it the math backend, which writes them to memory, is left out
+MOST_REPEATED = 4 << 30  # bytes of keys or values repeated for every query head
 
 
-def ways(shape: Shape, inputs: Inputs) -> Ways:
-    """What torch has no word for becomes a mask, made beforehand. Softcap and sinks are FlexAttention's alone."""
+def variants(shape: GpuShape, inputs: Inputs) -> Variants:
+    """Return the sdpa variants. A window becomes a mask, made beforehand; only FlexAttention has softcap and sinks."""
     if shape.extra in ("softcap", "sinks"):
         return {}
     q, k, v = inputs.q, inputs.k, inputs.v
     group = shape.heads[0] // shape.heads[1]
     mask = _mask(shape, inputs)
-    words = {"is_causal": shape.causal and mask is None, "attn_mask": mask}
-    found: Ways = {}
+    options = {"is_causal": shape.causal and mask is None, "attn_mask": mask}
+    found: Variants = {}
     for name in BACKENDS:
         if name == "math" and 4 * shape.B * shape.heads[0] * shape.Nq * shape.Nk > MOST_SCORES:
             continue
         if group == 1:
-            found[name] = _ask(name, q, k, v, words)
+            found[name] = _sdpa(name, q, k, v, options)
         elif name == "efficient":  # it does not share keys among heads
             if group * shape.key_bytes / 2 <= MOST_REPEATED:
-                found["efficient, repeated heads"] = _ask_repeated(name, group, inputs, words)
+                found["efficient, repeated heads"] = _sdpa_repeated(name, group, inputs, options)
         else:
-            found[name] = _ask(name, q, k, v, {**words, "enable_gqa": True})
+            found[name] = _sdpa(name, q, k, v, {**options, "enable_gqa": True})
         if group > 1 and shape.Nq == 1 and mask is None:  # the heads of a group as rows of one head
             folded = q.reshape(shape.B, shape.heads[1], group, shape.D)
-            found[f"{name}, folded"] = _ask(name, folded, k, v, {}, tuple(q.shape))
+            found[f"{name}, folded"] = _sdpa(name, folded, k, v, {}, tuple(q.shape))
     return found
 
 
-def _mask(shape: Shape, inputs: Inputs) -> Tensor | None:
+def _mask(shape: GpuShape, inputs: Inputs) -> Tensor | None:
     if shape.extra != "window":
         return inputs.options.get("mask")
     import torch
@@ -60,8 +62,8 @@ def _mask(shape: Shape, inputs: Inputs) -> Tensor | None:
     return ((j >= i - left) & (j <= i + right))[None, None]
 
 
-def _ask(
-    name: str, q: Tensor, k: Tensor, v: Tensor, words: dict[str, Any], out_shape: tuple[int, ...] | None = None
+def _sdpa(
+    name: str, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any], out_shape: tuple[int, ...] | None = None
 ) -> Callable[[], Tensor]:
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -70,25 +72,25 @@ def _ask(
 
     def run() -> Tensor:
         with sdpa_kernel(backend):
-            out = sdpa(q, k, v, **words)
+            out = sdpa(q, k, v, **options)
         return out if out_shape is None else out.reshape(out_shape)
 
     return run
 
 
-def _ask_repeated(name: str, group: int, inputs: Inputs, words: dict[str, Any]) -> Callable[[], Tensor]:
-    """The copy is part of the work."""
+def _sdpa_repeated(name: str, group: int, inputs: Inputs, options: dict[str, Any]) -> Callable[[], Tensor]:
+    """Repeat the key heads in every call: the copy is part of the work."""
 
     def run() -> Tensor:
         k, v = (x.repeat_interleave(group, 1) for x in (inputs.k, inputs.v))
-        return _ask(name, inputs.q, k, v, words)()
+        return _sdpa(name, inputs.q, k, v, options)()
 
     return run
 
 
 @contextlib.contextmanager
 def quiet() -> Any:
-    """torch warns at length of each backend that cannot take a shape; its error says the same."""
+    """Silence torch's warnings about backends that do not take a shape; its error says the same."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -99,19 +101,19 @@ def quiet() -> Any:
 
 @dataclass
 class Flex:
-    """When to ask it, and how long its compiler may take in a whole run."""
+    """When to time FlexAttention, and how long its compiler may take in a whole run."""
 
     when: str = "needed"  # where torch has no other fused kernel
     seconds: float = 120.0
     spent: float = 0.0
-    compile: Callable[..., Any] | None = None  # torch.compile; tests have another
+    compile: Callable[..., Any] | None = None  # default: torch.compile
     refused: list[str] = field(default_factory=list)
 
     def wanted(self, fused: bool) -> bool:
         return self.when == "always" or (self.when == "needed" and not fused)
 
-    def way(self, shape: Shape, inputs: Inputs) -> Ways:
-        """Compiled here and run once, so that its time is known; nothing where the time is used up or it fails."""
+    def compile_and_run(self, shape: GpuShape, inputs: Inputs) -> Variants:
+        """Compile it, run it once and return it; return nothing where its time is used up or it fails."""
         if self.spent >= self.seconds:
             self.refused.append(f"{shape.name}: {self.seconds:.0f} s of compiling are used up")
             return {}
@@ -128,23 +130,23 @@ class Flex:
         return {"flex": run}
 
 
-def _flex(shape: Shape, inputs: Inputs, compile: Callable[..., Any] | None) -> Callable[[], Tensor]:
+def _flex(shape: GpuShape, inputs: Inputs, compile: Callable[..., Any] | None) -> Callable[[], Tensor]:
     import torch
     from torch import _dynamo
     from torch.nn.attention import flex_attention as flex
 
-    _dynamo.reset()  # else it gives up compiling after some shapes, and runs the slow path
+    _dynamo.reset()  # else it stops compiling after some shapes and runs uncompiled
     compiled = (compile or torch.compile)(flex.flex_attention, dynamic=False)
     options = inputs.options
     sinks, grouped = options.get("sinks"), shape.heads[0] != shape.heads[1]
-    words: dict[str, Any] = {"enable_gqa": grouped, "score_mod": _score_mod(options), "return_lse": sinks is not None}
+    asked: dict[str, Any] = {"enable_gqa": grouped, "score_mod": _score_mod(options), "return_lse": sinks is not None}
     mask_mod = _mask_mod(shape, options)
     if mask_mod is not None:
         device = str(inputs.q.device)
-        words["block_mask"] = flex.create_block_mask(mask_mod, None, None, shape.Nq, shape.Nk, device=device)
+        asked["block_mask"] = flex.create_block_mask(mask_mod, None, None, shape.Nq, shape.Nk, device=device)
 
     def run() -> Tensor:
-        found = compiled(inputs.q, inputs.k, inputs.v, **words)
+        found = compiled(inputs.q, inputs.k, inputs.v, **asked)
         if sinks is None:
             return found
         out, lse = found
@@ -164,7 +166,7 @@ def _score_mod(options: dict[str, Any]) -> Callable[..., Tensor] | None:
     return None
 
 
-def _mask_mod(shape: Shape, options: dict[str, Any]) -> Callable[..., Tensor] | None:
+def _mask_mod(shape: GpuShape, options: dict[str, Any]) -> Callable[..., Tensor] | None:
     import torch
 
     mask, window = options.get("mask"), options.get("window")

@@ -1,4 +1,4 @@
-"""The rows of a GPU: calls of attention, forward and decode, and what a call costs the host."""
+"""The rows on a GPU: forward and decode attention, and the host time of a call."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 Tensor = Any
-MASKED_LENGTH = 8192  # a mask of the long rows would be larger than the keys and values of all heads
+MASKED_LENGTH = 8192  # at LONG a mask would be larger than the keys and values of all heads
 LONG = 16384
 WINDOW, SOFTCAP, SINK_MEAN = 4096, 20.0, 4.0
 
 
 @dataclass(frozen=True)
-class Shape:
-    """One call of attention: batch, heads, queries, keys, head size, element type; `extra` names a maker of options."""
+class GpuShape:
+    """One call of attention: batch, heads, queries, keys, head size, dtype; `extra` is a key of EXTRAS or empty."""
 
     B: int
     heads: tuple[int, int]
@@ -25,7 +25,7 @@ class Shape:
     causal: bool = False
     extra: str = ""
     dtype: str = "bfloat16"
-    host: bool = False  # what is timed is the host's part of the call
+    host: bool = False  # time the host's part of the call instead of the GPU's
 
     @property
     def name(self) -> str:
@@ -48,7 +48,7 @@ class Shape:
 
     @property
     def pairs(self) -> float:
-        """Scores that count, of one head: half of the square under causality, and what a window leaves."""
+        """Scores of one head that count as work: half of them under causality; with a window, the visible ones."""
         if self.extra == "window":
             width = min(WINDOW + 1, self.Nk)
             return width * self.Nq - width * (width - 1) / 2
@@ -60,13 +60,13 @@ class Shape:
 
     @property
     def key_bytes(self) -> float:
-        """Of keys and values, read once."""
+        """Bytes of keys and values."""
         return 2.0 * self.B * self.heads[1] * self.Nk * self.D * (4 if self.dtype == "float32" else 2)
 
     @property
-    def plain(self) -> Shape:
-        """The same without its extra; of a window, what is causal."""
-        return Shape(self.B, self.heads, self.Nq, self.Nk, self.D, self.causal, "", self.dtype, self.host)
+    def plain(self) -> GpuShape:
+        """The same call without its extra; a windowed call stays causal."""
+        return GpuShape(self.B, self.heads, self.Nq, self.Nk, self.D, self.causal, "", self.dtype, self.host)
 
 
 @dataclass
@@ -77,8 +77,8 @@ class Inputs:
     options: dict[str, Any]
 
 
-def make(shape: Shape, device: str) -> Inputs:
-    """Normal numbers, the same at every run of a row on one kind of device."""
+def make(shape: GpuShape, device: str) -> Inputs:
+    """Make normal inputs, equal in every run of a row on one kind of device."""
     import torch
 
     generator = torch.Generator(device).manual_seed(zlib.crc32(shape.name.encode()))
@@ -95,35 +95,35 @@ def make(shape: Shape, device: str) -> Inputs:
     return Inputs(q, k, v, options)
 
 
-def _bool_mask(s: Shape, generator: Any, device: str) -> dict[str, Any]:
-    """Hides three positions of ten, in every block."""
+def _bool_mask(s: GpuShape, generator: Any, device: str) -> dict[str, Any]:
+    """Hide three positions of ten, in every block."""
     import torch
 
     return {"mask": torch.rand((1, 1, s.Nq, s.Nk), generator=generator, device=device) < 0.7}
 
 
-def _additive_mask(s: Shape, generator: Any, device: str) -> dict[str, Any]:
+def _additive_mask(s: GpuShape, generator: Any, device: str) -> dict[str, Any]:
     import torch
 
     dtype = getattr(torch, s.dtype)
     return {"mask": torch.randn((1, 1, s.Nq, s.Nk), generator=generator, device=device, dtype=dtype)}
 
 
-def _window(s: Shape, generator: Any, device: str) -> dict[str, Any]:
+def _window(s: GpuShape, generator: Any, device: str) -> dict[str, Any]:
     return {"window": (WINDOW, 0)}
 
 
-def _softcap(s: Shape, generator: Any, device: str) -> dict[str, Any]:
+def _softcap(s: GpuShape, generator: Any, device: str) -> dict[str, Any]:
     return {"softcap": SOFTCAP}
 
 
-def _sinks(s: Shape, generator: Any, device: str) -> dict[str, Any]:
+def _sinks(s: GpuShape, generator: Any, device: str) -> dict[str, Any]:
     import torch
 
     return {"sinks": SINK_MEAN + torch.randn(s.heads[0], generator=generator, device=device)}
 
 
-EXTRAS: dict[str, Callable[[Shape, Any, str], dict[str, Any]]] = {
+EXTRAS: dict[str, Callable[[GpuShape, Any, str], dict[str, Any]]] = {
     "bool mask": _bool_mask,
     "additive mask": _additive_mask,
     "window": _window,
@@ -150,26 +150,26 @@ DECODE = (
 )
 
 
-def _shapes() -> Iterator[Shape]:
-    """What is short comes first: a run that is stopped has most of its rows."""
-    yield Shape(1, (2, 2), 128, 128, 64, host=True)
-    yield Shape(1, (4, 2), 1, 128, 64, host=True)
+def _shapes() -> Iterator[GpuShape]:
+    """Yield short rows first, so that a run that is stopped has most of its rows."""
+    yield GpuShape(1, (2, 2), 128, 128, 64, host=True)
+    yield GpuShape(1, (4, 2), 1, 128, 64, host=True)
     for B, heads, D, lengths in DECODE:
-        yield from (Shape(B, heads, 1, N, D) for N in lengths)
+        yield from (GpuShape(B, heads, 1, N, D) for N in lengths)
     for B, heads, N, D in FORWARD:
-        yield from (Shape(B, heads, N, N, D, causal) for causal in (False, True))
+        yield from (GpuShape(B, heads, N, N, D, causal) for causal in (False, True))
     for extra in EXTRAS:
         N = MASKED_LENGTH if "mask" in extra else LONG
-        yield Shape(1, (16, 16), N, N, 128, extra == "window", extra)
+        yield GpuShape(1, (16, 16), N, N, 128, extra == "window", extra)
 
 
 ROWS = tuple(_shapes())
 QUICK = {
     *(row for row in ROWS if row.host),
-    Shape(1, (32, 8), 1, 32768, 128),
-    Shape(1, (16, 2), 1, 131072, 512),
-    Shape(1, (32, 32), LONG, LONG, 64, True),
-    *(Shape(1, (16, 16), LONG, LONG, 128, causal) for causal in (False, True)),
-    Shape(1, (8, 8), LONG, LONG, 256),
-    Shape(2, (16, 2), 8192, 8192, 512),
+    GpuShape(1, (32, 8), 1, 32768, 128),
+    GpuShape(1, (16, 2), 1, 131072, 512),
+    GpuShape(1, (32, 32), LONG, LONG, 64, True),
+    *(GpuShape(1, (16, 16), LONG, LONG, 128, causal) for causal in (False, True)),
+    GpuShape(1, (8, 8), LONG, LONG, 256),
+    GpuShape(2, (16, 2), 8192, 8192, 512),
 }

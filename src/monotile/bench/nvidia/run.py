@@ -1,5 +1,7 @@
-"""Checks and times the rows on a GPU, and makes the report. What was found is handed on after every row, so that a run
-that is stopped leaves what it has."""
+"""Check and time the rows on a GPU and make the report.
+
+The report is passed on after every row, so that a run that is stopped keeps its rows.
+"""
 
 from __future__ import annotations
 
@@ -20,68 +22,71 @@ from ...library import ops
 from ...runtime import machine
 from .. import suite
 from ..rows import Sample
-from ..worker import CLOSE, SAME_WORK, near
+from ..worker import COMPETE_WITHIN, SAME_WORK, RoundLimits, near
 from . import exact, limits, peers, rows, table
 from .device import Gpu
-from .rows import Inputs, Shape
+from .rows import GpuShape, Inputs
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 Report = dict[str, Any]
-GRAPH_S = 0.01  # what is shorter is captured in a graph: the host's part must not be timed
-HOST_CALLS, HOST_ROUNDS = 200, 15  # calls to a timing of the host; fewer than the GPU lets wait
-TRIALS = 3
-WAITS_S = 100e-6  # a trial is no graph: what is shorter may be the host's time, and says nothing of the GPU's
+GRAPH_S = 0.01  # shorter calls are captured in a CUDA graph, so that host time is not measured
+HOST_CALLS, HOST_ROUNDS = 200, 15  # calls per timing of the host: fewer than the launch queue holds
+TRIALS = 3  # of each variant of the torch call
+HOST_BOUND_S = 100e-6  # a trial is not in a graph: a shorter one may be host time, so the variant competes anyway
+
+
+FULL, QUICK = RoundLimits(most=60, least=7, seconds=1.0), RoundLimits(most=20, least=5, seconds=0.3)
 
 
 @dataclass
-class Plan:
-    """Rounds of a row: as many as fit `seconds`, within bounds."""
+class RunOptions:
+    """The rows of a run and how long each of them, and the whole, may take."""
 
-    least: int = 7
-    most: int = 60
-    seconds: float = 1.0
-    total: float = 500.0  # no row begins after so many seconds
+    quick: bool = False
+    only: str = ""  # the filter
+    total_s: float = 500.0  # no row begins later
+    commit: str | None = None  # of this source, where git cannot tell
     flex: peers.Flex = field(default_factory=peers.Flex)
-    sizes: limits.Sizes = field(default_factory=limits.Sizes)
+    rounds: RoundLimits | None = None  # default: FULL or QUICK
+    probes: limits.ProbeSizes = field(default_factory=limits.ProbeSizes)
     host_calls: int = HOST_CALLS
 
-
-QUICK = {"least": 5, "most": 20, "seconds": 0.3}
+    @property
+    def round_limits(self) -> RoundLimits:
+        return self.rounds or (QUICK if self.quick else FULL)
 
 
 def run(
-    *, quick: bool, only: str, console: Console, flex: str = "needed", seconds: float = 500.0,
-    commit: str | None = None, keep: Callable[[Report], None] = lambda report: None, gpu: Gpu | None = None,
-    plan: Plan | None = None, shapes: tuple[Shape, ...] = rows.ROWS,
+    options: RunOptions, console: Console, *, keep: Callable[[Report], None] = lambda report: None,
+    gpu: Gpu | None = None, shapes: tuple[GpuShape, ...] = rows.ROWS,
 ) -> Report:  # fmt: skip
-    """Every row the filter names. `keep` gets the report after every row."""
+    """Measure the rows that the filter matches. `keep` gets the report after every row."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     backends.usable("nvidia")
-    if flex not in peers.WHEN:
-        raise MonotileError(f"FlexAttention is timed {', '.join(peers.WHEN)}; found {flex!r}")
-    if plan is None:
-        plan = Plan(**(QUICK if quick else {}), total=seconds, flex=peers.Flex(flex))  # type: ignore[arg-type]
+    if options.flex.when not in peers.WHEN:
+        raise MonotileError(f"FlexAttention is timed {', '.join(peers.WHEN)}; found {options.flex.when!r}")
+    quick, only = options.quick, options.only
     wanted = [s for s in shapes if (suite.matches(s.name, only) if only else s.quick or not quick)]
     if not wanted:
         raise MonotileError(f"no row has words that begin as those of {only!r}; try prefill, decode, D128 or causal")
     begin, gpu = time.perf_counter(), gpu or Gpu()
     lists: Report = {name: [] for name in ("doubts", "rows", "wrong", "starts", "left_out")}
-    report: Report = {**_setting(gpu, quick, commit), "filter": only, **lists}
+    report: Report = {**_setting(gpu, options), "filter": only, **lists}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("limits", total=len(wanted) + 1)
-        report["limits"] = limits.measure(gpu, plan.sizes)
+        report["limits"] = limits.measure(gpu, options.probes)
         for shape in wanted:
             progress.update(task, advance=1, description=shape.name)
-            if time.perf_counter() - begin > plan.total or not _answers(gpu):
+            if time.perf_counter() - begin > options.total_s or not _answers(gpu):
                 report["left_out"].append(shape.name)
                 continue
-            row = measure(shape, gpu, plan, report["limits"])
+            row = measure(shape, gpu, options, report["limits"])
             report["wrong" if "wrong" in row else "rows"].append(row)
-            report["seconds"], report["flex_refused"] = time.perf_counter() - begin, plan.flex.refused
+            report["seconds"], report["flex_refused"] = time.perf_counter() - begin, options.flex.refused
             keep(report)
             if not console.is_terminal:  # a log shows how far a run came
                 line = row["wrong"] if "wrong" in row else ", ".join(table.cells(row)[:-1])
@@ -92,7 +97,7 @@ def run(
 
 
 def _answers(gpu: Gpu) -> bool:
-    """After some errors a process can do nothing more with a GPU."""
+    """Return False if the GPU no longer works for this process, as after some errors."""
     try:
         gpu.synchronize()
     except RuntimeError:
@@ -108,11 +113,11 @@ def _doubts(report: Report) -> Iterator[str]:
         yield f"{len(noisy)} rows have a spread above 10 %: {', '.join(noisy)}"
 
 
-def _setting(gpu: Gpu, quick: bool, commit: str | None) -> Report:
+def _setting(gpu: Gpu, options: RunOptions) -> Report:
     import torch
     import triton
 
-    device, found = gpu.describe(), machine.commit()
+    device, found, commit = gpu.describe(), machine.commit(), options.commit
     return {
         "backend": "nvidia",
         "device": {"slug": machine.slug("nvidia", device["name"]), "processor": machine.processor(), **device},
@@ -123,18 +128,18 @@ def _setting(gpu: Gpu, quick: bool, commit: str | None) -> Report:
             "torch": str(torch.__version__),
             "triton": str(triton.__version__),
         },
-        "commit": commit or (found[0] if found else None),  # what is said counts: git may be that of a copied tree
+        "commit": commit or (found[0] if found else None),  # the option wins: git may describe another tree
         "dirty": found[1] if found and not commit else None,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "quick": quick,
+        "quick": options.quick,
     }
 
 
 # ---- one row ---------------------------------------------------------------------------------------------------------
 
 
-def measure(shape: Shape, gpu: Gpu, plan: Plan, best: Report) -> Report:
-    """A wrong row is not timed: its object says what was wrong."""
+def measure(shape: GpuShape, gpu: Gpu, options: RunOptions, best: Report) -> Report:
+    """Check and time a row. A wrong row is not timed: its report says what was wrong."""
     result: Report = {"name": shape.name, "threads": 1, "tags": shape.tags, "note": ""}
     begin = time.perf_counter()
     try:
@@ -144,9 +149,9 @@ def measure(shape: Shape, gpu: Gpu, plan: Plan, best: Report) -> Report:
             sample = exact.sample(inputs)
             result |= exact.check(shape.name, mine, sample)
             if shape.host:
-                result |= _host(shape, mine, inputs, gpu, plan)
+                result |= _host(shape, mine, inputs, gpu, options.host_calls)
             else:
-                result |= _device(shape, mine, inputs, sample, gpu, plan, best)
+                result |= _device(shape, mine, inputs, sample, gpu, options, best)
     except (AssertionError, RuntimeError, MonotileError) as error:
         result |= {"wrong": f"{shape.name}: {type(error).__name__}: {error}"}
     inputs = mine = sample = None  # type: ignore[assignment]
@@ -155,15 +160,17 @@ def measure(shape: Shape, gpu: Gpu, plan: Plan, best: Report) -> Report:
 
 
 def _device(
-    shape: Shape, mine: Callable[[], Any], inputs: Inputs, sample: Sample, gpu: Gpu, plan: Plan, best: Report
-) -> Report:
-    asked = ask(shape, inputs, sample, gpu, plan.flex)
+    shape: GpuShape, mine: Callable[[], Any], inputs: Inputs, sample: Sample, gpu: Gpu, options: RunOptions,
+    best: Report,
+) -> Report:  # fmt: skip
+    """Time a row on the GPU beside torch, and compare it with the limits `best`."""
+    asked = try_variants(shape, inputs, sample, gpu, options.flex)
     entries = {"monotile": mine, **{f"torch {way}": run for way, run in asked.pop("runs").items()}}
     if shape.extra:
         entries["no option"] = partial(
             ops.attention, inputs.q, inputs.k, inputs.v, causal=shape.causal, backend="nvidia"
         )
-    times, notes = interleave(entries, gpu, plan, cold=shape.Nq == 1)
+    times, notes = interleave(entries, gpu, options.round_limits, cold=shape.Nq == 1)
     found = {name: summary(t) for name, t in times.items()}
     ways = {name: found.pop(name) for name in list(found) if name.startswith("torch ")}
     if ways:
@@ -172,7 +179,7 @@ def _device(
         asked["times"] = {name.removeprefix("torch "): t for name, t in ways.items()}
     median = found["monotile"]["median_s"]
     ratios = {name: t["median_s"] / median for name, t in found.items() if name != "monotile"}
-    if "no option" in ratios:  # of rates: a window leaves less to do
+    if "no option" in ratios:  # of rates: a window has less work
         ratios["no option"] *= shape.flops / shape.plain.flops
     kind, work = ("read", shape.key_bytes) if shape.Nq == 1 else ("flop", shape.flops)
     limit = {"kind": kind, "rate_per_s": work / median, "best_per_s": best[kind]["best_per_s"]}
@@ -181,10 +188,10 @@ def _device(
     return {**about, "times": found, "ratios": ratios, "limit": limit}
 
 
-def ask(shape: Shape, inputs: Inputs, sample: Sample, gpu: Gpu, flex: peers.Flex) -> Report:
-    """The ways torch takes, by trials of each; those that may be the fastest take part in the rounds."""
+def try_variants(shape: GpuShape, inputs: Inputs, sample: Sample, gpu: Gpu, flex: peers.Flex) -> Report:
+    """Try every variant of the torch call; `runs` holds those that may be the fastest and take part in the rounds."""
     trials: dict[str, float] = {}
-    errors, failed, runs = {}, {}, peers.ways(shape, inputs)
+    errors, failed, runs = {}, {}, peers.variants(shape, inputs)
 
     def try_out(name: str) -> None:
         try:
@@ -198,7 +205,7 @@ def ask(shape: Shape, inputs: Inputs, sample: Sample, gpu: Gpu, flex: peers.Flex
     for name in list(runs):
         try_out(name)
     if flex.wanted(fused=any(not name.startswith("math") for name in trials)):
-        runs |= flex.way(shape, inputs)
+        runs |= flex.compile_and_run(shape, inputs)
         if "flex" in runs:
             try_out("flex")
     return {
@@ -210,13 +217,13 @@ def ask(shape: Shape, inputs: Inputs, sample: Sample, gpu: Gpu, flex: peers.Flex
 
 
 def contenders(trials: dict[str, float]) -> list[str]:
-    """The ways that may be the fastest."""
-    close = near(trials, CLOSE)
-    return [name for name, seconds in trials.items() if name in close or seconds < WAITS_S]
+    """Return the variants that may be the fastest."""
+    close = near(trials, COMPETE_WITHIN)
+    return [name for name, seconds in trials.items() if name in close or seconds < HOST_BOUND_S]
 
 
-def _host(shape: Shape, mine: Callable[[], Any], inputs: Inputs, gpu: Gpu, plan: Plan) -> Report:
-    """Seconds of the host for a call of shapes it has seen, with nothing waiting for the GPU."""
+def _host(shape: GpuShape, mine: Callable[[], Any], inputs: Inputs, gpu: Gpu, calls: int) -> Report:
+    """Time the host's part of a warm call, without waiting for the GPU."""
     group = {"enable_gqa": shape.heads[0] != shape.heads[1]}
 
     def torch_call() -> Any:
@@ -229,9 +236,9 @@ def _host(shape: Shape, mine: Callable[[], Any], inputs: Inputs, gpu: Gpu, plan:
         for name, run in (("monotile", mine), ("torch", torch_call)):
             gpu.seconds(run)
             begin = time.perf_counter()
-            for _ in range(plan.host_calls):
+            for _ in range(calls):
                 run()
-            times[name].append((time.perf_counter() - begin) / plan.host_calls)
+            times[name].append((time.perf_counter() - begin) / calls)
             gpu.synchronize()
     found = {name: summary(t) for name, t in times.items()}
     ratios = {"torch": found["torch"]["median_s"] / found["monotile"]["median_s"]}
@@ -242,28 +249,28 @@ def _host(shape: Shape, mine: Callable[[], Any], inputs: Inputs, gpu: Gpu, plan:
 
 
 def interleave(
-    entries: dict[str, Callable[[], Any]], gpu: Gpu, plan: Plan, *, cold: bool
+    entries: dict[str, Callable[[], Any]], gpu: Gpu, rounds: RoundLimits, *, cold: bool
 ) -> tuple[dict[str, list[float]], list[str]]:
-    """Every entry once a round, so that a slow moment of the GPU meets all of them."""
-    turns, usual, notes = {}, {}, []
+    """Time every entry once per round, so that a slow moment of the GPU affects all of them."""
+    calls, usual, notes = {}, {}, []
     for name, run in entries.items():
         gpu.seconds(run)
         usual[name] = gpu.seconds(run)
-        turns[name] = run
+        calls[name] = run
         if usual[name] < GRAPH_S:
             try:
-                turns[name] = gpu.graph(run)
+                calls[name] = gpu.graph(run)
             except RuntimeError as error:
                 notes.append(f"{name} is not in a graph: {(str(error).splitlines() or [''])[0]}")
-    rounds = max(plan.least, min(plan.most, int(plan.seconds / max(sum(usual.values()), 1e-9))))
-    for run in turns.values():
+    count = max(rounds.least, min(rounds.most, int(rounds.seconds / max(sum(usual.values()), 1e-9))))
+    for run in calls.values():
         gpu.seconds(run)
-    order = [run for _ in range(rounds) for run in turns.values()]
+    order = [run for _ in range(count) for run in calls.values()]
     found = gpu.timings(order, cold=cold)
-    return {name: found[n :: len(turns)] for n, name in enumerate(turns)}, notes
+    return {name: found[n :: len(calls)] for n, name in enumerate(calls)}, notes
 
 
 def summary(times: list[float]) -> dict[str, float]:
-    """The spread is the distance between the quartiles, as a part of the median."""
+    """Summarise timings; the spread is the interquartile range relative to the median."""
     first, median, third = statistics.quantiles(times, n=4, method="inclusive")
     return {"best_s": min(times), "median_s": median, "spread": (third - first) / median}

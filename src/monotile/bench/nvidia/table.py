@@ -1,4 +1,4 @@
-"""A report of a GPU as tables, on a terminal and as lines of Markdown."""
+"""Show a GPU's report as tables; baselines.py uses the same cells for Markdown."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def show(report: Report, console: Console) -> None:
         for row in report["rows"]:
             found.add_row(*cells(row))
         console.print(found)
-        reached = Table(*GOALS_HEAD)
+        verdicts = Table(*GOALS_HEAD)
         for line in goal_cells(report):
-            reached.add_row(*line[:-1], f"[red]{line[-1]}[/]" if line[-1] else "[green]reached[/]")
-        console.print(reached)
+            verdicts.add_row(*line[:-1], f"[red]{line[-1]}[/]" if line[-1] else "[green]reached[/]")
+        console.print(verdicts)
     for remark in remarks(report):
         console.print(remark, highlight=False, markup=False, soft_wrap=True)
     for row in report["wrong"]:
@@ -37,7 +37,7 @@ def show(report: Report, console: Console) -> None:
 
 
 def remarks(report: Report) -> Iterator[str]:
-    """An average would hide the slow row; the worst one is named."""
+    """Name the worst row against torch (an average would hide it) and the reasons to doubt the run."""
     against = [(row["ratios"]["torch"], row["name"]) for row in report["rows"] if "torch" in row.get("ratios", {})]
     if against:
         ratio, name = min(against)
@@ -59,7 +59,7 @@ def title(report: Report) -> str:
 def ceilings(report: Report) -> str:
     found = report["limits"]
     rates = [f"{kind} {found[kind]['best_per_s'] / 1e12:.2f} TB/s" for kind in ("copy", "read")]
-    return f"measured in this run: {', '.join(rates)}, matmul {found['flop']['best_per_s'] / 1e12:.0f} TFLOP/s"
+    return f"Measured in this run: {', '.join(rates)}, matmul {found['flop']['best_per_s'] / 1e12:.0f} TFLOP/s"
 
 
 def cells(row: Report) -> list[str]:
@@ -87,5 +87,5 @@ def time(seconds: float) -> str:
 
 
 def goal_cells(report: Report) -> Iterator[list[str]]:
-    for found in goals.judge(report["rows"]):
-        yield [found.goal.work, found.goal.measure.name, *found.shown, found.row, "" if found.ok else "short"]
+    for worst in goals.judge(report["rows"]):
+        yield [worst.goal.work, worst.goal.measure.name, *worst.shown, worst.row, "" if worst.ok else "short"]

@@ -176,7 +176,7 @@ class Bench:
 
     def __init__(self, work: Work, gpu: Gpu) -> None:
         key = work.key
-        shape = rows.Shape(1, work.heads, work.Nq, work.Nk, key.head_size, work.Nq > 1, dtype=key.dtype)
+        shape = rows.GpuShape(1, work.heads, work.Nq, work.Nk, key.head_size, work.Nq > 1, dtype=key.dtype)
         self.gpu, self.inputs = gpu, rows.make(shape, gpu.name)
         self.sample: Sample = exact.sample(self.inputs)
         self.scale, self.device = key.head_size**-0.5, str(self.inputs.q.device)

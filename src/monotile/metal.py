@@ -1,4 +1,4 @@
-"""Run Metal kernels on the CPU, on Linux or macOS, and be told what they do wrong. No Apple hardware is needed."""
+"""Run Metal kernels on the CPU, on Linux or macOS, and report their mistakes. No Apple hardware is needed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ORDERS = tuple(launch.ORDERS)
 
 
 def poisoned(shape: int | Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
-    """An output that shows what was never written: every byte is 255, a NaN in every floating type."""
+    """Return an output that shows which elements were not written: every byte is 255, NaN in every floating type."""
     array: np.ndarray[Any, Any] = np.empty(shape, dtype)
     array.reshape(-1).view(np.uint8)[...] = 255
     return array

@@ -76,9 +76,9 @@ def _why_not(name: str) -> str | None:
 
 def _details(name: str) -> str:
     if name == "metal":
-        from ..backends.metal.backend import WAYS
+        from ..backends.metal.backend import RUNTIMES
 
-        return "\n".join(f"{way}: {why_not() or 'yes'}" for way, why_not in WAYS.items())
+        return "\n".join(f"{runtime}: {why_not() or 'yes'}" for runtime, why_not in RUNTIMES.items())
     if name != "cpu":
         return "NumPy, one operation at a time: defines the language, for tests" if name == "interpreter" else ""
     from ..backends.cpu import pool, target

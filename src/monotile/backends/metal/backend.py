@@ -1,4 +1,4 @@
-"""The metal backend: passes, Metal text, and a launcher for each kind of array."""
+"""The metal backend: passes, Metal source, and a launcher for each kind of array."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from ...passes.grid import Grid
 from ...runtime import tensors
 from ..base import Backend, Emitted, Program
 from . import on_mlx, on_mps
-from .bindings import Launch, Launcher, emitted, words
+from .bindings import LaunchArguments, Launcher, emitted, number_buffers
+from .bool_reductions import replace_bool_reductions
 from .choices import MetalChoices
-from .narrow import narrow
+from .hidden_loads import skip_hidden_loads
 from .on_cpu import OnCpu
 from .on_mlx import OnMlx
 from .on_mps import OnMps
-from .quantify import quantify
 from .render import render
 from .runner import build
 from .runner.report import Report
 from .source import MetalSource
 
-# What `quantify` leaves takes two rounds of cleaning.
+# What replace_bool_reductions leaves takes two rounds of cleaning.
 OPTIONS = pipeline.PipelineOptions(
-    peel_bounds=True, peel_all_bounds=True, after_peel=(quantify, narrow, *pipeline.CLEAN)
+    peel_bounds=True, peel_all_bounds=True, after_peel=(replace_bool_reductions, skip_hidden_loads, *pipeline.CLEAN)
 )
 MOST_PROGRAMS = 2**31 - 1
-# Ways to run Metal text, the one that costs least to ask for first.
-WAYS: dict[str, Callable[[], str | None]] = {
+# Where Metal source can run, cheapest to ask first, with the reason why it cannot run there.
+RUNTIMES: dict[str, Callable[[], str | None]] = {
     "the runner, for arrays in this machine's memory": lambda: build.why_not(),
     "torch tensors on 'mps'": lambda: on_mps.why_not(),
     "MLX arrays": lambda: on_mlx.why_not(),
@@ -42,25 +42,27 @@ WAYS: dict[str, Callable[[], str | None]] = {
 
 
 @dataclass(frozen=True)
-class Bound:
+class ShapeArguments:
+    """What a launch derives from lengths and strides."""
+
     words: Sequence[int]
-    spans: tuple[tuple[int, int], ...]  # elements each tensor covers, from its first element
-    meta: np.ndarray[Any, Any]
+    spans: tuple[tuple[int, int], ...]  # the elements each tensor covers, relative to its first element
+    meta: np.ndarray[Any, Any]  # the contents of the buffer `meta`
 
 
 class MetalProgram(Program):
-    """A kernel as Metal text, with the launchers it has needed so far."""
+    """A kernel as Metal source, with the launchers it has needed so far."""
 
     needs_arrays = True
 
     def __init__(self, kernel: ir.Kernel, order: str, bfloat: bool) -> None:
         self.kernel, self.order = kernel, order
         self.rendered: MetalSource = render(kernel, bfloat)
-        self.words = words(kernel, self.rendered)
+        self.number_buffers = number_buffers(kernel, self.rendered)
         self.grid = Grid(kernel)
         self.launchers: dict[str, Launcher] = {}
 
-    def bind(self, words: Sequence[int], device: str = "cpu") -> Bound:
+    def bind(self, words: Sequence[int], device: str = "cpu") -> ShapeArguments:
         shapes, strides, at = [], [], 1
         for tensor in self.kernel.tensors:
             shapes.append(words[at : at + tensor.rank])
@@ -68,26 +70,30 @@ class MetalProgram(Program):
             at += 2 * tensor.rank + 1
         spans = tuple(map(_span, shapes, strides))
         meta = []
-        for index, what, n in self.rendered.meta:
-            known = {"dim": shapes, "stride": strides}.get(what)
-            meta.append(-spans[index][0] if known is None else known[index][n])
-        return Bound(words, spans, np.array(meta or [0], np.int64))
+        for entry in self.rendered.meta:
+            known = {"dim": shapes, "stride": strides}.get(entry.quantity)
+            meta.append(-spans[entry.tensor][0] if known is None else known[entry.tensor][entry.axis])
+        return ShapeArguments(words, spans, np.array(meta or [0], np.int64))
 
     def launch(
-        self, bound: Bound, arrays: Sequence[Any], addresses: Sequence[int], scalars: Sequence[Any], threads: int | None
+        self,
+        bound: ShapeArguments,
+        arrays: Sequence[Any],
+        addresses: Sequence[int],
+        scalars: Sequence[Any],
+        threads: int | None,
     ) -> None:
         programs = self.grid.programs(bound.words, scalars)
         if programs > MOST_PROGRAMS:
             raise ArgumentShape(f"the grid has {programs} programs, of at most {MOST_PROGRAMS}; use larger blocks")
         if programs == 0:
             return
-        given = dict(zip([name for name, _ in self.kernel.scalars], scalars, strict=True))
-        numbers = [
-            bound.meta.tolist(),
-            *([given[entry["name"]] for entry in group.entries] for group in self.words[1:]),
-        ]
+        values = dict(zip([name for name, _ in self.kernel.scalars], scalars, strict=True))
+        meta, *others = self.number_buffers
+        numbers = [(meta, bound.meta.tolist())]
+        numbers += [(buffer, [values[entry["name"]] for entry in buffer.entries]) for buffer in others]
         launcher = self.launcher(tensors.device(arrays[0]) if arrays else "cpu")
-        launcher.run(Launch(programs, arrays, addresses, bound.spans, list(zip(self.words, numbers, strict=True))))
+        launcher.run(LaunchArguments(programs, arrays, addresses, bound.spans, numbers))
 
     def launcher(self, device: str) -> Launcher:
         kind = device.partition(":")[0]
@@ -97,7 +103,7 @@ class MetalProgram(Program):
 
     @property
     def report(self) -> Report | None:
-        """The runner's, of the last launch in it."""
+        """The runner's report on the last launch in it."""
         runner = self.launchers.get("cpu")
         return runner.report if isinstance(runner, OnCpu) else None
 
@@ -110,16 +116,17 @@ class MetalProgram(Program):
 
 
 def _span(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
+    """Return the range of offsets that a tensor's elements have."""
     if 0 in shape:
         return 0, 0
-    reach = [(n - 1) * s for n, s in zip(shape, strides, strict=True)]
-    return sum(min(r, 0) for r in reach), sum(max(r, 0) for r in reach) + 1
+    ends = [(n - 1) * s for n, s in zip(shape, strides, strict=True)]
+    return sum(min(end, 0) for end in ends), sum(max(end, 0) for end in ends) + 1
 
 
 @dataclass(frozen=True)
 class MetalBackend(Backend):
-    """`order` is the one in which the runner runs threads; results do not depend on it. Without `bfloat` the text is
-    for Metal before 3.1, which has no such type."""
+    """`order` is the order in which the runner runs threads; results do not depend on it. Without `bfloat` the source
+    is for Metal before 3.1, which has no such type."""
 
     order: str = "ascending"
     bfloat: bool = True
@@ -127,9 +134,9 @@ class MetalBackend(Backend):
     choices = MetalChoices()
 
     def why_not(self) -> str | None:
-        """One way is enough. A launch that needs another one says why it is not there."""
+        """Return None if any of the runtimes is there; a launch that needs another one says why it is not."""
         reasons = []
-        for why_not in WAYS.values():
+        for why_not in RUNTIMES.values():
             reason = why_not()
             if reason is None:
                 return None
@@ -162,7 +169,7 @@ class MetalBackend(Backend):
 
 
 def _has_bfloat() -> bool:
-    """Metal 3.1 came with macOS 14; elsewhere the text is for those who have it."""
+    """True unless this is a Mac before macOS 14, which brought Metal 3.1."""
     version = platform.mac_ver()[0].partition(".")[0]
     return not version.isdigit() or int(version) >= 14
 

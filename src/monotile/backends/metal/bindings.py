@@ -1,4 +1,4 @@
-"""What a launch of Metal text binds to each buffer index: the tensors, then lengths and strides, then scalars."""
+"""What a launch of Metal source binds to each buffer: the tensors, then lengths and strides, then scalars."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from ...ir import Kernel, Tensor
 from .. import manifest
 from ..base import Emitted
 from .dialect import TYPES
+from .preamble import MetaEntry
 from .source import MetalSource
 
 MOST_BUFFERS = 31  # of a Metal function
-MOST_BYTES = 4096  # that can be bound without a buffer
+MOST_BYTES = 4096  # that can be bound without a buffer object
 MEANINGS = {"offset": "offset", "dim": "length", "stride": "stride"}
 
 
 @dataclass(frozen=True)
-class Words:
-    """Numbers that are bound together. `entries` says what each of them is."""
+class NumberBuffer:
+    """Numbers that are bound together as one buffer; `entries` says what each of them is."""
 
     index: int
     name: str
@@ -31,56 +32,56 @@ class Words:
 
 
 @dataclass(frozen=True)
-class Launch:
-    """One launch: arrays with the address of their first elements and the elements they span around it, and the numbers
-    of each group of words."""
+class LaunchArguments:
+    """One launch: the arrays, with the address of each first element and the elements they span around it, and the
+    contents of each number buffer."""
 
     programs: int
     arrays: Sequence[Any]
     addresses: Sequence[int]
     spans: Sequence[tuple[int, int]]
-    words: Sequence[tuple[Words, Sequence[int | float]]]
+    numbers: Sequence[tuple[NumberBuffer, Sequence[int | float]]]
 
 
 class Launcher(ABC):
-    """A kernel on one kind of array: made once, run for every launch."""
+    """A kernel for one kind of array: made once, run for every launch."""
 
     def __init__(self, kernel: Kernel, rendered: MetalSource) -> None:
         self.kernel, self.rendered = kernel, rendered
 
     @abstractmethod
-    def run(self, launch: Launch) -> None: ...
+    def run(self, launch: LaunchArguments) -> None: ...
 
 
-def words(kernel: Kernel, rendered: MetalSource) -> tuple[Words, ...]:
-    """The buffers after those of the tensors, in order."""
-    lengths = [_entry(kernel.tensors[t], what, axis) for t, what, axis in rendered.meta]
-    groups = (
-        ("meta", int64, lengths or [{"meaning": "nothing"}]),
+def number_buffers(kernel: Kernel, rendered: MetalSource) -> tuple[NumberBuffer, ...]:
+    """Return the buffers after those of the tensors, in order."""
+    meta = [_entry(kernel.tensors[entry.tensor], entry) for entry in rendered.meta]
+    contents = (
+        ("meta", int64, meta or [{"meaning": "nothing"}]),
         ("integers", int64, [manifest.scalar(n) for n in rendered.integers]),
         ("floats", float32, [manifest.scalar(n) for n in rendered.floats]),
     )
-    there = [(name, dtype, tuple(entries)) for name, dtype, entries in groups if entries]
+    used = [(name, dtype, tuple(entries)) for name, dtype, entries in contents if entries]
     first = len(kernel.tensors)
-    found = tuple(Words(first + n, *group) for n, group in enumerate(there))
+    found = tuple(NumberBuffer(first + n, *content) for n, content in enumerate(used))
     if first + len(found) > MOST_BUFFERS or any(len(w.entries) * w.dtype.bytes > MOST_BYTES for w in found):
         cure = "pass fewer tensors, or several as parts of one"
         raise DeviceLimit(f"{kernel.name} has {first} tensors; Metal takes {MOST_BUFFERS} buffers in all: {cure}")
     return found
 
 
-def _entry(tensor: Tensor, what: str, axis: int) -> manifest.Entry:
-    return manifest.word(MEANINGS[what], tensor, None if what == "offset" else axis)
+def _entry(tensor: Tensor, entry: MetaEntry) -> manifest.Entry:
+    return manifest.word(MEANINGS[entry.quantity], tensor, None if entry.quantity == "offset" else entry.axis)
 
 
 def emitted(kernel: Kernel, rendered: MetalSource) -> Emitted:
-    """The text, and everything that a launch of it has to be given."""
+    """Return the source, and everything that a launch of it has to be given."""
     symbols = manifest.Symbols(kernel)
     buffers: list[manifest.Entry] = []
     for tensor in kernel.tensors:
         entry = manifest.tensor_entry(kernel, tensor, symbols)
         buffers.append({"index": tensor.index, **entry, "metal_type": TYPES[tensor.dtype.name]})
-    for group in words(kernel, rendered):
+    for group in number_buffers(kernel, rendered):
         entry = {"name": group.name, "role": "words", "dtype": group.dtype.name, "words": list(group.entries)}
         buffers.append({"index": group.index, **entry, "metal_type": TYPES[group.dtype.name]})
     file = f"{rendered.name}.metal"

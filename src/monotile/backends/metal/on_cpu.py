@@ -1,4 +1,4 @@
-"""Metal text on arrays in this machine's memory: the runner, which checks every access."""
+"""Launch Metal source on arrays in this machine's memory: in the runner, which checks every access."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from ...dtypes import to_numpy
 from ...errors import InternalError
 from ...ir import Kernel
-from .bindings import Launch, Launcher
+from .bindings import LaunchArguments, Launcher
 from .runner import launch as runner
 from .runner.report import Report
 from .source import MetalSource
@@ -22,7 +22,7 @@ class OnCpu(Launcher):
         self.order = order
         self.report: Report | None = None  # of the last launch
 
-    def run(self, launch: Launch) -> None:
+    def run(self, launch: LaunchArguments) -> None:
         buffers: dict[int | str, Any] = {}
         for tensor, address, (low, high) in zip(self.kernel.tensors, launch.addresses, launch.spans, strict=True):
             dtype = to_numpy(tensor.dtype)
@@ -30,7 +30,7 @@ class OnCpu(Launcher):
             empty: np.ndarray[Any, Any] = np.empty(0, dtype)
             memory = (ctypes.c_uint8 * size).from_address(address + low * dtype.itemsize)
             buffers[tensor.index] = np.ctypeslib.as_array(memory).view(dtype) if size else empty
-        for group, numbers in launch.words:
+        for group, numbers in launch.numbers:
             buffers[group.index] = np.array(numbers, to_numpy(group.dtype))
         name, threads = self.rendered.name, self.rendered.threads
         # Registers have addresses here: loops over them need not be unrolled, and compile faster.

@@ -1,8 +1,8 @@
-"""Metal text on MLX arrays, through `mlx.core.fast.metal_kernel`. Not yet run on Apple hardware.
+"""Launch Metal source on MLX arrays, through `mlx.core.fast.metal_kernel`. Not yet run on Apple hardware.
 
-MLX writes the function's signature itself, inputs before outputs, and takes the body only. Inputs arrive packed; those
-of fewer than 8 elements would come in another address space, and are made longer. Outputs are new memory, filled with
-zeros.
+MLX writes the function's signature itself, inputs before outputs, and takes only the body. Inputs arrive contiguous;
+those of fewer than 8 elements would come in the constant address space, and are padded. Outputs are new arrays, filled
+with zeros.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 from ...errors import ArgumentKind, ArgumentShape, UnknownBackend
 from ...ir import Kernel, Tensor, walk
 from ...runtime import cache
-from .bindings import Launch, Launcher, words
+from .bindings import LaunchArguments, Launcher, number_buffers
 from .dialect import TYPES
 from .msl import escaped
 from .source import MetalSource
 
 MOST_THREADS = 2**31 - 1  # of a launch
-CONSTANT_BELOW = 8  # elements: what is shorter is passed in the constant address space
+CONSTANT_BELOW = 8  # elements: shorter inputs are passed in the constant address space
 POSITIONS = """  const uint gid = threadgroup_position_in_grid.x;
   const uint sg_u = simdgroup_index_in_threadgroup, lane_u = thread_index_in_simdgroup;
 """
@@ -54,8 +54,8 @@ class OnMlx(Launcher):
         self.function = self._function() if self.outputs else None
 
     def _function(self) -> Any:
-        """MLX keeps libraries by name, so that a name must not stand for two texts."""
-        rendered, groups = self.rendered, words(self.kernel, self.rendered)
+        """Build the function. MLX caches libraries by name, so the name carries a fingerprint of the source."""
+        rendered, groups = self.rendered, number_buffers(self.kernel, self.rendered)
         names = [_parameter(t.index) for t in self.inputs] + [_parameter(group.index) for group in groups]
         lines = [_pointer(t, "const ") for t in self.inputs] + [_pointer(t, "") for t in self.outputs]
         for group in groups:
@@ -70,15 +70,15 @@ class OnMlx(Launcher):
         )
         return made
 
-    def run(self, launch: Launch) -> None:
+    def run(self, launch: LaunchArguments) -> None:
         if self.function is None:
             return
         mx, group = sys.modules["mlx.core"], self.rendered.threads
         if launch.programs * group > MOST_THREADS:
             most = MOST_THREADS // group
             raise ArgumentShape(f"the grid has {launch.programs} programs; MLX takes {most}: use larger blocks")
-        inputs = [_long_enough(mx, launch.arrays[t.index]) for t in self.inputs]
-        for kind, values in launch.words:
+        inputs = [_padded(mx, launch.arrays[t.index]) for t in self.inputs]
+        for kind, values in launch.numbers:
             padding = [0] * (CONSTANT_BELOW - len(values))
             inputs.append(mx.array([*values, *padding], dtype=getattr(mx, kind.dtype.name)))
         targets = [launch.arrays[t.index] for t in self.outputs]
@@ -100,11 +100,11 @@ def _parameter(index: int) -> str:
 
 
 def _pointer(tensor: Tensor, constness: str) -> str:
-    """The parameter under the name and type that the body knows."""
+    """Define the name and type that the body uses for a parameter."""
     kind = f"{constness}device {TYPES[tensor.dtype.name]} *"
     return f"  {kind}{escaped(tensor.name)}_p = reinterpret_cast<{kind}>({_parameter(tensor.index)});"
 
 
-def _long_enough(mx: Any, array: Any) -> Any:
+def _padded(mx: Any, array: Any) -> Any:
     missing = CONSTANT_BELOW - array.size
     return mx.pad(array.reshape(-1), (0, missing)) if missing > 0 else array

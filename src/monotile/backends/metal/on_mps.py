@@ -1,4 +1,4 @@
-"""Metal text on torch tensors of an Apple GPU, through `torch.mps.compile_shader`. Not yet run on Apple hardware.
+"""Launch Metal source on torch tensors on "mps", through `torch.mps.compile_shader`. Not yet run on Apple hardware.
 
 A compiled function takes what is bound to buffers 0, 1, ... in order: tensors, and lists of whole numbers (bound as
 int64) or of floats (as float32). Sizes count threads, not threadgroups.
@@ -11,7 +11,7 @@ import sys
 
 from ...errors import DeviceLimit, UnknownBackend
 from ...ir import Kernel
-from .bindings import Launch, Launcher
+from .bindings import LaunchArguments, Launcher
 from .source import MetalSource
 
 
@@ -39,7 +39,7 @@ class OnMps(Launcher):
         except (RuntimeError, SyntaxError) as error:
             raise DeviceLimit(f"Metal's compiler refuses {rendered.name}: {error}") from None
 
-    def run(self, launch: Launch) -> None:
+    def run(self, launch: LaunchArguments) -> None:
         group = self.rendered.threads
-        numbers = [list(values) for _, values in launch.words]
+        numbers = [list(values) for _, values in launch.numbers]
         self.function(*launch.arrays, *numbers, threads=(launch.programs * group, 1, 1), group_size=(group, 1, 1))

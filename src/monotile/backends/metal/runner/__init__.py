@@ -1,1 +1,1 @@
-"""Runs Metal Shading Language on the CPU, thread by thread, and checks everything a kernel does to memory."""
+"""Run Metal Shading Language on the CPU, thread by thread, and check every memory access of a kernel."""

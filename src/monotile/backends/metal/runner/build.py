@@ -1,4 +1,4 @@
-"""Finds a C++ compiler and makes a shared library of a shader and the runtime, once per shader and compiler."""
+"""Find a C++ compiler, and build a shared library of a shader and the runtime, once per shader and compiler."""
 
 from __future__ import annotations
 
@@ -96,14 +96,14 @@ class Compiler:
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltKernel:
     library: bytes
-    kernel: shader.Kernel
+    kernel: shader.ShaderKernel
     variables: tuple[str, ...]
 
 
 def compiler() -> Compiler:
-    """The compiler to use, or an error that says how to get one."""
+    """Return the compiler to use, or raise an error that says how to get one."""
     found = _find_compiler()
     if found is None:
         raise NoCompiler(
@@ -114,7 +114,7 @@ def compiler() -> Compiler:
 
 
 def why_not() -> str | None:
-    """Why kernels cannot be run here, with the cure; None when they can."""
+    """Return why kernels cannot be run here, with the cure; None if they can."""
     try:
         compiler()
     except NoCompiler as error:
@@ -129,7 +129,7 @@ def _find_compiler() -> Compiler | None:
         zig = _zig()
         version = _run([*zig, "version"], "").strip()
         command = (*zig, "c++", "-mcpu=baseline")
-        # Linking with `zig c++` would first build a C++ library for minutes; nothing of it is needed.
+        # Linking with `zig c++` would first build a C++ library, which takes minutes and is not needed.
         linker = (*command, "-dynamiclib") if mac else (*zig, "ld.lld", "-shared")
         return Compiler(command, linker, f"zig {version}")
     clang = shutil.which("clang++")
@@ -144,7 +144,7 @@ def _find_compiler() -> Compiler | None:
 
 
 def _zig() -> tuple[str, ...]:
-    """The compiler's own file: Python's start for each call would cost as much as the call."""
+    """Return the compiler's executable: `python -m ziglang` would start Python for each call, which takes as long."""
     found = importlib.util.find_spec("ziglang")
     for folder in (found.submodule_search_locations or []) if found is not None else []:
         if (Path(folder) / "zig").is_file():
@@ -152,8 +152,8 @@ def _zig() -> tuple[str, ...]:
     return sys.executable, "-m", "ziglang"
 
 
-def build(source: str, kernel: str, constants: Mapping[int, bool | int | float]) -> Built:
-    """The shared library that runs this kernel, from the cache or made now."""
+def build(source: str, kernel: str, constants: Mapping[int, bool | int | float]) -> BuiltKernel:
+    """Return the shared library that runs a kernel, from the cache or built now."""
     chosen = compiler()
     parsed = _parsed(source, chosen)
     found = parsed.kernels.get(kernel)
@@ -174,12 +174,12 @@ def build(source: str, kernel: str, constants: Mapping[int, bool | int | float])
     if library is None:
         library = _compile(text, chosen)
         disk.store(key, "metal", library)
-    return Built(library, found, parsed.variables)
+    return BuiltKernel(library, found, parsed.variables)
 
 
 @cache
-def _parsed(source: str, chosen: Compiler) -> shader.Shader:
-    """The shader with its macros expanded; Metal's own headers are left out, the shim stands for them later."""
+def _parsed(source: str, chosen: Compiler) -> shader.ParsedShader:
+    """Expand a shader's macros and parse it. Metal's own headers are left out; the shim takes their place later."""
     key = disk.fingerprint(_runner_fingerprint(chosen), "preprocessed", source)
     kept = None if DIRECTIVE.search(source) else _without_comments(source).encode()
     kept = kept or disk.load(key, "metal-text")
@@ -207,7 +207,7 @@ def _parsed(source: str, chosen: Compiler) -> shader.Shader:
 
 
 def _without_comments(source: str) -> str:
-    """All that preprocessing does to a shader without macros; lines stay where they are."""
+    """Do what preprocessing does to a shader without macros; line numbers stay."""
     return COMMENT.sub(lambda match: " " + "\n" * match[0].count("\n"), source)
 
 
@@ -247,7 +247,7 @@ def _runner_fingerprint(chosen: Compiler) -> str:
 
 
 def _run(command: Sequence[str], folder: str) -> str:
-    # Zig would keep every object it makes in a cache that only grows; what is worth keeping is in monotile's.
+    # Zig's own cache would keep every object and only grow; what is worth keeping is in monotile's cache.
     caches = {name: folder for name in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR") if folder}
     done = subprocess.run(command, cwd=folder or None, env={**os.environ, **caches}, capture_output=True, text=True)
     if done.returncode:

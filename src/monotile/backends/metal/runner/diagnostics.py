@@ -1,4 +1,4 @@
-"""Turns what the runtime found into sentences about the shader."""
+"""Turn the runtime's findings into sentences about the shader."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Mapping, Sequence
 
 from .report import Finding
-from .shader import Kernel
+from .shader import ShaderKernel
 
 MOST_VARIABLES = 64
 
@@ -54,7 +54,7 @@ WAITS = (
 )
 
 
-def explain(raw: RawFinding, kernel: Kernel, variables: Sequence[str], sizes: Mapping[int, int]) -> Finding:
+def explain(raw: RawFinding, kernel: ShaderKernel, variables: Sequence[str], sizes: Mapping[int, int]) -> Finding:
     kind, place = KINDS[raw.kind], _place(raw.place, kernel, variables)
     thread = f"thread {raw.thread} of threadgroup {tuple(raw.group)}"
     did = "writes" if raw.write else "reads"
@@ -102,7 +102,7 @@ def _divergence(raw: RawFinding) -> str:
     return f"{waits}, while thread {raw.other_thread} waits at line {raw.other_line} ({WAITS[raw.bytes]})"
 
 
-def _place(place: int, kernel: Kernel, variables: Sequence[str]) -> str:
+def _place(place: int, kernel: ShaderKernel, variables: Sequence[str]) -> str:
     if place >= 0:
         name = next((a.name for a in kernel.arguments if a.role == "buffer" and a.index == place), "?")
         return f"buffer {place} ({name})"

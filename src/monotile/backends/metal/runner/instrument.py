@@ -1,4 +1,4 @@
-"""Gives every memory hook in LLVM's text the line of the shader it stands on."""
+"""Add the shader's line to every memory hook in LLVM IR."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ declare ptr @mt_memset(ptr, i32, i64, i32)
 """
 
 
-class Lines:
-    """Lines of the shader by debug location; inlined library code counts as the line that called it."""
+class DebugLines:
+    """Maps debug locations to lines of the shader; inlined library code has the line that called it."""
 
     def __init__(self, text: str, file: str) -> None:
         self.nodes: dict[str, tuple[str, str]] = {}
@@ -48,10 +48,9 @@ def _field(body: str, name: str) -> str:
 
 
 def add_lines(text: str, file: str) -> str:
-    """Every hook call with the line it stands on. An access that the compiler made of several has no line of its own
-    and
-    gets that of the code before it."""
-    lines, recent, out = Lines(text, file), 0, []
+    """Return LLVM IR in which every hook call passes its line. An access that the compiler merged from several has no
+    line of its own and gets that of the code before it."""
+    lines, recent, out = DebugLines(text, file), 0, []
     for line in text.splitlines():
         if line.startswith("define "):
             recent = 0

@@ -1,4 +1,4 @@
-"""Loads a built kernel, lays its buffers out between guard pages, runs it and reads the findings back."""
+"""Load a built kernel, place its buffers between guard pages, run it and read the findings back."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ COUNTERS = tuple(Counters.__dataclass_fields__)
 _running = threading.Lock()  # fault handlers belong to the process
 
 
-class Library:
-    """A shared library with a kernel and its runtime. Its state is its own: one launch at a time."""
+class KernelLibrary:
+    """A shared library with a kernel and its runtime, whose state is global: one launch at a time."""
 
-    def __init__(self, built: build.Built) -> None:
+    def __init__(self, built: build.BuiltKernel) -> None:
         self.built = built
         handle, path = tempfile.mkstemp(suffix=".so", prefix="monotile-")
         try:
@@ -46,8 +46,8 @@ class Library:
 
 
 @lru_cache(maxsize=256)
-def load(source: str, kernel: str, constants: tuple[tuple[int, bool | int | float], ...]) -> Library:
-    return Library(build.build(source, kernel, dict(constants)))
+def load(source: str, kernel: str, constants: tuple[tuple[int, bool | int | float], ...]) -> KernelLibrary:
+    return KernelLibrary(build.build(source, kernel, dict(constants)))
 
 
 def run(
@@ -63,15 +63,15 @@ def run(
     threadgroup_memory: Mapping[int | str, int] | None = None,
     seed: int = 0,
 ) -> Report:
-    """Runs `kernel` of the Metal text `source`: `grid` threadgroups of `threads` threads.
+    """Run `kernel` of the Metal source `source`: `grid` threadgroups of `threads` threads.
 
     `buffers` maps a buffer's index or its parameter's name to a contiguous NumPy array, a NumPy scalar or bytes; arrays
     that the kernel may write are written in place. `threadgroup_memory` gives the size in bytes of each `threadgroup`
     parameter, `constants` the value of each function constant by its index (0 when not given). `order` is the order in
     which threads run between barriers, one of `ORDERS`; `seed` picks the shuffled one.
 
-    Nothing is raised for what the kernel does: the report has it. A shader that does not compile raises `ShaderError`,
-    a launch that makes no sense `LaunchError`, and a machine without a compiler `NoCompiler`.
+    Mistakes of the kernel are in the report and raise nothing. A shader that does not compile raises `ShaderError`, a
+    launch with invalid arguments `LaunchError`, and a machine without a compiler `NoCompiler`.
     """
     if order not in ORDERS:
         raise LaunchError(f"order={order!r}: the orders are {', '.join(ORDERS)}")
@@ -93,7 +93,7 @@ def run(
 
 
 def _launch(
-    library: Library,
+    library: KernelLibrary,
     arrays: Mapping[int, np.ndarray[Any, Any]],
     dynamic: Mapping[int, int],
     groups: tuple[int, int, int],
@@ -134,7 +134,7 @@ def _launch(
         code.mt_close()
 
 
-def _report(library: Library, sizes: Mapping[int, int], build_seconds: float, run_seconds: float) -> Report:
+def _report(library: KernelLibrary, sizes: Mapping[int, int], build_seconds: float, run_seconds: float) -> Report:
     kernel, variables = library.built.kernel, library.built.variables
     raw = library.findings[: library.finding_count.value]
     names = {argument.index: argument.name for argument in kernel.arguments if argument.role == "buffer"}
@@ -156,7 +156,7 @@ def _three(what: str, value: int | Sequence[int]) -> tuple[int, int, int]:
     return x, y, z
 
 
-def _index(arguments: Sequence[shader.Argument], role: str, key: int | str) -> int:
+def _index(arguments: Sequence[shader.ShaderArgument], role: str, key: int | str) -> int:
     of_role = [argument for argument in arguments if argument.role == role]
     for argument in of_role:
         if key in (argument.index, argument.name):
@@ -178,7 +178,7 @@ def _bytes_of(key: int | str, value: Any) -> np.ndarray[Any, Any]:
 
 
 def _check_bound(
-    arguments: Sequence[shader.Argument], arrays: Mapping[int, np.ndarray[Any, Any]], dynamic: Mapping[int, int]
+    arguments: Sequence[shader.ShaderArgument], arrays: Mapping[int, np.ndarray[Any, Any]], dynamic: Mapping[int, int]
 ) -> None:
     for argument in arguments:
         array = arrays.get(argument.index) if argument.role == "buffer" else None

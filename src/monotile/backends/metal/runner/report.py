@@ -1,4 +1,4 @@
-"""What a run found and counted."""
+"""The report of a run: findings and counters, and the runner's errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ....errors import MonotileError
 
 
 class ShaderError(MonotileError):
-    """A shader that the runner cannot read or its compiler refuses."""
+    """A shader that the runner cannot parse or the compiler rejects."""
 
 
 class NoCompiler(MonotileError):
@@ -16,16 +16,16 @@ class NoCompiler(MonotileError):
 
 
 class LaunchError(MonotileError):
-    """A launch whose sizes, buffers or order make no sense."""
+    """A launch with invalid sizes, buffers or order."""
 
 
 class KernelFault(MonotileError):
-    """A run in which something was found."""
+    """A run with findings."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing a kernel did wrong. `line` and `other_line` are lines of the shader; 0 where there is none."""
+    """One mistake of a kernel. `line` and `other_line` are lines of the shader, 0 if there is none."""
 
     kind: str
     line: int
@@ -41,8 +41,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class Counters:
-    """Totals of a launch. Bytes are what the threads ask for; simdgroup operations count once per simdgroup, barriers
-    once per threadgroup, exponentials once per thread."""
+    """Totals of a launch. Bytes are those that the threads access, without caches; simdgroup operations count once per
+    simdgroup, barriers once per threadgroup, exponentials once per thread."""
 
     device_bytes_read: int
     device_bytes_written: int
@@ -73,7 +73,7 @@ class Report:
         return not self.findings
 
     def check(self) -> Report:
-        """Itself, or an error that lists everything found."""
+        """Return the report, or raise an error that lists all findings."""
         if self.findings:
             raise KernelFault("\n".join(map(str, self.findings)))
         return self

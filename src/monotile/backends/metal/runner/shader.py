@@ -1,4 +1,4 @@
-"""Reads a preprocessed shader: its kernels and their arguments, and the C++ that the same text becomes."""
+"""Parse a preprocessed shader: its kernels with their parameters, and the same text as C++."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ SHORT_LITERAL = re.compile(r"(\d*\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)([hH]|bf
 
 
 @dataclass(frozen=True)
-class Argument:
-    """One parameter of a kernel: what it is bound to, and how it is declared."""
+class ShaderArgument:
+    """A parameter of a kernel: what is bound to it, and how it is declared."""
 
     name: str
     role: str  # "buffer", "threadgroup", or the attribute of a thread's position or of a size
@@ -33,37 +33,37 @@ class Argument:
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """`expression` is what C++ calls it."""
+class ShaderKernel:
+    """A kernel; `expression` names it in C++, with the template arguments of an instance."""
 
     name: str
     expression: str
-    arguments: tuple[Argument, ...]
+    arguments: tuple[ShaderArgument, ...]
 
 
 @dataclass(frozen=True)
-class Shader:
+class ParsedShader:
     text: str
-    kernels: dict[str, Kernel]
-    variables: tuple[str, ...]  # the threadgroup variables, by the index they are allocated under
+    kernels: dict[str, ShaderKernel]
+    variables: tuple[str, ...]  # threadgroup variables, in order of their allocation index
 
 
 def tokenize(text: str) -> list[str]:
     return TOKEN.findall(text)
 
 
-def read(preprocessed: str) -> Shader:
+def read(preprocessed: str) -> ParsedShader:
     tokens = tokenize(preprocessed)
     kernels = _find_kernels(tokens)
     tokens = _drop_repeats(tokens)
     tokens = _function_constants(tokens)
     tokens = _strip_attributes(tokens)
     tokens, variables = _threadgroup_variables(tokens)
-    return Shader("".join(_spell(tokens)), kernels, tuple(variables))
+    return ParsedShader("".join(_spell(tokens)), kernels, tuple(variables))
 
 
 def constants_text(constants: Mapping[int, bool | int | float]) -> str:
-    """Function constants as C++; one that is not given is 0."""
+    """Return the function constants as C++; one without a value is 0."""
     lines = ["template <int> constexpr int mt_constant = 0;", "template <int> constexpr bool mt_given = false;"]
     for index, value in sorted(constants.items()):
         literal = str(value).lower() if isinstance(value, bool) else repr(value) + "f" * isinstance(value, float)
@@ -72,12 +72,12 @@ def constants_text(constants: Mapping[int, bool | int | float]) -> str:
     return "\n".join(lines)
 
 
-def entry_text(kernel: Kernel) -> str:
-    """The function that the runtime calls for every thread."""
+def entry_text(kernel: ShaderKernel) -> str:
+    """Return the function that the runtime calls for every thread."""
     return f'extern "C" void mt_entry() {{ {kernel.expression}({", ".join(map(_binding, kernel.arguments))}); }}'
 
 
-def _binding(argument: Argument) -> str:
+def _binding(argument: ShaderArgument) -> str:
     if argument.role not in ("buffer", "threadgroup"):
         return f"mt::{argument.role}()"
     source = "mt_buffer" if argument.role == "buffer" else "mt_threadgroup_argument"
@@ -85,18 +85,18 @@ def _binding(argument: Argument) -> str:
     return f"mt::{kind}{{mt::{source}({argument.index})}}"
 
 
-# ---- finding one's way among tokens ----------------------------------------------------------------------------------
+# ---- tokens ----------------------------------------------------------------------------------------------------------
 
 
 def _significant(tokens: list[str], start: int, step: int = 1) -> int:
-    """The next place from `start` on that is not white space or a line marker."""
+    """Return the next index from `start` that is not white space or a line marker."""
     while 0 <= start < len(tokens) and (tokens[start].isspace() or tokens[start].startswith("#")):
         start += step
     return start
 
 
 def _closing(tokens: list[str], start: int) -> int:
-    """Where the bracket at `start` is closed."""
+    """Return the index of the bracket that closes the one at `start`."""
     depth = 0
     for i in range(start, len(tokens)):
         token = tokens[i]
@@ -112,7 +112,7 @@ def _closing(tokens: list[str], start: int) -> int:
 
 
 def _blank(tokens: list[str], start: int, end: int) -> None:
-    """Takes tokens out, leaving lines where they are."""
+    """Remove tokens; line numbers stay."""
     for i in range(start, end):
         if not tokens[i].startswith("#"):
             tokens[i] = "\n" * tokens[i].count("\n") if "\n" in tokens[i] else ""
@@ -144,8 +144,8 @@ def _words(tokens: list[str]) -> list[str]:
 # ---- kernels ---------------------------------------------------------------------------------------------------------
 
 
-def _find_kernels(tokens: list[str]) -> dict[str, Kernel]:
-    found: dict[str, Kernel] = {}
+def _find_kernels(tokens: list[str]) -> dict[str, ShaderKernel]:
+    found: dict[str, ShaderKernel] = {}
     instances: list[tuple[str, str]] = []
     hosts: list[str] = []
     i = 0
@@ -176,14 +176,14 @@ def _find_kernels(tokens: list[str]) -> dict[str, Kernel]:
     for host, expression in instances:
         base = expression.split("<")[0].split("::")[-1].strip()
         if base in found:
-            found[host] = Kernel(host, expression, found[base].arguments)
+            found[host] = ShaderKernel(host, expression, found[base].arguments)
     return found
 
 
 def _read_kernel(
-    tokens: list[str], start: int, hosts: list[str], found: dict[str, Kernel], instances: list[tuple[str, str]]
+    tokens: list[str], start: int, hosts: list[str], found: dict[str, ShaderKernel], instances: list[tuple[str, str]]
 ) -> None:
-    """A definition `void name(...)`, or an instance `void name<...>(...);`."""
+    """Read a definition `void name(...)` or an instance `void name<...>(...);`."""
     opening = tokens.index("(", start)
     words = _words(tokens[start + 1 : opening])
     name = "".join(words[:1])
@@ -192,11 +192,11 @@ def _read_kernel(
         return
     arguments = _read_arguments(tokens[opening + 1 : _closing(tokens, opening)])
     for known_as in {name, *hosts}:
-        found[known_as] = Kernel(known_as, name, arguments)
+        found[known_as] = ShaderKernel(known_as, name, arguments)
 
 
-def _read_arguments(tokens: list[str]) -> tuple[Argument, ...]:
-    arguments: list[Argument] = []
+def _read_arguments(tokens: list[str]) -> tuple[ShaderArgument, ...]:
+    arguments: list[ShaderArgument] = []
     for part in _split(tokens):
         attributes: dict[str, int] = {}
         plain = list(part)
@@ -211,7 +211,7 @@ def _read_arguments(tokens: list[str]) -> tuple[Argument, ...]:
     return tuple(arguments)
 
 
-def _argument(words: list[str], attributes: dict[str, int], before: list[Argument]) -> Argument:
+def _argument(words: list[str], attributes: dict[str, int], before: list[ShaderArgument]) -> ShaderArgument:
     names = [word for word in words if re.match(r"[A-Za-z_]\w*$", word)]
     name = names[-1]
     constant = "constant" in words
@@ -221,7 +221,7 @@ def _argument(words: list[str], attributes: dict[str, int], before: list[Argumen
         attributes = {role: sum(argument.role == role for argument in before)}
     if not role:
         raise ShaderError(f"the kernel's parameter {name!r} has no attribute, so nothing says what it is bound to")
-    return Argument(
+    return ShaderArgument(
         name=name,
         role=role,
         index=attributes[role],
@@ -236,7 +236,7 @@ def _argument(words: list[str], attributes: dict[str, int], before: list[Argumen
 
 
 def _definitions(tokens: list[str]) -> Iterator[tuple[int, int]]:
-    """The pieces of the shader outside all braces: each declaration or definition."""
+    """Yield the range of each declaration or definition at the top level."""
     i = _significant(tokens, 0)
     start = i
     while i < len(tokens):
@@ -257,7 +257,7 @@ def _definitions(tokens: list[str]) -> Iterator[tuple[int, int]]:
 
 
 def _drop_repeats(tokens: list[str]) -> list[str]:
-    """Takes out instances under a host name, and definitions that differ from an earlier one in address space only."""
+    """Remove instances with a host name, and definitions that differ from an earlier one only in address spaces."""
     tokens = list(tokens)
     seen: set[str] = set()
     for start, end in list(_definitions(tokens)):
@@ -304,7 +304,7 @@ def _strip_attributes(tokens: list[str]) -> list[str]:
 
 
 def _threadgroup_variables(tokens: list[str]) -> tuple[list[str], list[str]]:
-    """`threadgroup float x[4];` becomes a reference to memory that all threads of the group share."""
+    """Turn `threadgroup float x[4];` into a reference to memory that the threads of the group share."""
     tokens = list(tokens)
     names: list[str] = []
     depth = 0
@@ -335,7 +335,7 @@ def _threadgroup_variables(tokens: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _spell(tokens: list[str]) -> Iterator[str]:
-    """Swizzles and short literals, which C++ writes otherwise."""
+    """Rewrite swizzles and half and bfloat literals for C++."""
     for i, token in enumerate(tokens):
         before = tokens[i - 1] if i else ""
         after = tokens[i + 1] if i + 1 < len(tokens) else ""

@@ -162,7 +162,7 @@ def fractional_step(y):
         pass
 
 
-@mistake(BadStep, "static_range(10**9)", "rounds", "range")
+@mistake(BadStep, "static_range(10**9)", "iterations", "range")
 def endless_static_range(y):
     for j in static_range(10**9):
         pass

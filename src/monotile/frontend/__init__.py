@@ -1,1 +1,1 @@
-"""Python source to IR: the words of the language, statements, expressions, subscripts, source positions."""
+"""Python source to IR: the words of the language, statements, expressions, subscripts, source locations."""

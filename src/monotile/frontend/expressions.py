@@ -1,4 +1,4 @@
-"""Expressions of a kernel: names, operators, attributes, subscripts and calls."""
+"""Evaluate the expressions of a kernel: names, operators, attributes, subscripts and calls."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from .objects import Closure, Loop, Method, describe
 from .source import FunctionNode, place
 from .unsupported import CURES, TITLES
 
-# The operators: what they build on tiles, and what they do on compile-time values.
+# The operators: the op they build on run-time values, and the function they are on compile-time values.
 BINARY: dict[type[ast.operator], tuple[str | None, Callable[[Any, Any], Any]]] = {
     ast.Add: ("add", operator.add), ast.Sub: ("sub", operator.sub), ast.Mult: ("mul", operator.mul),
     ast.Div: ("div", operator.truediv), ast.FloorDiv: ("floordiv", operator.floordiv), ast.Mod: ("mod", operator.mod),
@@ -49,24 +49,26 @@ COMPARE: dict[type[ast.cmpop], tuple[str, Callable[[Any, Any], Any]]] = {
     ast.GtE: ("ge", operator.ge), ast.Eq: ("eq", operator.eq), ast.NotEq: ("ne", operator.ne),
 }  # fmt: skip
 PLAIN = (int, float, str, type(None), DType)
-MAX_BITS = 4096  # of a compile-time int, so that a slip such as 10**10**10 ends at once
+MAX_BITS = 4096  # of a compile-time int, so that 10**10**10 fails at once
 MAX_ITEMS = 2**16  # of a compile-time tuple or string made with *
 
 
-LEFT_OUT = "if this is an argument that was left out of the call: pass it, or test `is not None` first"
+OMITTED_CURE = "if this is an argument that was left out of the call: pass it, or test `is not None` first"
 
 
-class Expressions(ABC):
+class ExpressionBuilder(ABC):
+    """Evaluate expressions: on compile-time values now, as Python does; on run-time values by building IR."""
+
     file: str = ""
 
     def __init__(
         self, builder: Builder, names: dict[str, Any], captured: dict[str, Any], globals_: dict[str, Any]
     ) -> None:
         self.builder, self.names, self.captured, self.globals = builder, names, captured, globals_
-        self.local: set[str] = set()  # names this function assigns somewhere, which therefore hide outer ones
-        self.lost: dict[str, str] = {}  # names a loop or branch made and kept
+        self.local: set[str] = set()  # names this function assigns somewhere, which hide outer ones
+        self.ended: dict[str, str] = {}  # names whose scope has ended, and where they were defined
 
-    def at(self, node: ast.AST) -> None:
+    def locate(self, node: ast.AST) -> None:
         self.builder.loc = place(node, self.file)
 
     def fail(self, kind: type[KernelError], found: str, cure: str) -> KernelError:
@@ -74,16 +76,16 @@ class Expressions(ABC):
 
     @abstractmethod
     def inline(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A helper's body, run in place of the call: frontend.Scope knows statements."""
+        """Execute a helper's body in place of the call."""
 
     @abstractmethod
     def word_handler(self, function: Any) -> Callable[..., Any] | None:
-        """Return what builds a word or method of the language, or None for everything else that is called."""
+        """Return the function that builds a word or method of the language, or None for other callables."""
 
     def eval(self, node: ast.expr) -> Any:
-        handler: Callable[[Any], Any] | None = getattr(self, f"on_{type(node).__name__}", None)
+        handler: Callable[[Any], Any] | None = getattr(self, f"visit_{type(node).__name__}", None)
         if handler is None:
-            self.at(node)
+            self.locate(node)
             kind = type(node).__name__
             found = f"{TITLES.get(kind, kind)} is not part of the kernel language"
             raise self.fail(
@@ -91,8 +93,8 @@ class Expressions(ABC):
             )
         return handler(node)
 
-    def now(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Python's own work on compile-time values; whatever it raises is the author's constants' fault."""
+    def call_python(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a Python function on compile-time values. What it raises is reported as a mistake in the constants."""
         try:
             return function(*args, **kwargs)
         except Exception as error:
@@ -101,15 +103,15 @@ class Expressions(ABC):
 
     # ---- names and literals ------------------------------------------------------------------------------------------
 
-    def on_Constant(self, node: ast.Constant) -> Any:
+    def visit_Constant(self, node: ast.Constant) -> Any:
         return node.value
 
-    def on_Tuple(self, node: ast.Tuple | ast.List) -> Any:
+    def visit_Tuple(self, node: ast.Tuple | ast.List) -> Any:
         return tuple([self.eval(e) for e in node.elts])
 
-    on_List = on_Tuple
+    visit_List = visit_Tuple
 
-    def on_Lambda(self, node: ast.Lambda) -> Closure:
+    def visit_Lambda(self, node: ast.Lambda) -> Closure:
         return self.closure(node)
 
     def closure(self, node: FunctionNode) -> Closure:
@@ -117,23 +119,23 @@ class Expressions(ABC):
         pairs = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
         return Closure(node, self, defaults, {p.arg: self.eval(d) for p, d in pairs if d is not None})
 
-    def on_Name(self, node: ast.Name) -> Any:
+    def visit_Name(self, node: ast.Name) -> Any:
         name = node.id
         if name in self.names:
             return self.names[name]
         if name not in self.local:
             for names in (self.captured, self.globals, vars(builtins)):
                 if name in names:
-                    return self.read(names, name)
-        self.at(node)
-        if name in self.lost:
+                    return self.read_outer(names, name)
+        self.locate(node)
+        if name in self.ended:
             cure = f"give {name!r} a value before it, of the type it gets there"
-            raise self.fail(NameOutOfScope, f"{name!r} is only defined inside {self.lost[name]}", cure)
+            raise self.fail(NameOutOfScope, f"{name!r} is only defined inside {self.ended[name]}", cure)
         cure = "define it before this line" if name in self.local else "import or define it before this line"
         raise self.fail(UnknownName, f"{name!r} is not defined here", cure)
 
-    def read(self, names: dict[str, Any], name: str) -> Any:
-        """A name from outside the kernel. Those that may be given another value later are noted."""
+    def read_outer(self, names: dict[str, Any], name: str) -> Any:
+        """Read a name from outside the kernel. Globals that may be rebound are recorded in `globals_read`."""
         value = names[name]
         if id(value) in self.builder.captured:
             return self.builder.captured[id(value)]
@@ -142,9 +144,9 @@ class Expressions(ABC):
             self.builder.globals_read.append((names, name, value))
         return value
 
-    def on_Attribute(self, node: ast.Attribute) -> Any:
+    def visit_Attribute(self, node: ast.Attribute) -> Any:
         owner, name = self.eval(node.value), node.attr
-        self.at(node)
+        self.locate(node)
         if isinstance(owner, ir.Tensor):
             if name == "shape":
                 return tuple([self.builder.dim(owner, n) for n in range(owner.rank)])
@@ -158,31 +160,31 @@ class Expressions(ABC):
             if name in ("astype", "sum", "max", "min"):
                 return Method(name, owner)
         elif isinstance(owner, types.ModuleType) and name in vars(owner):
-            return self.read(vars(owner), name)
+            return self.read_outer(vars(owner), name)
         elif (isinstance(owner, tuple) and (name in getattr(owner, "_fields", ()) or name == "_replace")) or (
-            isinstance(owner, types.ModuleType | type | DType) and self.now(hasattr, owner, name)
+            isinstance(owner, types.ModuleType | type | DType) and self.call_python(hasattr, owner, name)
         ):
-            return self.now(getattr, owner, name)
+            return self.call_python(getattr, owner, name)
         cure = "tensors have .shape, .dtype and .ndim; tiles also .T, .astype, .sum, .max and .min"
         if owner is None:
-            cure = LEFT_OUT
+            cure = OMITTED_CURE
         raise self.fail(UnknownAttribute, f"{describe(owner)} has no {name!r} in the kernel language", cure)
 
     # ---- operators ---------------------------------------------------------------------------------------------------
 
-    def on_BinOp(self, node: ast.BinOp) -> Any:
+    def visit_BinOp(self, node: ast.BinOp) -> Any:
         left, right = self.eval(node.left), self.eval(node.right)
-        self.at(node)
+        self.locate(node)
         kind, plain = BINARY[type(node.op)]
         if not isinstance(left, Value) and not isinstance(right, Value):
-            return self.constant(plain, left, right)
+            return self.constant_arithmetic(plain, left, right)
         if kind is None:
             found = f"{TITLES[type(node.op).__name__]} on run-time values is not part of the kernel language"
             raise self.fail(UnsupportedPython, found, CURES[type(node.op).__name__])
         return self.builder.binary(kind, self.number(left), self.number(right))
 
-    def constant(self, plain: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
-        """Arithmetic on compile-time values is Python's own: numbers, and tuples and strings as far as they go."""
+    def constant_arithmetic(self, plain: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+        """Evaluate an operator on compile-time numbers, tuples and strings as Python does."""
         left, right = (x if isinstance(x, tuple | str) else self.number(x) for x in (left, right))
         bits = items = 0
         if isinstance(left, int) and isinstance(right, int):
@@ -196,10 +198,10 @@ class Expressions(ABC):
                     items = len(many) * times
         if bits > MAX_BITS or items > MAX_ITEMS:
             raise self.fail(ConstantFailed, "this compile-time value is too large", "use smaller constants")
-        return self.now(plain, left, right)
+        return self.call_python(plain, left, right)
 
     def number(self, item: Any) -> Any:
-        """What arithmetic takes: a tile, a run-time scalar or a Python number."""
+        """Check an operand of arithmetic: a tile, a run-time scalar or a Python number."""
         if isinstance(item, Value | int | float):
             return item
         if isinstance(item, np.generic) and item.dtype.kind in "biuf":
@@ -211,13 +213,13 @@ class Expressions(ABC):
             cure = "test it with 'is None' and keep it out of arithmetic"
         raise self.fail(BadOperand, f"{describe(item)} where a tile or a number is needed", cure)
 
-    def on_UnaryOp(self, node: ast.UnaryOp) -> Any:
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
         if isinstance(node.op, ast.Not):
-            test = self.truth(node.operand)
-            self.at(node)
+            test = self.condition(node.operand)
+            self.locate(node)
             return self.builder.unary("not", test) if isinstance(test, Value) else not test
         item = self.eval(node.operand)
-        self.at(node)
+        self.locate(node)
         item = self.number(item)
         if isinstance(node.op, ast.UAdd):
             return item
@@ -225,11 +227,11 @@ class Expressions(ABC):
             return self.builder.unary("neg" if isinstance(node.op, ast.USub) else "not", item)
         if isinstance(node.op, ast.USub):
             return -item
-        return not item if isinstance(item, bool) else self.now(operator.invert, item)
+        return not item if isinstance(item, bool) else self.call_python(operator.invert, item)
 
-    def on_Compare(self, node: ast.Compare) -> Any:
+    def visit_Compare(self, node: ast.Compare) -> Any:
         sides = [self.eval(e) for e in (node.left, *node.comparators)]
-        self.at(node)
+        self.locate(node)
         result: Any = True
         for op, left, right in zip(node.ops, sides, sides[1:], strict=False):
             test = self.compare(op, left, right)
@@ -238,7 +240,7 @@ class Expressions(ABC):
             elif isinstance(test, Value):
                 result = test if result else False
             else:
-                test = self.now(bool, test)
+                test = self.call_python(bool, test)
                 result = (result if test else False) if isinstance(result, Value) else result and test
         return result
 
@@ -250,20 +252,20 @@ class Expressions(ABC):
             values = right if isinstance(right, tuple) else ()
             if any(isinstance(x, Value | ir.Tensor) for x in (left, right, *values)):
                 raise self.fail(UnsupportedPython, "'in' on run-time values", "compare: (x == a) | (x == b)")
-            return self.now(operator.contains, right, left) == isinstance(op, ast.In)
+            return self.call_python(operator.contains, right, left) == isinstance(op, ast.In)
         kind, plain = COMPARE[type(op)]
         if any(isinstance(x, Value | ir.Tensor | Method | Loop) for x in (left, right)):
             return self.builder.binary(kind, self.number(left), self.number(right))
-        return self.now(plain, left, right)
+        return self.call_python(plain, left, right)
 
-    def on_BoolOp(self, node: ast.BoolOp) -> Any:
-        """`and` / `or`: a compile-time side decides at once, as in Python; run-time scalars become & or |."""
-        stop = isinstance(node.op, ast.Or)
+    def visit_BoolOp(self, node: ast.BoolOp) -> Any:
+        """`and` / `or`: a compile-time operand short-circuits, as in Python; run-time scalars become & or |."""
+        stop = isinstance(node.op, ast.Or)  # the value that short-circuits
         result: Value | None = None
         item: Any = None
         for part in node.values:
             item = self.eval(part)
-            test = self.truth_of(item, part)
+            test = self.condition_of(item, part)
             if not isinstance(test, Value):
                 if test == stop:
                     return item if result is None else stop
@@ -273,41 +275,41 @@ class Expressions(ABC):
                 result = self.builder.binary("or" if stop else "and", result, test)
         return item if result is None else result
 
-    def on_IfExp(self, node: ast.IfExp) -> Any:
-        test = self.truth(node.test)
+    def visit_IfExp(self, node: ast.IfExp) -> Any:
+        test = self.condition(node.test)
         if not isinstance(test, Value):
             return self.eval(node.body if test else node.orelse)
         yes, no = self.eval(node.body), self.eval(node.orelse)
-        self.at(node)
+        self.locate(node)
         return self.builder.where(test, self.number(yes), self.number(no))
 
-    def truth(self, node: ast.expr) -> Any:
-        return self.truth_of(self.eval(node), node)
+    def condition(self, node: ast.expr) -> Any:
+        return self.condition_of(self.eval(node), node)
 
-    def truth_of(self, test: Any, node: ast.expr) -> Any:
-        """What an `if` tests: a compile-time truth, or a run-time bool scalar."""
-        self.at(node)
+    def condition_of(self, test: Any, node: ast.expr) -> Any:
+        """Convert an operand to a condition: a compile-time bool, or a run-time bool scalar."""
+        self.locate(node)
         if isinstance(test, ir.Tensor | Method | Loop) or (isinstance(test, Value) and test.shape):
             cure = "use where(condition, a, b), combine tiles with & and |, or reduce first: .max(axis=0)"
             raise self.fail(TruthOfTile, f"{describe(test)} is neither true nor false", cure)
         if not isinstance(test, Value):
-            return self.now(bool, test)
+            return self.call_python(bool, test)
         return test if test.dtype is bool_ else self.builder.binary("ne", test, 0)
 
     # ---- subscripts --------------------------------------------------------------------------------------------------
 
-    def on_Subscript(self, node: ast.Subscript) -> Any:
+    def visit_Subscript(self, node: ast.Subscript) -> Any:
         owner = self.eval(node.value)
         subscript = self.subscript(node.slice)
-        self.at(node)
+        self.locate(node)
         if isinstance(owner, ir.Tensor):
             return indexing.load(self.builder, owner, subscript)
         if isinstance(owner, Value):
-            return self.reshape(owner, subscript)
+            return self.index_tile(owner, subscript)
         if not isinstance(owner, tuple):
             cure = "index tensors, tiles and tuples; pass tables in as tensors"
             if owner is None:
-                cure = LEFT_OUT
+                cure = OMITTED_CURE
             raise self.fail(BadIndex, f"{describe(owner)} cannot be indexed in a kernel", cure)
         parts = (subscript.start, subscript.stop, subscript.step) if isinstance(subscript, slice) else (subscript,)
         if any(isinstance(part, Value) for part in parts):
@@ -328,8 +330,8 @@ class Expressions(ABC):
             return slice(*parts)
         return self.eval(node)
 
-    def reshape(self, tile: Value, subscript: Any) -> Value:
-        """`x[:, None]` and `x[None, :]`."""
+    def index_tile(self, tile: Value, subscript: Any) -> Value:
+        """Lower `x[:, None]` and `x[None, :]`."""
         items = subscript if isinstance(subscript, tuple) else (subscript,)
         whole = [isinstance(i, slice) and i.start is None and i.stop is None and i.step is None for i in items]
         if any(i is not None and not w for i, w in zip(items, whole, strict=True)) or sum(whole) != len(tile.shape):
@@ -342,7 +344,7 @@ class Expressions(ABC):
 
     # ---- calls -------------------------------------------------------------------------------------------------------
 
-    def on_Call(self, node: ast.Call) -> Any:
+    def visit_Call(self, node: ast.Call) -> Any:
         function = self.eval(node.func)
         args: list[Any] = []
         for a in node.args:
@@ -351,21 +353,21 @@ class Expressions(ABC):
                 continue
             items = self.eval(a.value)
             if not isinstance(items, tuple):
-                self.at(a)
+                self.locate(a)
                 raise self.fail(UnsupportedPython, f"* before {describe(items)}", "only a tuple can be spread with *")
             args += items
         if any(k.arg is None for k in node.keywords):
-            self.at(node)
+            self.locate(node)
             raise self.fail(UnsupportedPython, "** in a call is not part of the kernel language", "name every argument")
         kwargs = {str(k.arg): self.eval(k.value) for k in node.keywords}
-        self.at(node)
+        self.locate(node)
         return self.call(function, tuple(args), kwargs)
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         handler = self.word_handler(function)
         if handler is not None:
             name = f".{function.name}" if isinstance(function, Method) else function.__name__
-            return self.word(name, handler, args, kwargs)
+            return self.call_word(name, handler, args, kwargs)
         if isinstance(function, types.FunctionType | Closure):
             return self.inline(function, args, kwargs)
         if isinstance(function, Value | ir.Tensor | Loop | vocabulary.Tensor) or not callable(function):
@@ -384,9 +386,9 @@ class Expressions(ABC):
             if name in vocabulary.__all__:
                 cure = f"use monotile.language.{name}"
             raise self.fail(NotCallable, f"{name!r} cannot be called with run-time values in a kernel", cure)
-        return self.now(function, *args, **kwargs)
+        return self.call_python(function, *args, **kwargs)
 
-    def word(self, name: str, handler: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_word(self, name: str, handler: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         signature = inspect.signature(handler)
         try:
             signature.bind(self, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Subscripts of tensors: which slice, or which scattered positions, `t[...]` means."""
+"""Subscripts of tensors: `t[...]` becomes a load, store or gather."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from ..ir.builder import Builder
 
 
 @dataclass
-class Dim:
-    """How one dimension of a tensor is indexed: at one position, over a run of positions, or at a tile of positions."""
+class DimIndex:
+    """Index of one dimension: `start` alone, `extent` positions from `start`, or a tile of positions."""
 
     start: Value | None = None
     extent: int | None = None
     tile: Value | None = None
-    along: int | None = None  # for a run given by a tile of rank 2: the dimension of that tile it lies along
+    along: int | None = None  # of a range written as a tile of rank 2: the dimension of that tile it varies along
 
 
 def load(b: Builder, tensor: Tensor, subscript: Any) -> Value:
-    dims = _parse(b, tensor, subscript)
+    dims = _parse_subscript(b, tensor, subscript)
     if any(d.tile is not None for d in dims):
         return _gather(b, tensor, dims)
-    value, order = _slice(b, tensor, dims), [d.along for d in dims if d.extent is not None]
+    value, order = _load_slice(b, tensor, dims), [d.along for d in dims if d.extent is not None]
     if order == [1, 0]:
         return b.trans(value)
     if len(order) == 1 and order[0] is not None:
@@ -34,7 +34,7 @@ def load(b: Builder, tensor: Tensor, subscript: Any) -> Value:
 
 
 def store(b: Builder, tensor: Tensor, subscript: Any, value: Any) -> None:
-    dims = _parse(b, tensor, subscript)
+    dims = _parse_subscript(b, tensor, subscript)
     if any(d.tile is not None or d.along is not None for d in dims):
         cure = "write t[rows, cols] = x with rows = start + arange(n)"
         raise b.fail(BadIndex, "a store goes to runs of positions, not to scattered ones", cure)
@@ -45,13 +45,13 @@ def store(b: Builder, tensor: Tensor, subscript: Any, value: Any) -> None:
         found = f"{tile.type} does not store into {tensor.name!r}, a tensor of {tensor.dtype}"
         raise b.fail(DTypeMismatch, found, f"cast it: .astype({tensor.name}.dtype)")
     tile = b.cast(tile, tensor.dtype)
-    tile = _fit(b, tile, shape)
+    tile = _broadcast_to_load_slice(b, tile, shape)
     operands = (tile, *(_start(d) for d in dims))
     b.emit("store", operands, tensor=tensor, extents=tuple(d.extent for d in dims), checked=(True,) * tensor.rank)
 
 
-def _fit(b: Builder, tile: Value, shape: tuple[int, ...]) -> Value:
-    """Broadcast what is stored to the slice it goes to."""
+def _broadcast_to_load_slice(b: Builder, tile: Value, shape: tuple[int, ...]) -> Value:
+    """Broadcast a stored tile to the slice it is assigned to."""
     if tile.shape == shape:
         return tile
     fits = len(tile.shape) <= len(shape) and all(
@@ -62,12 +62,12 @@ def _fit(b: Builder, tile: Value, shape: tuple[int, ...]) -> Value:
     return b.broadcast(tile, shape)
 
 
-def _start(dim: Dim) -> Value:
+def _start(dim: DimIndex) -> Value:
     assert dim.start is not None
     return dim.start
 
 
-def _slice(b: Builder, tensor: Tensor, dims: list[Dim]) -> Value:
+def _load_slice(b: Builder, tensor: Tensor, dims: list[DimIndex]) -> Value:
     shape = tuple(d.extent for d in dims if d.extent is not None)
     b.rank(len(shape))
     extents = tuple(d.extent for d in dims)
@@ -76,8 +76,8 @@ def _slice(b: Builder, tensor: Tensor, dims: list[Dim]) -> Value:
     return b.emit("load", operands, type_, tensor=tensor, extents=extents, checked=(True,) * tensor.rank).result
 
 
-def _gather(b: Builder, tensor: Tensor, dims: list[Dim]) -> Value:
-    """Positions that are not a run: every dimension gets an index of its own for each element of the result."""
+def _gather(b: Builder, tensor: Tensor, dims: list[DimIndex]) -> Value:
+    """Emit a gather: every dimension gets an index for each element of the result."""
     spread = [d for d in dims if d.extent is not None or d.tile is not None]
     orthogonal = all(d.tile is None or len(d.tile.shape) == 1 for d in spread) and all(d.along is None for d in spread)
     rank = len(spread) if orthogonal else 2
@@ -95,7 +95,7 @@ def _gather(b: Builder, tensor: Tensor, dims: list[Dim]) -> Value:
     return b.emit("gather", tuple(indices), Type(tensor.dtype, shape), tensor=tensor).result
 
 
-def _parse(b: Builder, tensor: Tensor, subscript: Any) -> list[Dim]:
+def _parse_subscript(b: Builder, tensor: Tensor, subscript: Any) -> list[DimIndex]:
     items = list(subscript) if isinstance(subscript, tuple) else [subscript]
     dots = [n for n, item in enumerate(items) if item is Ellipsis]
     if dots:
@@ -110,32 +110,32 @@ def _parse(b: Builder, tensor: Tensor, subscript: Any) -> list[Dim]:
     if deep and (flat or any(isinstance(i, slice) for i in items)):
         cure = "index with x[rows, cols] or with x[rows[:, None], cols[None, :]], not with a mixture"
         raise b.fail(BadIndex, "tiles of rank 2 and other runs in one subscript", cure)
-    dims = [_dim(b, tensor, n, item) for n, item in enumerate(items)]
+    dims = [_dim_index(b, tensor, n, item) for n, item in enumerate(items)]
     along = [d.along for d in dims if d.along is not None]
     if len(set(along)) != len(along) or (along and any(d.tile is not None for d in dims)):
-        dims = [d if d.along is None else Dim(tile=items[n]) for n, d in enumerate(dims)]
+        dims = [d if d.along is None else DimIndex(tile=items[n]) for n, d in enumerate(dims)]
     return dims
 
 
-def _dim(b: Builder, tensor: Tensor, n: int, item: Any) -> Dim:
+def _dim_index(b: Builder, tensor: Tensor, n: int, item: Any) -> DimIndex:
     if isinstance(item, slice):
-        return _from_slice(b, tensor, n, item)
-    value = _whole(b, tensor, item)
+        return _slice_index(b, tensor, n, item)
+    value = _integer_index(b, tensor, item)
     if not value.shape:
-        return Dim(start=value)
+        return DimIndex(start=value)
     form = linear(value)
-    if form is not None and value.shape == (1,) and not form.iotas:  # a run of one position
-        return Dim(start=to_scalar(b, form, value.dtype), extent=1)
+    if form is not None and value.shape == (1,) and not form.iotas:  # a tile of one position
+        return DimIndex(start=to_scalar(b, form, value.dtype), extent=1)
     if form is not None and list(form.iotas.values()) == [1]:
         ((along, _),) = form.iotas.items()
         if all(side == 1 for dim, side in enumerate(value.shape) if dim != along):
             start = to_scalar(b, Linear(form.const, form.terms), value.dtype)
-            return Dim(start=start, extent=value.shape[along], along=along if len(value.shape) == 2 else None)
-    return Dim(tile=value)
+            return DimIndex(start=start, extent=value.shape[along], along=along if len(value.shape) == 2 else None)
+    return DimIndex(tile=value)
 
 
-def _whole(b: Builder, tensor: Tensor, item: Any) -> Value:
-    """A subscript or end of a slice: whole numbers, and not Python's counting from the end."""
+def _integer_index(b: Builder, tensor: Tensor, item: Any) -> Value:
+    """Check a subscript or the end of a slice: an integer, and not negative, since nothing counts from the end."""
     if item is None:
         cure = f"load first, then add the dimension: {tensor.name}[rows][:, None]"
         raise b.fail(BadIndex, f"None in a subscript of the tensor {tensor.name!r}", cure)
@@ -152,13 +152,13 @@ def _whole(b: Builder, tensor: Tensor, item: Any) -> Value:
     return value
 
 
-def _from_slice(b: Builder, tensor: Tensor, n: int, item: slice) -> Dim:
+def _slice_index(b: Builder, tensor: Tensor, n: int, item: slice) -> DimIndex:
     length = tensor.dims[n]
     if item.step is not None:
         cure = "take every element, or give a tile of positions"
         raise b.fail(BadIndex, "slices with a step are not supported", cure)
-    start = _whole(b, tensor, 0 if item.start is None else item.start)
-    stop = None if item.stop is None else _whole(b, tensor, item.stop)
+    start = _integer_index(b, tensor, 0 if item.start is None else item.start)
+    stop = None if item.stop is None else _integer_index(b, tensor, item.stop)
     if start.shape or (stop is not None and stop.shape):
         raise b.fail(BadIndex, "a slice begins and ends at single positions", f"write {tensor.name}[rows]")
     low = linear(start)
@@ -167,10 +167,10 @@ def _from_slice(b: Builder, tensor: Tensor, n: int, item: slice) -> Dim:
             found = f"dimension {n} of {tensor.name!r} has a length known only at run time"
             cure = "name the dimension after a Const, or write start + arange(n) in place of the slice"
             raise b.fail(ShapeNotConstant, found, cure)
-        return Dim(start=start, extent=b.side(length - low.const))
+        return DimIndex(start=start, extent=b.side(length - low.const))
     high = linear(stop)
     extent = high - low if low is not None and high is not None else None
     if extent is None or not extent.is_const:
         cure = "write start : start + n with n constant, or start + arange(n)"
         raise b.fail(ShapeNotConstant, f"the length of this slice of {tensor.name!r} is not constant", cure)
-    return Dim(start=start, extent=b.side(extent.const))
+    return DimIndex(start=start, extent=b.side(extent.const))

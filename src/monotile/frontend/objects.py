@@ -1,4 +1,4 @@
-"""What a name of a kernel can hold besides numbers and IR values, and how messages call it."""
+"""Compile-time objects that a kernel's names may hold besides numbers and IR values, and their names in messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .source import FunctionNode
 
 @dataclass
 class Loop:
-    """What a `for` runs over when its bounds are known only at run time."""
+    """The iterable of a `for` whose bounds are known only at run time."""
 
     low: Value
     high: Value
@@ -24,24 +24,24 @@ class Loop:
 
 @dataclass(eq=False)
 class Closure:
-    """A function or lambda written inside a kernel. Its defaults are what they were where it was written."""
+    """A function or lambda defined inside a kernel. Defaults are evaluated where it is defined."""
 
     node: FunctionNode
-    scope: Any  # the front end of the function it was written in
+    enclosing: Any  # the FunctionBuilder of the function it is defined in
     defaults: tuple[Any, ...]
     keyword_defaults: dict[str, Any]
 
 
 @dataclass
 class Method:
-    """A word reached through a dot: `x.sum`, `x.astype`."""
+    """A method of a tile before its call: `x.sum`, `x.astype`."""
 
     name: str
     owner: Value
 
 
 def describe(item: Any) -> str:
-    """What something is, for a message."""
+    """Describe an object for a message."""
     if isinstance(item, Value):
         return f"a {'tile' if item.shape else 'scalar'} {item.type}"
     if isinstance(item, ir.Tensor):

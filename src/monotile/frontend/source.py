@@ -1,4 +1,4 @@
-"""Finding the Python source of a function, and turning places in it into `Loc`s."""
+"""Find the Python source of a function and make source locations (`Loc`) of its syntax nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FunctionNode: TypeAlias = ast.FunctionDef | ast.Lambda
 
 @lru_cache(maxsize=64)
 def _functions(lines: tuple[str, ...]) -> dict[int, list[FunctionNode]]:
-    """Every function and lambda of a file, from the outside in, by the line where its code begins."""
+    """Return every function and lambda of a file by its first line, outer functions before inner ones."""
     found: dict[int, list[FunctionNode]] = {}
     for node in ast.walk(ast.parse("".join(lines))):
         if isinstance(node, ast.FunctionDef | ast.Lambda):
@@ -27,7 +27,7 @@ def _functions(lines: tuple[str, ...]) -> dict[int, list[FunctionNode]]:
 
 
 def function_node(function: types.FunctionType) -> FunctionNode:
-    """The syntax tree of a function or lambda, with line numbers of its own file."""
+    """Return the syntax tree of a function or lambda, with line numbers of its file."""
     code = function.__code__
     cure = "define the function with def or lambda in a file or a notebook cell"
     linecache.checkcache(code.co_filename)
@@ -41,7 +41,7 @@ def function_node(function: types.FunctionType) -> FunctionNode:
     found = [n for n in functions.get(code.co_firstlineno, ()) if _matches(n, code)]
     if len(found) > 1:
         covering = [n for n in found if _covers(n, code)]
-        # Of a lambda inside a lambda both cover the inner one's code; walking goes from the outside in.
+        # Of nested lambdas, both cover the inner one's code; outer functions come first.
         found = covering[-1:]
     if not found:
         raise NoSource(f"the source of {code.co_name!r} is not in {code.co_filename}; has the file changed?", cure)
@@ -60,7 +60,7 @@ def _arguments(code: types.CodeType) -> list[str]:
 
 
 def _covers(node: FunctionNode, code: types.CodeType) -> bool:
-    """Two lambdas on one line are told apart by where their instructions point."""
+    """Tell lambdas on one line apart by the source positions of their instructions."""
     inside = node.body if isinstance(node, ast.Lambda) else node
     spots = {(line, col) for line, _, col, _ in code.co_positions() if line is not None and col is not None}
     start, end = (inside.lineno, inside.col_offset), (inside.end_lineno or 0, inside.end_col_offset or 0)
@@ -69,7 +69,7 @@ def _covers(node: FunctionNode, code: types.CodeType) -> bool:
 
 
 def place(node: ast.AST, file: str) -> Loc:
-    """Where a node stands, for carets."""
+    """Return the source location of a node."""
     line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
     text = linecache.getline(file, line).rstrip("\n")
     end = getattr(node, "end_col_offset", None)
@@ -81,7 +81,7 @@ def place(node: ast.AST, file: str) -> Loc:
 
 
 def namespace(function: types.FunctionType) -> dict[str, Any]:
-    """The names a function sees besides its own: captured variables. Globals are looked up when read."""
+    """Return a function's closure variables by name. Globals are looked up when read."""
     cells = function.__closure__ or ()
     captured = {}
     for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
@@ -93,7 +93,7 @@ def namespace(function: types.FunctionType) -> dict[str, Any]:
 
 
 def as_load(target: ast.expr) -> ast.expr:
-    """The expression that reads what an assignment to `target` writes."""
+    """Return the expression that reads the target of an augmented assignment."""
     if isinstance(target, ast.Name):
         return ast.Name(target.id, ast.Load())
     if isinstance(target, ast.Subscript):

@@ -1,4 +1,4 @@
-"""Python that kernels do not have, by the names of its syntax nodes: how it is called in a message, and the cure."""
+"""Python syntax that kernels do not support: its name in messages, and the cure, by the name of the syntax node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words of a kernel. They have meaning inside a function under `@kernel`; called from Python they raise.
+"""The words of the kernel language. Functions under `@kernel` are compiled from them; called from Python they raise.
 
 Users import them from `monotile.language`; docs/guide/language.md is the manual."""
 
@@ -17,11 +17,11 @@ inf = math.inf
 
 
 class Const:
-    """Marks a compile-time parameter: an int, float, bool, None, dtype, tuple or function."""
+    """Mark a compile-time parameter: an int, float, bool, None, dtype, tuple or function."""
 
 
 class Tensor:
-    """Annotates a tensor with its shape: `Tensor["M K"]`. A name that is also a Const parameter is a compile-time
+    """Annotate a tensor with its shape: `Tensor["M K"]`. A name that is also a Const parameter is a compile-time
     length and binds that Const; equal names must have equal lengths; a number is a fixed length; `_` is any length."""
 
     def __init__(self, dims: tuple[str | int, ...]) -> None:
@@ -36,7 +36,7 @@ class Tensor:
 
 
 def word(function: F) -> F:
-    """A name of the language. The front end recognises the function object and never runs it."""
+    """Declare a word. The front end recognises the function object and never runs it."""
 
     def stand_in(*args: Any, **kwargs: Any) -> Any:
         name = function.__name__
@@ -70,7 +70,7 @@ def zeros(shape: Any, dtype: DType = float32) -> Any:
 
 @word
 def where(condition: Any, yes: Any, no: Any) -> Any:
-    """`yes` where the condition holds, `no` elsewhere. What is not chosen never matters, not even a NaN."""
+    """`yes` where the condition holds, `no` elsewhere. The value not selected never matters, not even a NaN."""
 
 
 @word
@@ -115,7 +115,7 @@ def sqrt(x: Any) -> Any:
 
 @word
 def reciprocal(x: Any) -> Any:
-    """1 / x to within 2 units in the last place: quicker than a division, which is rounded correctly."""
+    """1 / x to within 2 units in the last place: faster than a division, which is correctly rounded."""
 
 
 @word
@@ -130,12 +130,12 @@ def abs(x: Any) -> Any:
 
 @word
 def maximum(a: Any, b: Any) -> Any:
-    """The greater of two; where one is NaN, the other."""
+    """The greater of two; if one is NaN, the other."""
 
 
 @word
 def minimum(a: Any, b: Any) -> Any:
-    """The lesser of two; where one is NaN, the other."""
+    """The lesser of two; if one is NaN, the other."""
 
 
 @word
@@ -145,26 +145,26 @@ def sum(x: Any, axis: int) -> Any:
 
 @word
 def max(x: Any, axis: int) -> Any:
-    """Maximum along an axis, NaNs aside (-inf if there is nothing else)."""
+    """Maximum along an axis, ignoring NaN (-inf if every element is NaN)."""
 
 
 @word
 def min(x: Any, axis: int) -> Any:
-    """Minimum along an axis, NaNs aside (inf if there is nothing else)."""
+    """Minimum along an axis, ignoring NaN (inf if every element is NaN)."""
 
 
 @word
 def blocks(length: Any, step: int, visible: Callable[[Any], Any] | None = None) -> Any:
     """`for j in blocks(length, step, visible)`: j = 0, step, 2 * step, ... below length.
 
-    `visible` takes the tile of positions `j + arange(step)` and gives a bool tile. What it hides may be
-    left out: a block in which it is False everywhere, a row of which it hides every position, or single positions of a
-    fold. So what it hides must change nothing."""
+    `visible` maps the tile of positions `j + arange(step)` to a bool tile. The compiler may skip what it hides: a block
+    in which it is False everywhere, a row all of whose positions it hides, or single positions of a reduction. So
+    hidden positions must not affect the result."""
 
 
 @word
 def static_range(*bounds: int) -> Any:
-    """Like range, but the loop is written out at compile time and its variable is a constant."""
+    """Like range, but the loop is unrolled at compile time and its variable is a constant."""
 
 
 __all__ = [

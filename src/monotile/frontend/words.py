@@ -1,4 +1,6 @@
-"""What each word of the language builds. The keys are the words, and the Python builtins that mean the same."""
+"""Build the IR of each word of the language, and of the Python builtins that mean the same.
+
+A handler takes the expression builder `s` of the call and the call's arguments."""
 
 from __future__ import annotations
 
@@ -13,21 +15,21 @@ from ..dtypes import DType, bool_, float32, int32
 from ..errors import BadStep, DTypeMismatch, ShapeNotConstant, WrongCall
 from ..ir import Value
 from . import vocabulary
-from .expressions import Expressions
+from .expressions import ExpressionBuilder
 from .objects import Loop, Method, describe
 
 MAX_UNROLLED = 4096
 
 
-def _program_id(s: Expressions, *counts: Any) -> Any:
+def _program_id(s: ExpressionBuilder, *counts: Any) -> Any:
     if not counts:
         raise s.fail(WrongCall, "program_id needs the size of the grid", "program_id(cdiv(n, BLOCK))")
-    ids = s.builder.program_id([_position(s, c) for c in counts])
+    ids = s.builder.program_id([_int32(s, c) for c in counts])
     return ids[0] if len(ids) == 1 else ids
 
 
-def _whole(s: Expressions, item: Any) -> Any:
-    """One whole number."""
+def _integer(s: ExpressionBuilder, item: Any) -> Any:
+    """Check that an argument is one integer."""
     item = s.number(item)
     if isinstance(item, Value) and not item.shape and item.dtype.is_int:
         return item
@@ -37,48 +39,48 @@ def _whole(s: Expressions, item: Any) -> Any:
     raise s.fail(WrongCall, found, "use an int or an integer scalar")
 
 
-def _position(s: Expressions, item: Any) -> Any:
-    """A whole number that counts programs or positions: these are int32."""
-    item = _whole(s, item)
+def _int32(s: ExpressionBuilder, item: Any) -> Any:
+    """Check that an argument is one integer of at most 32 bits, as sizes of grids and bounds of loops are."""
+    item = _integer(s, item)
     if isinstance(item, Value) and item.dtype.bits > 32:
         raise s.fail(DTypeMismatch, f"grids and loops count in int32, found {item.type}", "cast it: .astype(int32)")
     return item
 
 
-def _element(s: Expressions, dtype: Any) -> DType:
+def _dtype(s: ExpressionBuilder, dtype: Any) -> DType:
     if isinstance(dtype, DType):
         return dtype
     cure = "use float32, float16, bfloat16, int64, int32, int8, uint8 or bool_ of monotile.language"
     raise s.fail(WrongCall, f"an element type is needed here, found {describe(dtype)}", cure)
 
 
-def _arange(s: Expressions, n: Any) -> Value:
+def _arange(s: ExpressionBuilder, n: Any) -> Value:
     return s.builder.arange(n)
 
 
-def _full(s: Expressions, shape: Any, value: Any, dtype: Any = None) -> Value:
+def _full(s: ExpressionBuilder, shape: Any, value: Any, dtype: Any = None) -> Value:
     sides = shape if isinstance(shape, tuple) else (shape,)
     value = s.number(value)
     if dtype is not None:
-        element = _element(s, dtype)
+        element = _dtype(s, dtype)
         value = s.builder.cast(s.builder.value(value, element), element)
     return s.builder.full(value, sides)
 
 
-def _zeros(s: Expressions, shape: Any, dtype: Any = float32) -> Value:
+def _zeros(s: ExpressionBuilder, shape: Any, dtype: Any = float32) -> Value:
     return _full(s, shape, False if dtype is bool_ else 0, dtype)
 
 
 def _unary(kind: str, plain: Callable[[Any], Any]) -> Callable[..., Any]:
-    def build(s: Expressions, x: Any) -> Any:
+    def build(s: ExpressionBuilder, x: Any) -> Any:
         x = s.number(x)
-        return s.builder.unary(kind, x) if isinstance(x, Value) else s.now(plain, x)
+        return s.builder.unary(kind, x) if isinstance(x, Value) else s.call_python(plain, x)
 
     return build
 
 
 def _binary(kind: str, plain: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    def build(s: Expressions, a: Any, b: Any) -> Any:
+    def build(s: ExpressionBuilder, a: Any, b: Any) -> Any:
         a, b = s.number(a), s.number(b)
         if isinstance(a, Value) or isinstance(b, Value):
             return s.builder.binary(kind, a, b)
@@ -87,15 +89,15 @@ def _binary(kind: str, plain: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     return build
 
 
-def _fma(s: Expressions, a: Any, b: Any, c: Any) -> Any:
+def _fma(s: ExpressionBuilder, a: Any, b: Any, c: Any) -> Any:
     a, b, c = s.number(a), s.number(b), s.number(c)
     if any(isinstance(x, Value) for x in (a, b, c)):
         return s.builder.fma(a, b, c)
-    return s.now(lambda a, b, c: a * b + c, a, b, c)
+    return s.call_python(lambda a, b, c: a * b + c, a, b, c)
 
 
 def _reduce(kind: str) -> Callable[..., Any]:
-    def build(s: Expressions, x: Any, axis: Any = None) -> Any:
+    def build(s: ExpressionBuilder, x: Any, axis: Any = None) -> Any:
         if not isinstance(x, Value) or not x.shape:
             found = f"{kind} along an axis needs a tile, found {describe(x)}"
             raise s.fail(WrongCall, found, "give a tile: load one with t[rows]")
@@ -110,10 +112,10 @@ def _reduce(kind: str) -> Callable[..., Any]:
     return build
 
 
-def _extreme(kind: str) -> Callable[..., Any]:
-    """Python's max and min: over an axis of a tile, or of several numbers."""
+def _python_extremum(kind: str) -> Callable[..., Any]:
+    """Build Python's max or min: along an axis of a tile, or of several numbers."""
 
-    def build(s: Expressions, *args: Any, axis: Any = None) -> Any:
+    def build(s: ExpressionBuilder, *args: Any, axis: Any = None) -> Any:
         if len(args) == 1 and isinstance(args[0], Value):
             return _reduce(kind)(s, args[0], axis)
         items = args[0] if len(args) == 1 and isinstance(args[0], tuple) else args
@@ -127,14 +129,14 @@ def _extreme(kind: str) -> Callable[..., Any]:
     return build
 
 
-def _where(s: Expressions, condition: Any, yes: Any, no: Any) -> Any:
+def _where(s: ExpressionBuilder, condition: Any, yes: Any, no: Any) -> Any:
     condition, yes, no = s.number(condition), s.number(yes), s.number(no)
     if isinstance(condition, Value):
         return s.builder.where(condition, yes, no)
     return s.builder.choose(bool(condition), yes, no)
 
 
-def _dot(s: Expressions, a: Any, b: Any) -> Value:
+def _dot(s: ExpressionBuilder, a: Any, b: Any) -> Value:
     for item in (a, b):
         if not isinstance(item, Value):
             cure = "load tiles first: dot(a[rows, inner], b[inner, cols])"
@@ -142,22 +144,22 @@ def _dot(s: Expressions, a: Any, b: Any) -> Value:
     return s.builder.dot(a, b)
 
 
-def _cdiv(s: Expressions, a: Any, b: Any) -> Any:
-    return s.builder.cdiv(_whole(s, a), _whole(s, b))
+def _cdiv(s: ExpressionBuilder, a: Any, b: Any) -> Any:
+    return s.builder.cdiv(_integer(s, a), _integer(s, b))
 
 
-def _range(s: Expressions, *bounds: Any) -> Loop:
+def _range(s: ExpressionBuilder, *bounds: Any) -> Loop:
     if not 1 <= len(bounds) <= 3:
         raise s.fail(WrongCall, f"range takes 1 to 3 arguments, found {len(bounds)}", "write range(low, high, step)")
     low, high, step = {1: (0, *bounds, 1), 2: (*bounds, 1), 3: bounds}[len(bounds)]
-    return _loop(s, low, high, step, None)
+    return _runtime_loop(s, low, high, step, None)
 
 
-def _blocks(s: Expressions, length: Any, step: Any, visible: Any = None) -> Loop:
-    return _loop(s, 0, length, step, visible)
+def _blocks(s: ExpressionBuilder, length: Any, step: Any, visible: Any = None) -> Loop:
+    return _runtime_loop(s, 0, length, step, visible)
 
 
-def _loop(s: Expressions, low: Any, high: Any, step: Any, visible: Any) -> Loop:
+def _runtime_loop(s: ExpressionBuilder, low: Any, high: Any, step: Any, visible: Any) -> Loop:
     if isinstance(step, Value):
         raise s.fail(ShapeNotConstant, "the step of a loop is only known at run time", "make the step a Const")
     if isinstance(step, bool) or not isinstance(step, int) or not 1 <= step < 2**31:
@@ -166,49 +168,49 @@ def _loop(s: Expressions, low: Any, high: Any, step: Any, visible: Any) -> Loop:
             found = f"the step of a loop must be a positive whole number, found {step}"
         raise s.fail(BadStep, found, "count upwards; inside the loop use high - 1 - j")
     b = s.builder
-    ends = [b.cast(_position(s, x), int32) for x in (low, high)]
+    ends = [b.cast(_int32(s, x), int32) for x in (low, high)]
     return Loop(ends[0], ends[1], step, visible)
 
 
-def _static_range(s: Expressions, *bounds: Any) -> range:
+def _static_range(s: ExpressionBuilder, *bounds: Any) -> range:
     for bound in bounds:
         if isinstance(bound, bool) or not isinstance(bound, int):
             found = f"static_range needs constant bounds, found {describe(bound)}"
             raise s.fail(ShapeNotConstant, found, "use range for run-time bounds")
     try:
-        rounds = range(*bounds)
-        if len(rounds) <= MAX_UNROLLED:
-            return rounds
+        iterations = range(*bounds)
+        if len(iterations) <= MAX_UNROLLED:
+            return iterations
     except (TypeError, ValueError) as error:
         raise s.fail(BadStep, f"static_range: {error}", "write static_range(low, high, step)") from None
     except OverflowError:
         pass
-    raise s.fail(BadStep, f"static_range of more than {MAX_UNROLLED} rounds", "use range, which is not written out")
+    raise s.fail(BadStep, f"static_range of more than {MAX_UNROLLED} iterations", "use range, which is not unrolled")
 
 
-def _number(dtype: DType, plain: type) -> Callable[..., Any]:
-    def build(s: Expressions, x: Any) -> Any:
-        return s.builder.cast(x, dtype) if isinstance(x, Value) else s.now(plain, s.number(x))
+def _conversion(dtype: DType, plain: type) -> Callable[..., Any]:
+    def build(s: ExpressionBuilder, x: Any) -> Any:
+        return s.builder.cast(x, dtype) if isinstance(x, Value) else s.call_python(plain, s.number(x))
 
     return build
 
 
 def _astype(owner: Value) -> Callable[..., Any]:
-    def build(s: Expressions, dtype: Any) -> Any:
-        return s.builder.cast(owner, _element(s, dtype))
+    def build(s: ExpressionBuilder, dtype: Any) -> Any:
+        return s.builder.cast(owner, _dtype(s, dtype))
 
     return build
 
 
-def _fold(kind: str, owner: Value) -> Callable[..., Any]:
-    def build(s: Expressions, axis: Any = None) -> Any:
+def _reduction_method(kind: str, owner: Value) -> Callable[..., Any]:
+    def build(s: ExpressionBuilder, axis: Any = None) -> Any:
         return _reduce(kind)(s, owner, axis)
 
     return build
 
 
 def handler(function: Any) -> Callable[..., Any] | None:
-    """Return what builds a word, or a method such as `x.astype` or `x.sum`; None for everything else."""
+    """Return the handler of a word or of a method such as `x.astype` or `x.sum`; None for other callables."""
     if isinstance(function, Method):
         return _method(function)
     known = isinstance(function, types.FunctionType | types.BuiltinFunctionType | type)
@@ -216,7 +218,7 @@ def handler(function: Any) -> Callable[..., Any] | None:
 
 
 def _method(target: Method) -> Callable[..., Any]:
-    return _astype(target.owner) if target.name == "astype" else _fold(target.name, target.owner)
+    return _astype(target.owner) if target.name == "astype" else _reduction_method(target.name, target.owner)
 
 
 WORDS: dict[Any, Callable[..., Any]] = {
@@ -244,11 +246,11 @@ WORDS: dict[Any, Callable[..., Any]] = {
     vocabulary.blocks: _blocks,
     vocabulary.static_range: _static_range,
     builtins.abs: _unary("abs", builtins.abs),
-    builtins.max: _extreme("max"),
-    builtins.min: _extreme("min"),
+    builtins.max: _python_extremum("max"),
+    builtins.min: _python_extremum("min"),
     builtins.sum: _reduce("sum"),
     range: _range,
-    float: _number(float32, float),
-    int: _number(int32, int),
-    bool: _number(dtypes.bool_, bool),
+    float: _conversion(float32, float),
+    int: _conversion(int32, int),
+    bool: _conversion(dtypes.bool_, bool),
 }

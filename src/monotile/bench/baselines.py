@@ -117,9 +117,8 @@ def markdown(report: Report) -> str:
 
 
 def _page(report: Report, facts: list[str], tables: list[str]) -> str:
-    slug = report["device"]["slug"]
-    origin = f"`monotile snap` writes this page from {slug}.json; [performance.md]({GUIDE}) says how to read it."
-    return "\n\n".join([f"# {slug}", origin, "\n".join(facts), *tables]) + "\n"
+    origin = f"`monotile snap` writes this page from the JSON beside it; [performance.md]({GUIDE}) says how to read it."
+    return "\n\n".join([f"# {report['device']['slug']}", origin, "\n".join(facts), *tables]) + "\n"
 
 
 def _parts_cpu(report: Report) -> tuple[list[str], list[str]]:

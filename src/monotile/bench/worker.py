@@ -68,14 +68,14 @@ def measure(row: Row, threads: int, rounds: RoundLimits) -> dict[str, Any]:
     limits = {kind: probes(kind, threads) for kind in call.work}
     probing = {p.name: p.run for found in limits.values() for p in found}
     times = interleave(entries | probing, rounds, settle=threads > 1)
-    found = {name: summary(times[name], call.calls) for name in entries if not name.startswith("torch ")}
-    asked = {name: summary(times[name], call.calls) for name in entries if name.startswith("torch ")}
-    if asked:
-        way = min(asked, key=lambda name: asked[name]["best_s"])
-        found["torch"], result["torch"]["way"] = asked[way], way.removeprefix("torch ")
-    best = found["monotile"]["best_s"]
-    result |= {"rounds": len(times["monotile"]), "note": call.note, "times": found}
-    result["ratios"] = {name: found[name]["best_s"] / best for name in found if name != "monotile"}
+    summaries = {name: summary(times[name], call.calls) for name in entries}
+    variants = {name: summaries.pop(name) for name in list(summaries) if name.startswith("torch ")}
+    if variants:
+        fastest = min(variants, key=lambda name: variants[name]["best_s"])
+        summaries["torch"], result["torch"]["way"] = variants[fastest], fastest.removeprefix("torch ")
+    best = summaries["monotile"]["best_s"]
+    result |= {"rounds": len(times["monotile"]), "note": call.note, "times": summaries}
+    result["ratios"] = {name: t["best_s"] / best for name, t in summaries.items() if name != "monotile"}
     result["limits"] = [
         {
             "kind": kind,

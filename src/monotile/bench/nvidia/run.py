@@ -71,7 +71,7 @@ def run(
     quick, only = options.quick, options.only
     wanted = [s for s in shapes if (suite.matches(s.name, only) if only else s.quick or not quick)]
     if not wanted:
-        raise MonotileError(f"no row has words that begin as those of {only!r}; try prefill, decode, D128 or causal")
+        raise MonotileError(f"no row matches the filter {only!r}; try prefill, decode, D128 or causal")
     begin, gpu = time.perf_counter(), gpu or Gpu()
     lists: Report = {name: [] for name in ("doubts", "rows", "wrong", "starts", "left_out")}
     report: Report = {**_setting(gpu, options), "filter": only, **lists}
@@ -164,28 +164,28 @@ def _device(
     best: Report,
 ) -> Report:  # fmt: skip
     """Time a row on the GPU beside torch, and compare it with the limits `best`."""
-    asked = try_variants(shape, inputs, sample, gpu, options.flex)
-    entries = {"monotile": mine, **{f"torch {way}": run for way, run in asked.pop("runs").items()}}
+    torch = try_variants(shape, inputs, sample, gpu, options.flex)
+    entries = {"monotile": mine, **{f"torch {name}": run for name, run in torch.pop("runs").items()}}
     if shape.extra:
         entries["no option"] = partial(
             ops.attention, inputs.q, inputs.k, inputs.v, causal=shape.causal, backend="nvidia"
         )
     times, notes = interleave(entries, gpu, options.round_limits, cold=shape.Nq == 1)
-    found = {name: summary(t) for name, t in times.items()}
-    ways = {name: found.pop(name) for name in list(found) if name.startswith("torch ")}
-    if ways:
-        way = min(ways, key=lambda name: ways[name]["median_s"])
-        found["torch"], asked["way"] = ways[way], way.removeprefix("torch ")
-        asked["times"] = {name.removeprefix("torch "): t for name, t in ways.items()}
-    median = found["monotile"]["median_s"]
-    ratios = {name: t["median_s"] / median for name, t in found.items() if name != "monotile"}
+    summaries = {name: summary(t) for name, t in times.items()}
+    variants = {name: summaries.pop(name) for name in list(summaries) if name.startswith("torch ")}
+    if variants:
+        fastest = min(variants, key=lambda name: variants[name]["median_s"])
+        summaries["torch"], torch["way"] = variants[fastest], fastest.removeprefix("torch ")
+        torch["times"] = {name.removeprefix("torch "): t for name, t in variants.items()}
+    median = summaries["monotile"]["median_s"]
+    ratios = {name: t["median_s"] / median for name, t in summaries.items() if name != "monotile"}
     if "no option" in ratios:  # of rates: a window has less work
         ratios["no option"] *= shape.flops / shape.plain.flops
     kind, work = ("read", shape.key_bytes) if shape.Nq == 1 else ("flop", shape.flops)
     limit = {"kind": kind, "rate_per_s": work / median, "best_per_s": best[kind]["best_per_s"]}
     limit["share"] = limit["rate_per_s"] / limit["best_per_s"]
-    about = {"torch": asked, "rounds": len(times["monotile"]), "note": "; ".join(notes)}
-    return {**about, "times": found, "ratios": ratios, "limit": limit}
+    about = {"torch": torch, "rounds": len(times["monotile"]), "note": "; ".join(notes)}
+    return {**about, "times": summaries, "ratios": ratios, "limit": limit}
 
 
 def try_variants(shape: GpuShape, inputs: Inputs, sample: Sample, gpu: Gpu, flex: peers.Flex) -> Report:
@@ -240,9 +240,9 @@ def _host(shape: GpuShape, mine: Callable[[], Any], inputs: Inputs, gpu: Gpu, ca
                 run()
             times[name].append((time.perf_counter() - begin) / calls)
             gpu.synchronize()
-    found = {name: summary(t) for name, t in times.items()}
-    ratios = {"torch": found["torch"]["median_s"] / found["monotile"]["median_s"]}
-    return {"rounds": HOST_ROUNDS, "times": found, "ratios": ratios, "torch": {"way": "sdpa"}}
+    summaries = {name: summary(t) for name, t in times.items()}
+    ratios = {"torch": summaries["torch"]["median_s"] / summaries["monotile"]["median_s"]}
+    return {"rounds": HOST_ROUNDS, "times": summaries, "ratios": ratios, "torch": {"way": "sdpa"}}
 
 
 # ---- timing ----------------------------------------------------------------------------------------------------------

@@ -57,12 +57,12 @@ def test_what_cannot_fit_is_never_tried() -> None:
     assert tune.shared_bytes(128, 128, 128, 2, Schedule(8, 3)) == 224 * 1024 <= SHARED_BYTES
     assert tune.shared_bytes(128, 64, 256, 2, Schedule(8, 2)) == 192 * 1024
     assert tune.shared_bytes(64, 64, 512, 2, Schedule(8, 1)) == 128 * 1024
-    assert tune.shared_bytes(64, 128, 128, 2, Schedule(4, 2, programs=2)) == 160 * 1024
+    assert tune.shared_bytes(64, 128, 128, 2, Schedule(4, 2, consumers=2)) == 160 * 1024
     assert not tune.fits(128, 128, 128, 2, Schedule(8, 4))
     assert not tune.fits(128, 64, 512, 2, Schedule(8, 1)), "the sums of 128 rows of 512 are 256 registers of a thread"
     small = list(tune.candidates(KEY, most=100 * 1024))
-    assert any(c.schedule.programs == 2 for c in tune.candidates(KEY))
-    assert not any(c.schedule.programs for c in tune.candidates(replace(KEY, dtype="float32")))
+    assert any(c.schedule.consumers == 2 for c in tune.candidates(KEY))
+    assert not any(c.schedule.consumers for c in tune.candidates(replace(KEY, dtype="float32")))
     assert 0 < len(small) < len(list(tune.candidates(KEY)))
 
 
@@ -205,7 +205,7 @@ def test_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_was_tuned_is_not_for_kernels_that_need_more_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tuning measures a kernel that makes no copies of blocks; with a mask the same blocks may not fit."""
-    found = Choice({"BQ": 64, "BK": 128}, Schedule(4, 2, programs=2))
+    found = Choice({"BQ": 64, "BK": 128}, Schedule(4, 2, consumers=2))
     monkeypatch.setattr(choices, "_tuned", lambda *key: found)
     monkeypatch.setattr(choices, "architecture", lambda device: "sm_90")
     assert choices.forward(128, bfloat16, "cuda:0") is found
@@ -220,7 +220,7 @@ def test_groups_go_on_where_keys_are_few(keys: int, causal: bool, laps: bool, mo
     monkeypatch.setattr(choices, "architecture", lambda device: choices.MEASURED)
     monkeypatch.setattr(choices, "_shares", lambda: True)
     monkeypatch.setattr(choices, "_tuned", lambda *key: None)
-    assert choices.forward(128, bfloat16, "cuda:0", keys=keys, causal=causal).schedule.laps is laps
-    assert choices.forward(128, bfloat16, "cuda:0", keys=keys, causal=causal, capped=True).schedule.laps
-    assert not choices.forward(64, bfloat16, "cuda:0", keys=keys, causal=causal).schedule.laps
-    assert not choices.forward(128, bfloat16, "cuda:0", keys=keys, causal=causal, cleans=True).schedule.laps
+    assert choices.forward(128, bfloat16, "cuda:0", keys=keys, causal=causal).schedule.persistent is laps
+    assert choices.forward(128, bfloat16, "cuda:0", keys=keys, causal=causal, capped=True).schedule.persistent
+    assert not choices.forward(64, bfloat16, "cuda:0", keys=keys, causal=causal).schedule.persistent
+    assert not choices.forward(128, bfloat16, "cuda:0", keys=keys, causal=causal, cleans=True).schedule.persistent

@@ -15,8 +15,8 @@ from ...dtypes import DType
 from ...library import blocks as schedule
 
 MEASURED = "sm_90"
-# Up to so many keys a forward program's start and end count for more than a slightly slower loop: groups of programs go
-# on (Schedule.laps). Measured at D 128; at D 64 and 256 they are slower or no faster. With softcap, which is bound by
+# Up to so many keys a forward program's start and end count for more than a slightly slower loop: CTAs are
+# persistent. Measured at D 128; at D 64 and 256 they are slower or no faster. With softcap, which is bound by
 # special functions, they are faster at any length.
 SHORT, SHORT_CAUSAL = 1024, 8192
 LEAST_KEYS = 128  # of a split: fewer do not outweigh its output
@@ -74,10 +74,10 @@ def _forward_table(laps: bool) -> tuple[tuple[int, Choice], ...]:
     from .schedule import Schedule
 
     return (
-        (64, Choice({"BQ": 64, "BK": 128}, Schedule(4, 3, programs=3, registers=160))),
-        (128, Choice({"BQ": 64, "BK": 128}, Schedule(4, 2, programs=2, registers=232, laps=laps))),
-        (256, Choice({"BQ": 64, "BK": 64}, Schedule(4, 2, programs=2))),
-        (512, Choice({"BQ": 64, "BK": 64}, Schedule(8, 1, programs=1))),
+        (64, Choice({"BQ": 64, "BK": 128}, Schedule(4, 3, consumers=3, registers=160))),
+        (128, Choice({"BQ": 64, "BK": 128}, Schedule(4, 2, consumers=2, registers=232, persistent=laps))),
+        (256, Choice({"BQ": 64, "BK": 64}, Schedule(4, 2, consumers=2))),
+        (512, Choice({"BQ": 64, "BK": 64}, Schedule(8, 1, consumers=1))),
     )
 
 
@@ -86,12 +86,12 @@ def _cleaning_table(masked: bool) -> tuple[tuple[int, Choice], ...]:
     """The same for kernels that make copies. With a mask's tile three programs of D 64 have too few registers."""
     from .schedule import Schedule
 
-    three, two = Schedule(4, 3, programs=3, registers=152), Schedule(4, 3, programs=2, registers=240)
+    three, two = Schedule(4, 3, consumers=3, registers=152), Schedule(4, 3, consumers=2, registers=240)
     return (
         (64, Choice({"BQ": 64, "BK": 128}, two if masked else three)),
-        (128, Choice({"BQ": 64, "BK": 128}, Schedule(4, 2, programs=2, registers=240 if masked else 232))),
-        (256, Choice({"BQ": 64, "BK": 32}, Schedule(4, 2, programs=2, registers=232))),
-        (512, Choice({"BQ": 64, "BK": 32}, Schedule(8, 1, programs=1))),
+        (128, Choice({"BQ": 64, "BK": 128}, Schedule(4, 2, consumers=2, registers=240 if masked else 232))),
+        (256, Choice({"BQ": 64, "BK": 32}, Schedule(4, 2, consumers=2, registers=232))),
+        (512, Choice({"BQ": 64, "BK": 32}, Schedule(8, 1, consumers=1))),
     )
 
 
@@ -112,7 +112,7 @@ def _decode_table(whole: bool) -> tuple[tuple[int, Choice], ...]:
     room, so that three programs fit a multiprocessor; many long ones are better taken two by two."""
     from .schedule import Schedule
 
-    usual = Schedule(4, 3, edge_stages=0 if whole else 1, leads=True)
+    usual = Schedule(4, 3, edge_stages=0 if whole else 1, triggers_dependents=True)
     return (
         (64, Choice({"BK": 128}, usual)),
         (128, Choice({"BK": 64}, usual)),
@@ -126,7 +126,7 @@ def merge_after_decode(device: str) -> Any:
         return None
     from .schedule import Schedule
 
-    return Schedule(4, follows=True)
+    return Schedule(4, waits_for_previous=True)
 
 
 def mask_map(device: str) -> Any:
@@ -136,7 +136,7 @@ def mask_map(device: str) -> Any:
         return None
     from .schedule import Schedule
 
-    return Schedule(4, most_registers=128)
+    return Schedule(4, max_registers=128)
 
 
 def keys_per_split(keys: int, heads: int, row_bytes: int, block: int, device: str) -> int:
@@ -169,6 +169,6 @@ def cores(device: str) -> int:
     """Multiprocessors of a GPU; 1 where there is none (Triton's interpreter)."""
     if not device.startswith("cuda"):
         return 1
-    from . import backend
+    from .device import multiprocessors
 
-    return backend.cores(device)
+    return multiprocessors(device)

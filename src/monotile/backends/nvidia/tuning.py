@@ -22,7 +22,7 @@ from ...runtime import cache as store
 from ...runtime import machine
 from .choices import Choice
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)

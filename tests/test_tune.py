@@ -61,12 +61,12 @@ def test_what_cannot_fit_is_never_tried() -> None:
     assert tune.shared_bytes(128, 128, 128, 2, Schedule(8, 3)) == 224 * 1024 <= SHARED_BYTES
     assert tune.shared_bytes(128, 64, 256, 2, Schedule(8, 2)) == 192 * 1024
     assert tune.shared_bytes(64, 64, 512, 2, Schedule(8, 1)) == 128 * 1024
-    assert tune.shared_bytes(64, 128, 128, 2, Schedule(4, 2, programs=2)) == 160 * 1024
+    assert tune.shared_bytes(64, 128, 128, 2, Schedule(4, 2, consumers=2)) == 160 * 1024
     assert not tune.fits(128, 128, 128, 2, Schedule(8, 4))
     assert not tune.fits(128, 64, 512, 2, Schedule(8, 1)), "the sums of 128 rows of 512 are 256 registers of a thread"
     small = list(tune.candidates(KEY, most=100 * 1024))
-    assert any(c.schedule.programs == 2 for c in tune.candidates(KEY))
-    assert not any(c.schedule.programs for c in tune.candidates(replace(KEY, dtype="float32")))
+    assert any(c.schedule.consumers == 2 for c in tune.candidates(KEY))
+    assert not any(c.schedule.consumers for c in tune.candidates(replace(KEY, dtype="float32")))
     assert 0 < len(small) < len(list(tune.candidates(KEY)))
 
 
@@ -209,7 +209,7 @@ def test_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_tuned_choices_are_not_for_kernels_that_need_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tuning measures a kernel that makes no copies of tiles; with a mask the same blocks may not fit."""
-    found = Choice({"BQ": 64, "BK": 128}, Schedule(4, 2, programs=2))
+    found = Choice({"BQ": 64, "BK": 128}, Schedule(4, 2, consumers=2))
     monkeypatch.setattr(tuning, "lookup", lambda *key: found)
     assert NvidiaChoices().forward(problem(128, device="sm_90")) is found
     assert NvidiaChoices().forward(problem(128, device="sm_90", mask=bool_)) is not found
@@ -222,7 +222,7 @@ def test_tuned_choices_are_not_for_kernels_that_need_more_memory(monkeypatch: py
 )  # fmt: skip
 def test_ctas_are_persistent_for_few_keys(keys: int, causal: str | None, persistent: bool) -> None:
     choices, facts = NvidiaChoices(), {"device": "sm_90", "keys": keys, "causal": causal}
-    assert choices.forward(problem(128, **facts)).schedule.laps is persistent
-    assert choices.forward(problem(128, **facts, softcap=30.0)).schedule.laps
-    assert not choices.forward(problem(64, **facts)).schedule.laps
-    assert not choices.forward(problem(128, **facts, left=4)).schedule.laps
+    assert choices.forward(problem(128, **facts)).schedule.persistent is persistent
+    assert choices.forward(problem(128, **facts, softcap=30.0)).schedule.persistent
+    assert not choices.forward(problem(64, **facts)).schedule.persistent
+    assert not choices.forward(problem(128, **facts, left=4)).schedule.persistent

@@ -21,8 +21,8 @@ from monotile import errors
 from monotile.backends.nvidia import backend as nvidia
 from monotile.backends.nvidia import build
 from monotile.backends.nvidia.schedule import Schedule, choose
+from monotile.backends.nvidia.triton.module import render
 from monotile.backends.nvidia.triton.padding import padded
-from monotile.backends.nvidia.triton.render import render
 from monotile.dtypes import float32
 from monotile.kernels.decode import decode
 from monotile.kernels.scores import Options
@@ -90,15 +90,15 @@ def test_bind_chooses_wide_offsets() -> None:
     x = random((64, 40))[::2]
     program = nvidia.BACKEND.compile(scale_rows.ir(x, x.copy()))
     near, far = (program.bind([0, 64, 40, stride, 1, 0, 64, 40, 40, 1]) for stride in (80, 2**30))
-    assert near.variant is program.usual and far.variant is not program.usual  # type: ignore[attr-defined]
-    assert near.programs == far.programs == 8
+    assert near.variant is program.default and far.variant is not program.default  # type: ignore[attr-defined]
+    assert near.grid == far.grid == 8
 
 
 def test_a_grid_too_large() -> None:
     x = random((64, 40))
     program = nvidia.BACKEND.compile(scale_rows.ir(x, x.copy(), B=1))
-    assert program.bind([0, 2**31 - 2**16, 40, 40, 1, 0, 2**31 - 2**16, 40, 40, 1]).programs == 2**31 - 2**16
-    assert program.bind([0, 0, 40, 40, 1, 0, 0, 40, 40, 1]).programs == 0
+    assert program.bind([0, 2**31 - 2**16, 40, 40, 1, 0, 2**31 - 2**16, 40, 40, 1]).grid == 2**31 - 2**16
+    assert program.bind([0, 0, 40, 40, 1, 0, 0, 40, 40, 1]).grid == 0
 
 
 @kernel

@@ -26,8 +26,9 @@ from monotile.backends.nvidia import backend as nvidia
 from monotile.backends.nvidia import build, choices
 from monotile.backends.nvidia.choices import NvidiaChoices
 from monotile.backends.nvidia.gluon import module as gluon
+from monotile.backends.nvidia.program import NvidiaProgram
 from monotile.backends.nvidia.schedule import SHARED_BYTES, Schedule, choose
-from monotile.backends.nvidia.triton.render import render
+from monotile.backends.nvidia.triton.module import render
 from monotile.dtypes import bool_
 from monotile.kernels.attention import attention
 from monotile.kernels.decode import decode as library_decode
@@ -162,26 +163,26 @@ def test_measured_choices(D: int, laps: bool, spills: int) -> None:
     q = random((1, 4, 256, D), "bfloat16")
     arrays = q, q[:, :2], q[:, 2:], None, None, None, q.copy(), None
     call = attention.ir(*arrays, 0.1, options=Options("lower_right", None, None, None, None, None), **choice.blocks)
-    program = nvidia.NvidiaProgram(lowered(call), choice.schedule)
-    made = build.ahead(program.kernel, program.usual.rendered, choice.schedule)
+    program = NvidiaProgram(lowered(call), choice.schedule)
+    made = build.compile_ahead(program.kernel, program.default.source, choice.schedule)
     assert "wgmma" in made.asm["ptx"] and "cp.async.bulk.tensor" in made.asm["ptx"]
     assert made.metadata.shared <= SHARED_BYTES and resources(made)["STACK"] <= spills
 
 
 @compiled
 @pytest.mark.parametrize("exact", [False, True], ids=["short", "exact"])
-@pytest.mark.parametrize("programs", [0, 2])
-def test_what_softcap_costs(programs: int, exact: bool) -> None:
+@pytest.mark.parametrize("consumers", [0, 2])
+def test_what_softcap_costs(consumers: int, exact: bool) -> None:
     """As Triton and as Gluon, for each score. The short form: one more of exp2, reciprocal, multiply and add. With a
     logsumexp: the rsqrt of `tanh`, no division, no selection, ten multiply-adds."""
     q = random((1, 4, 256, 64), "bfloat16")
     arrays = q, q[:, :2], q[:, 2:], None, None, None, q.copy(), random((1, 4, 256)) if exact else None
-    way = Schedule(4, 2, programs=programs)
+    way = Schedule(4, 2, consumers=consumers)
     counts = []
     for softcap in (None, 30.0):
         call = attention.ir(*arrays, 0.1, options=Options(softcap=softcap), BQ=64, BK=64)
-        program = nvidia.NvidiaProgram(lowered(call), way)
-        ptx = build.ahead(program.kernel, program.usual.rendered, way).asm["ptx"]
+        program = NvidiaProgram(lowered(call), way)
+        ptx = build.compile_ahead(program.kernel, program.default.source, way).asm["ptx"]
         counts.append([ptx.count(word) for word in WORDS_OF_SOFTCAP])
     plain, capped = counts
     more = [after - before for before, after in zip(plain, capped, strict=True)]
@@ -214,7 +215,7 @@ def test_an_architecture_that_triton_does_not_know(capability: int) -> None:
     kernel_ir = lowered(scale_rows.ir(x, x.copy()))
     schedule = choose(kernel_ir)
     with pytest.raises(errors.UnknownArchitecture, match=f"install a newer triton, or use .* 'sm_{capability}") as said:
-        build.ahead(kernel_ir, render(kernel_ir, schedule), schedule, capability)
+        build.compile_ahead(kernel_ir, render(kernel_ir, schedule), schedule, capability)
     assert len(str(said.value).splitlines()) == 1
 
 
@@ -226,7 +227,7 @@ def test_a_schedule_that_does_not_fit_shared_memory() -> None:
     with pytest.raises(
         errors.DeviceLimit, match=r"bytes of shared memory, sm_90 has 232448; use smaller blocks, or .*stages"
     ):
-        build.ahead(kernel_ir, render(kernel_ir, schedule), schedule)
+        build.compile_ahead(kernel_ir, render(kernel_ir, schedule), schedule)
 
 
 # ---- programs that share ---------------------------------------------------------------------------------------------
@@ -246,13 +247,13 @@ def shared_call(D: int, mask_type: Any = bool, BK: int = 64, masked: bool = Fals
 def test_a_scaled_difference_is_one_instruction(BK: int, each: int) -> None:
     """(S - m) * c: as many fused operations as exponentials, those of sums and maxima included. Only what a warp
     branches past subtracts first."""
-    call, way = shared_call(128, BK=BK), Schedule(4, 2, programs=2)
-    streams = gluon.streams_of(call)
-    assert not isinstance(streams, str)
-    rendered = gluon.render(call, way, streams)
-    ptx = build.ahead(call, rendered, way).asm["ptx"]
+    call, way = shared_call(128, BK=BK), Schedule(4, 2, consumers=2)
+    pipeline = gluon.pipeline_of(call)
+    assert not isinstance(pipeline, str)
+    rendered = gluon.render(call, way, pipeline)
+    ptx = build.compile_ahead(call, rendered, way).asm["ptx"]
     votes = ptx.count("vote.sync.any")
-    assert votes > 0 and rendered.source.count(f"scaled_difference_{each}(") == 1 + votes // way.programs
+    assert votes > 0 and rendered.source.count(f"scaled_difference_{each}(") == 1 + votes // way.consumers
     assert ptx.count("fma.rn.f32") == ptx.count("ex2.approx") > each * votes
     assert ptx.count("selp.f32") >= each * votes and "fma.rn.ftz" not in ptx
 
@@ -290,13 +291,13 @@ WEIGHTS = {
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_which_differences_are_fused(name: str) -> None:
     f, fused = WEIGHTS[name]
-    x, way = random((256, 64), "bfloat16"), Schedule(4, 2, programs=2)
+    x, way = random((256, 64), "bfloat16"), Schedule(4, 2, consumers=2)
     call = lowered(weighed.ir(x, x.copy(), x.copy(), x.copy(), 0.3, f=f, BQ=64, BK=64))
-    streams = gluon.streams_of(call)
-    assert not isinstance(streams, str), streams
-    rendered = gluon.render(call, way, streams)
+    pipeline = gluon.pipeline_of(call)
+    assert not isinstance(pipeline, str), pipeline
+    rendered = gluon.render(call, way, pipeline)
     assert ("scaled_difference_32(" in rendered.source) == fused
-    assert ("vote.sync.any" in build.ahead(call, rendered, way).asm["ptx"]) == fused
+    assert ("vote.sync.any" in build.compile_ahead(call, rendered, way).asm["ptx"]) == fused
 
 
 @compiled
@@ -304,28 +305,28 @@ def test_which_differences_are_fused(name: str) -> None:
     "options", [{}, {"causal": "lower_right"}, {"causal": "lower_right", "left": 100}, {"softcap": 9.0}, {"fine": True}]
 )
 def test_every_form_of_the_forward_kernel_can_share(options: dict[str, Any]) -> None:
-    streams = gluon.streams_of(shared_call(128, **options))
-    assert not isinstance(streams, str), streams
-    assert bool(streams.cleaned) == ("left" in options or "fine" in options)
-    assert [ring.name for ring in streams.rings.values()] == ["k", "v"]
-    assert {op.attrs["tensor"].name for op in streams.own} == ({"mask"} if "fine" in options else set())
-    assert {len(arms.bodies) for arms in streams.arms.values()} == ({3} if "fine" in options else set())
+    pipeline = gluon.pipeline_of(shared_call(128, **options))
+    assert not isinstance(pipeline, str), pipeline
+    assert bool(pipeline.zeroed) == ("left" in options or "fine" in options)
+    assert [ring.name for ring in pipeline.rings.values()] == ["k", "v"]
+    assert {op.attrs["tensor"].name for op in pipeline.private} == ({"mask"} if "fine" in options else set())
+    assert {len(cases.bodies) for cases in pipeline.cases.values()} == ({3} if "fine" in options else set())
 
 
 @compiled
-@pytest.mark.parametrize(("mask_type", "word"), [(bool, "hide_bytes"), (np.float32, "hide_numbers")])
+@pytest.mark.parametrize(("mask_type", "word"), [(bool, "mask_by_bytes"), (np.float32, "mask_by_numbers")])
 def test_masks_are_compared_where_they_hide(mask_type: Any, word: str) -> None:
     """In whole blocks in which every key is seen; truth values are made where keys are counted."""
-    schedule = Schedule(4, 2, programs=2)
-    rendered = nvidia.NvidiaProgram(shared_call(64, mask_type, masked=True), schedule).usual.rendered
-    text = rendered.source[rendered.source.index("def compute(") :]
+    schedule = Schedule(4, 2, consumers=2)
+    rendered = NvidiaProgram(shared_call(64, mask_type, masked=True), schedule).default.source
+    text = rendered.source[rendered.source.index("def consume(") :]
     assert text.count(f"{word}(") >= 2  # a run of such blocks begins with one outside its loop
-    assert text.count("mask_blocks.index(") > text.count(f"{word}(")  # other blocks are read, and not so compared
+    assert text.count("mask_private.index(") > text.count(f"{word}(")  # other blocks are read, and not so compared
 
 
 @compiled
 def test_a_mask_in_programs_that_share_compiles() -> None:
-    kernel, schedule = shared_call(64, masked=True), Schedule(4, 2, programs=2)
-    program = nvidia.NvidiaProgram(kernel, schedule)
-    made = build.ahead(kernel, program.usual.rendered, schedule)
+    kernel, schedule = shared_call(64, masked=True), Schedule(4, 2, consumers=2)
+    program = NvidiaProgram(kernel, schedule)
+    made = build.compile_ahead(kernel, program.default.source, schedule)
     assert "wgmma" in made.asm["ptx"] and resources(made)["STACK"] == 0

@@ -16,7 +16,7 @@ from backends.nvidia_kernels import (
 )
 from monotile import errors
 from monotile.backends.nvidia import build
-from monotile.backends.nvidia.gluon import persistent as laps
+from monotile.backends.nvidia.gluon import persistent
 from monotile.kernels import reference
 from monotile.library import ops
 
@@ -142,7 +142,7 @@ class TestOnGpu:
         q, k, v = (torch.randn(shape, generator=generator, device="cuda").half() for shape in shapes)
         found = []
         for many in (1, 3):
-            monkeypatch.setattr(laps, "TRIED", (many,))
+            monkeypatch.setattr(persistent, "CANDIDATES", (many,))
             monkeypatch.setattr(ops._ATTENTION, "calls", {})
             found.append(monotile.attention(q, k, v, causal=causal, return_lse=True))
         assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

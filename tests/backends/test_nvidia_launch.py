@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import monotile
-from monotile.backends.nvidia import backend as nvidia
-from monotile.backends.nvidia import build, launcher
+from monotile.backends.nvidia import backend, build, device, launcher, program
 from monotile.backends.nvidia.choices import NvidiaChoices
-from monotile.backends.nvidia.gluon import persistent as laps
+from monotile.backends.nvidia.gluon import persistent
+from monotile.backends.nvidia.triton.descriptors import CachedDescriptor, DescribedTensor
 from monotile.library import ops
 
 torch = pytest.importorskip("torch", reason="the nvidia backend needs torch")
@@ -30,9 +30,9 @@ class Gpu:
     compiled: list[tuple[str, list[Any]]] = field(default_factory=list)
     launched: list[tuple[Any, ...]] = field(default_factory=list)
 
-    def first(self, variant: Any, programs: int, given: list[Any], tail: list[Any]) -> Any:
-        self.compiled.append((variant.rendered.name, given))
-        return None, lambda *args: self.launched.append((self.current, *args)), variant.rendered.name, None
+    def compile_and_launch(self, variant: Any, grid: int, given: list[Any], tail: list[Any]) -> Any:
+        self.compiled.append((variant.source.name, given))
+        return None, lambda *args: self.launched.append((self.current, *args)), variant.source.name, None
 
     @contextlib.contextmanager
     def device(self, number: int) -> Iterator[None]:
@@ -44,13 +44,13 @@ class Gpu:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     found = Gpu()
-    runtime = nvidia.Runtime(
+    runtime = device.Runtime(
         lambda: found.current, lambda device: found.stream, found.device, lambda allocator: None, lambda device: 132
     )
-    monkeypatch.setattr(nvidia, "runtime", lambda: runtime)
-    monkeypatch.setattr(nvidia, "first", found.first)
-    monkeypatch.setattr(nvidia.NvidiaBackend, "why_not", lambda self: None)
-    monkeypatch.setattr(nvidia.NvidiaBackend, "accepts", lambda self, device: True)
+    monkeypatch.setattr(program, "runtime", lambda: runtime)
+    monkeypatch.setattr(program, "compile_and_launch", found.compile_and_launch)
+    monkeypatch.setattr(backend.NvidiaBackend, "why_not", lambda self: None)
+    monkeypatch.setattr(backend.NvidiaBackend, "accepts", lambda self, device: True)
     monkeypatch.setattr(ops._ATTENTION, "calls", {})
     monkeypatch.setattr(NvidiaChoices, "keys_per_split", lambda *facts: 512)  # asks a GPU for its size
     return found
@@ -84,7 +84,7 @@ def test_alignment_makes_another_kernel(gpu: Gpu) -> None:
         attend(1, 100, shift)
     assert len(gpu.compiled) == 2 and len(gpu.launched) == 3
     (_, even), (_, odd) = gpu.compiled
-    tensors = [[p.data_ptr() % 16 for p in given if isinstance(p, nvidia.Pointer)] for given in (even, odd)]
+    tensors = [[p.data_ptr() % 16 for p in given if isinstance(p, program.Pointer)] for given in (even, odd)]
     assert not any(tensors[0]) and any(tensors[1])
 
 
@@ -97,22 +97,22 @@ def test_a_pointer_is_a_tensor_to_triton() -> None:
     for dtype in dtypes.ALL:
         tensor = torch.zeros(64, dtype=getattr(torch, dtype.name))
         for given in (tensor, tensor[1:]):
-            pointer = nvidia.Pointer(given.data_ptr(), dtype)
+            pointer = program.Pointer(given.data_ptr(), dtype)
             assert specialize(BaseBackend, pointer, False, True, True) == specialize(
                 BaseBackend, given, False, True, True
             )
 
 
 def test_the_device_of_the_arrays_is_made_current(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = nvidia.NvidiaProgram.bind
-    monkeypatch.setattr(nvidia.NvidiaProgram, "bind", lambda self, words, device="cpu": plain(self, words, "cuda:3"))
+    plain = program.NvidiaProgram.bind
+    monkeypatch.setattr(program.NvidiaProgram, "bind", lambda self, words, device="cpu": plain(self, words, "cuda:3"))
     for _ in range(2):
         attend(1, 100)
     assert gpu.launched[0][0] == 3 and gpu.current == 0
 
 
 class Launcher:
-    """Triton's, as far as `launcher.quick` looks."""
+    """Triton's, as far as `launcher.with_cached_descriptors` looks."""
 
     global_scratch_size = profile_scratch_size = 0
     launch_cooperative_grid, launch_pdl = False, True
@@ -128,16 +128,18 @@ class Launcher:
 
 def test_descriptors_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    monkeypatch.setattr(launcher, "_maker", lambda: lambda brief, form: made.append(form) or ["map", brief.address])
+    monkeypatch.setattr(
+        launcher, "_encoder", lambda: lambda descriptor, form: made.append(form) or ["map", descriptor.address]
+    )
     launched: list[Any] = []
     under = Launcher(launched, ["k's", "v's"])
     under.launch.__closure__[0].cell_contents = lambda *args: launched.append(args)  # type: ignore[index]
-    tile = nvidia.descriptors.Described(0, 2, (0,), (), (64,))
-    briefs = [nvidia.descriptors.Brief(address, tile, [64]) for address in (16, 32)]
+    tile = DescribedTensor(0, 2, (0,), (), (64,))
+    cached = [CachedDescriptor(address, tile, [64]) for address in (16, 32)]
     monkeypatch.setattr(launcher.metadata, "version", lambda name: "3.6.0")
-    run = launcher.quick(under)
+    run = launcher.with_cached_descriptors(under)
     for _ in range(2):
-        run(5, 1, 1, 7, "function", "packed", None, None, None, *briefs, 48, 1.5)
+        run(5, 1, 1, 7, "function", "packed", None, None, None, *cached, 48, 1.5)
     expected = (5, 1, 1, 7, "function", False, True, None, None, "packed", None, None, None)
     assert launched == [(*expected, "map", 16, "map", 32, 48, 1.5)] * 2
     assert made == ["k's", "v's"]
@@ -146,11 +148,11 @@ def test_descriptors_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unknown_launcher_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     under = Launcher([], ["k's", "v's"])
     monkeypatch.setattr(launcher.metadata, "version", lambda name: "3.7.0")
-    assert launcher.quick(under) is under
+    assert launcher.with_cached_descriptors(under) is under
     monkeypatch.setattr(launcher.metadata, "version", lambda name: "3.6.0")
     under.global_scratch_size = 8
-    assert launcher.quick(under) is under
-    assert launcher.quick(Launcher([], [None, "v's"])).__class__ is Launcher
+    assert launcher.with_cached_descriptors(under) is under
+    assert launcher.with_cached_descriptors(Launcher([], [None, "v's"])).__class__ is Launcher
 
 
 @pytest.mark.parametrize(
@@ -158,4 +160,4 @@ def test_an_unknown_launcher_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> N
     [(1, 1, 1), (256, 16, 16), (32, 16, 4), (16, 128, 16), (96, 12, 1)],  # the last: 9 rounds of one, or 5 of two
 )
 def test_groups_go_on_where_that_fills_the_gpu(heads: int, places: int, most: int) -> None:
-    assert laps.enough(lambda n: heads * -(-places // n), 132) == most
+    assert persistent.tiles_per_cta(lambda n: heads * -(-places // n), 132) == most

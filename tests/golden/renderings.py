@@ -17,8 +17,8 @@ from monotile.backends.nvidia import choices
 from monotile.backends.nvidia.backend import BACKEND as NVIDIA
 from monotile.backends.nvidia.gluon import module as gluon
 from monotile.backends.nvidia.schedule import Schedule, choose
-from monotile.backends.nvidia.triton.render import Rendered
-from monotile.backends.nvidia.triton.render import render as render_triton
+from monotile.backends.nvidia.triton import module as triton
+from monotile.backends.nvidia.triton.module import TritonSource
 from monotile.passes import pipeline
 
 TARGETS = (
@@ -55,19 +55,19 @@ def metal_texts(case: Case) -> Iterator[tuple[str, str]]:
 def nvidia_texts(case: Case) -> Iterator[tuple[str, str]]:
     kernel = NVIDIA.lower(case.kernel)
     yield "nvidia ir", ir.show(kernel)
-    yield "triton", source(kernel, render_triton(kernel, choose(kernel)))
+    yield "triton", source(kernel, triton.render(kernel, choose(kernel)))
     for name, schedule in schedules(case).items():
-        if not schedule.programs:
-            yield f"triton {name}", source(kernel, render_triton(kernel, schedule))
+        if not schedule.consumers:
+            yield f"triton {name}", source(kernel, triton.render(kernel, schedule))
             continue
-        streams = gluon.streams_of(kernel)
-        if isinstance(streams, str):
-            yield f"gluon {name}", f"not rendered: {streams}"
+        pipeline = gluon.pipeline_of(kernel)
+        if isinstance(pipeline, str):
+            yield f"gluon {name}", f"not rendered: {pipeline}"
         else:
-            yield f"gluon {name}", source(kernel, gluon.render(kernel, schedule, streams))
+            yield f"gluon {name}", source(kernel, gluon.render(kernel, schedule, pipeline))
 
 
-def source(kernel: ir.Kernel, rendered: Rendered) -> str:
+def source(kernel: ir.Kernel, rendered: TritonSource) -> str:
     """The module without the fingerprint in the function's name, which changes with every change of the compiler."""
     return rendered.source.replace(rendered.name, kernel.name)
 

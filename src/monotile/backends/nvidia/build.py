@@ -1,4 +1,4 @@
-"""Generated modules on disk, and Triton's compiler: for the GPU at hand, or for one that is not there."""
+"""Generated modules as files, Triton's compiler for GPUs that need not be there, and its errors as monotile's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...ir import Kernel
 from ...runtime import cache as store
 from .schedule import Schedule
 from .triton import descriptors
-from .triton.render import Rendered
+from .triton.module import TritonSource
 
 POINTERS = {
     "float32": "*fp32",
@@ -29,44 +29,44 @@ POINTERS = {
     "uint8": "*u8",
     "bool": "*i1",
 }
-# What one program may use, by compute capability.
+# Shared memory of one CTA, by compute capability.
 SHARED_KIB = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99}
 LEAST_SHARED_KIB = 64
 FITTING = "use smaller blocks, or a schedule with fewer stages"
 SCALARS = {"float32": "fp32", "int64": "i64", "int32": "i32", "bool": "i32"}
 
 
-def write(rendered: Rendered) -> Path:
-    """The module as a file: Triton reads a function's source from where it was imported."""
+def write(source: TritonSource) -> Path:
+    """Write a module to the cache directory: Triton reads a function's source from where it was imported."""
     folder = store.directory() / "nvidia"
     folder.mkdir(mode=0o700, exist_ok=True)
-    path = folder / f"{rendered.name}.py"
+    path = folder / f"{source.name}.py"
     with contextlib.suppress(OSError):
-        if path.read_text() == rendered.source:
+        if path.read_text() == source.source:
             return path
     handle, temporary = tempfile.mkstemp(prefix=".new-", dir=folder)
     with open(handle, "w") as file:
-        file.write(rendered.source)
+        file.write(source.source)
     os.replace(temporary, path)
     return path
 
 
-def load(rendered: Rendered) -> Any:
-    """The Triton function."""
-    path = write(rendered)
-    spec = importlib.util.spec_from_file_location(rendered.name, path)
+def load(source: TritonSource) -> Any:
+    """Import a module and return its function."""
+    path = write(source)
+    spec = importlib.util.spec_from_file_location(source.name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    function = getattr(module, rendered.name)
-    if hasattr(function, "cache_key") == interpreting():  # only what will be compiled has one
+    function = getattr(module, source.name)
+    if hasattr(function, "cache_key") == interpreting():  # only functions that will be compiled have one
         raise UnknownBackend("TRITON_INTERPRET was changed after triton was imported; set it before Python starts")
     return function
 
 
 @cache
 def interpreting() -> bool:
-    """Whether Triton runs kernels in Python: TRITON_INTERPRET=1 was set when it was imported."""
+    """Return True if Triton runs kernels in Python: TRITON_INTERPRET=1 was set when it was imported."""
     import triton
     import triton.language as tl
 
@@ -81,47 +81,48 @@ def capability(architecture: str) -> int:
     return int(number)
 
 
-def ahead(kernel: Kernel, rendered: Rendered, schedule: Schedule, capability: int = 90) -> Any:
-    """What Triton makes for an NVIDIA GPU of this compute capability, which need not be there. Pointers and strides are
-    taken to be multiples of 16, as those of ordinary tensors are."""
+def compile_ahead(kernel: Kernel, source: TritonSource, schedule: Schedule, capability: int = 90) -> Any:
+    """Compile for an NVIDIA GPU of this compute capability, which need not be there. Pointers and strides are taken to
+    be multiples of 16, as those of ordinary tensors are."""
     import triton
     from triton.backends import compiler
 
     if interpreting():
         raise DeviceLimit("Triton's interpreter does not compile; unset TRITON_INTERPRET")
-    function = load(rendered)
-    signature = _descriptor_types(kernel, rendered) | {
-        a.name: _type(kernel, a.kind, a.index) for a in rendered.arguments
-    }
+    function = load(source)
+    signature = _descriptor_types(kernel, source) | {a.name: _type(kernel, a.kind, a.index) for a in source.arguments}
     names = list(signature)
-    even = [names.index(a.name) for a in rendered.arguments if a.kind in ("pointer", "stride")]
+    even = [names.index(a.name) for a in source.arguments if a.kind in ("pointer", "stride")]
     attributes: Any = {(n,): [["tt.divisibility", 16]] for n in even}
     if hasattr(compiler, "AttrsDescriptor"):  # Triton 3.2
         attributes = compiler.AttrsDescriptor.from_hints(dict.fromkeys(even, 16))
-    form: Any = triton.compiler.ASTSource
-    if any(tile.sides for tile in rendered.described):
-        form = importlib.import_module("triton.experimental.gluon._runtime").GluonASTSource
-    source = form(function, signature, {}, attributes)
+    kind: Any = triton.compiler.ASTSource
+    if any(tensor.block for tensor in source.described):
+        kind = importlib.import_module("triton.experimental.gluon._runtime").GluonASTSource
     try:
-        made = triton.compile(source, target=compiler.GPUTarget("cuda", capability, 32), options=schedule.options)
+        made = triton.compile(
+            kind(function, signature, {}, attributes),
+            target=compiler.GPUTarget("cuda", capability, 32),
+            options=schedule.options,
+        )
     except Exception as error:
-        raise translated(error, rendered.name) or error from None
+        raise translated(error, source.name) or error from None
     most = SHARED_KIB.get(capability, LEAST_SHARED_KIB) * 1024
     if made.metadata.shared > most:  # a launch would refuse it; nothing before does
-        needs = f"{rendered.name} needs {made.metadata.shared} bytes of shared memory, sm_{capability} has {most}"
+        needs = f"{source.name} needs {made.metadata.shared} bytes of shared memory, sm_{capability} has {most}"
         raise DeviceLimit(f"{needs}; {FITTING}")
     return made
 
 
-def _descriptor_types(kernel: Kernel, rendered: Rendered) -> dict[str, str]:
-    """The descriptors that the host makes, as Triton writes their types."""
+def _descriptor_types(kernel: Kernel, source: TritonSource) -> dict[str, str]:
+    """Return the types of descriptors that the host makes, as Triton writes them."""
     found = {}
-    for tile in rendered.described:
-        if tile.sides:
-            tensor = kernel.tensors[tile.index]
-            kind = POINTERS[descriptors.copied(tensor.dtype).name].removeprefix("*")
-            layout = descriptors.shared_layout(tile)
-            found[f"{tensor.name}_tiles"] = f"tensordesc<{kind}{list(tile.sides)},{layout!r}>"
+    for described in source.described:
+        if described.block:
+            tensor = kernel.tensors[described.index]
+            kind = POINTERS[descriptors.copied_dtype(tensor.dtype).name].removeprefix("*")
+            layout = descriptors.shared_layout(described)
+            found[descriptors.descriptor_name(tensor.name)] = f"tensordesc<{kind}{list(described.block)},{layout!r}>"
     return found
 
 
@@ -133,13 +134,13 @@ def _type(kernel: Kernel, kind: str, index: int) -> str:
 
 
 def _line(said: str, *words: str) -> str:
-    """The line of a complaint in which one of the words is; Triton adds the command and the whole text it was given."""
+    """Return the line of a message that has one of the words; Triton adds the command and the whole text."""
     lines = [line.strip() for line in said.splitlines() if line.strip()] or [said]
     return next((line for word in words for line in lines if word in line), lines[0])
 
 
 def translated(error: Exception, name: str) -> Exception | None:
-    """Triton's complaint as one of monotile's errors; None when it is something else."""
+    """Return Triton's error as one of monotile's; None when it is something else."""
     kind, said = type(error).__name__, str(error)
     if kind == "OutOfResources":
         return DeviceLimit(f"{name} does not fit the GPU: {said.rstrip('.')}; {FITTING}")

@@ -82,11 +82,13 @@ class NvidiaChoices(Choices):
         block = next((block for block in (16, 32, 64) if parts <= block), 128)
         measured = after_decode and gpu(device).architecture == MEASURED
         why = "it starts before the decode whose parts it reads has ended, and waits for it" if measured else ""
-        return Choice({"BS": block, "SPAN": MERGE_SPAN}, Schedule(4, follows=True) if measured else None, why)
+        return Choice(
+            {"BS": block, "SPAN": MERGE_SPAN}, Schedule(4, waits_for_previous=True) if measured else None, why
+        )
 
     def mask_blocks(self, BQ: int, BK: int, device: str) -> Choice:
         """Without a limit the edges, which seldom run, take all registers, and only two CTAs fit a multiprocessor."""
-        limited = Schedule(4, most_registers=128) if gpu(device).architecture == MEASURED else None
+        limited = Schedule(4, max_registers=128) if gpu(device).architecture == MEASURED else None
         return Choice({"STRIP": BQ, "SPAN": max(1, MASK_COLUMNS // BK) * BK}, limited, "whole blocks are read")
 
 
@@ -117,10 +119,10 @@ def _fitting(problem: AttentionProblem) -> Choice:
 def forward_table(persistent: bool) -> Table:
     why = "measured on an H200" + (", persistent CTAs for few keys or softcap" if persistent else "")
     return (
-        (64, Choice({"BQ": 64, "BK": 128}, Schedule(4, 3, programs=3, registers=160), why)),
-        (128, Choice({"BQ": 64, "BK": 128}, Schedule(4, 2, programs=2, registers=232, laps=persistent), why)),
-        (256, Choice({"BQ": 64, "BK": 64}, Schedule(4, 2, programs=2), why)),
-        (512, Choice({"BQ": 64, "BK": 64}, Schedule(8, 1, programs=1), why)),
+        (64, Choice({"BQ": 64, "BK": 128}, Schedule(4, 3, consumers=3, registers=160), why)),
+        (128, Choice({"BQ": 64, "BK": 128}, Schedule(4, 2, consumers=2, registers=232, persistent=persistent), why)),
+        (256, Choice({"BQ": 64, "BK": 64}, Schedule(4, 2, consumers=2), why)),
+        (512, Choice({"BQ": 64, "BK": 64}, Schedule(8, 1, consumers=1), why)),
     )
 
 
@@ -129,12 +131,12 @@ def zeroing_table(masked: bool) -> Table:
     """For kernels that zero values in a copy of the tile, which takes shared memory. With a mask's tile three consumers
     of D 64 have too few registers."""
     why = "measured on an H200, with room for a copy of V in which hidden keys are zeroed"
-    three, two = Schedule(4, 3, programs=3, registers=152), Schedule(4, 3, programs=2, registers=240)
+    three, two = Schedule(4, 3, consumers=3, registers=152), Schedule(4, 3, consumers=2, registers=240)
     return (
         (64, Choice({"BQ": 64, "BK": 128}, two if masked else three, why)),
-        (128, Choice({"BQ": 64, "BK": 128}, Schedule(4, 2, programs=2, registers=240 if masked else 232), why)),
-        (256, Choice({"BQ": 64, "BK": 32}, Schedule(4, 2, programs=2, registers=232), why)),
-        (512, Choice({"BQ": 64, "BK": 32}, Schedule(8, 1, programs=1), why)),
+        (128, Choice({"BQ": 64, "BK": 128}, Schedule(4, 2, consumers=2, registers=240 if masked else 232), why)),
+        (256, Choice({"BQ": 64, "BK": 32}, Schedule(4, 2, consumers=2, registers=232), why)),
+        (512, Choice({"BQ": 64, "BK": 32}, Schedule(8, 1, consumers=1), why)),
     )
 
 
@@ -143,7 +145,7 @@ def decode_table(unsplit: bool) -> Table:
     """Edges that are not pipelined make the code shorter, which counts where CTAs are short. They also take less shared
     memory, so that three CTAs fit a multiprocessor; many long ones are better taken two by two."""
     why = "measured on an H200" + (", keys unsplit since there are many heads" if unsplit else "")
-    schedule = Schedule(4, 3, edge_stages=0 if unsplit else 1, leads=True)
+    schedule = Schedule(4, 3, edge_stages=0 if unsplit else 1, triggers_dependents=True)
     return (
         (64, Choice({"BK": 128}, schedule, why)),
         (128, Choice({"BK": 64}, schedule, why)),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any, NamedTuple
 
 # Multiprocessors of a usual card of each architecture: for explaining what a call would run on a card that is not here.
 DESCRIBED = {"sm_80": 108, "sm_86": 84, "sm_89": 128, "sm_90": 132, "sm_100": 148, "sm_120": 170}
@@ -31,3 +33,30 @@ def gpu(device: str) -> Gpu:
 
     found = torch.cuda.get_device_properties(device)
     return Gpu(found.name, f"sm_{found.major}{found.minor}", int(found.multi_processor_count))
+
+
+# ---- what launches ask torch and Triton, looked up once --------------------------------------------------------------
+
+
+class Runtime(NamedTuple):
+    current_device: Callable[[], int]
+    current_stream: Callable[[int], int]
+    device: Callable[[int], Any]  # a context in which that device is the current one
+    set_allocator: Callable[[Any], None]
+    multiprocessors: Callable[[int | None], int]  # of a device, or of the current one
+
+
+@cache
+def runtime() -> Runtime:
+    import torch
+    import triton
+    from triton.runtime import driver
+
+    stream = driver.active.get_current_stream
+    return Runtime(torch.cuda.current_device, stream, torch.cuda.device, triton.set_allocator, multiprocessors)
+
+
+@cache
+def multiprocessors(device: int | None) -> int:
+    """Count the multiprocessors of a GPU, or of the current one."""
+    return gpu("cuda" if device is None else f"cuda:{device}").multiprocessors

@@ -1,5 +1,5 @@
 """A Triton or Gluon module for programs that know nothing of monotile. It is right for every length: offsets are wide,
-and a plain module expects no tensor to be aligned. What a Gluon module expects is in its manifest entry."""
+and tensors need not be aligned, except where descriptors need it: then the manifest entry says so."""
 
 from __future__ import annotations
 
@@ -11,52 +11,55 @@ from ..base import Emitted
 from .gluon import module as gluon
 from .gluon import persistent
 from .paths import GLUON_ARCHITECTURE, Path
-from .triton.descriptors import ALIGNMENT, Described, copied, swizzle_bytes
+from .triton.descriptors import ALIGNMENT, DescribedTensor, copied_dtype, descriptor_name, swizzle_bytes
 from .triton.memory import Argument
 
 
 def emitted(kernel: Kernel, path: Path) -> Emitted:
     """Return the path's module and its manifest entry."""
-    rendered = path.render(kernel, wide=True)
+    source = path.render(kernel, wide=True)
     symbols = manifest.Symbols(kernel)
     file = f"{kernel.name}.py"
-    descriptors = [_descriptor(kernel, tile) for tile in rendered.described if tile.sides]
+    descriptors = [_descriptor(kernel, tensor) for tensor in source.described if tensor.block]
     entry = {
-        "name": rendered.name,
+        "name": source.name,
         "file": file,
         "constants": manifest.constants(kernel),
         "tensors": [manifest.tensor_entry(kernel, tensor, symbols) for tensor in kernel.tensors],
-        "arguments": [*descriptors, *({"name": a.name, **_meaning(kernel, a)} for a in rendered.arguments)],
+        "arguments": [*descriptors, *({"name": a.name, **_meaning(kernel, a)} for a in source.arguments)],
         "grid": [manifest.programs(kernel, symbols, _tiles_per_cta(path)), "1", "1"],
         "options": path.schedule.options,
         "path": path.name,
     }
-    entry |= {"requires": REQUIRES} if path.pipeline is not None else {"why": path.why_plain}
-    return Emitted({file: rendered.source.encode()}, entry)
+    if source.described:
+        entry["requires"] = GLUON_REQUIRES if path.pipeline is not None else TRITON_REQUIRES
+    entry |= {"why": path.why_plain} if path.pipeline is None else {}
+    return Emitted({file: source.source.encode()}, entry)
 
 
-REQUIRES = {
+DESCRIBED = f"addresses and strides that are multiples of {ALIGNMENT} bytes, a contiguous last dimension, none empty"
+TRITON_REQUIRES = {"descriptors": DESCRIBED, "allocator": "triton.set_allocator: the kernel makes its descriptors"}
+GLUON_REQUIRES = {
     "architecture": GLUON_ARCHITECTURE,
     "triton": [version.rstrip(".") for version in gluon.VERSIONS],
-    "descriptors": f"addresses and strides that are multiples of {ALIGNMENT} bytes, a contiguous last dimension, "
-    "no empty dimension",
+    "descriptors": DESCRIBED,
 }
 
 
-def _descriptor(kernel: Kernel, tile: Described) -> manifest.Entry:
+def _descriptor(kernel: Kernel, described: DescribedTensor) -> manifest.Entry:
     """Say how to make a descriptor that the host passes."""
-    tensor = kernel.tensors[tile.index]
-    layout = {"swizzle_bytes": swizzle_bytes(tile), "element_bits": 8 * tile.bytes, "rank": len(tile.sides)}
-    made = {"dtype": copied(tensor.dtype).name, "block": list(tile.sides), "layout": layout}
-    return {"name": f"{tensor.name}_tiles", **manifest.word("descriptor", tensor), **made}
+    tensor, block = kernel.tensors[described.index], described.block
+    layout = {"swizzle_bytes": swizzle_bytes(described), "element_bits": 8 * described.bytes, "rank": len(block)}
+    made = {"dtype": copied_dtype(tensor.dtype).name, "block": list(block), "layout": layout}
+    return {"name": descriptor_name(tensor.name), **manifest.word("descriptor", tensor), **made}
 
 
 def _tiles_per_cta(path: Path) -> str:
     """Return how many places of the grid's last size a CTA takes, as the grid's expression has it."""
     if path.pipeline is None:
         return ""
-    consumers = path.schedule.programs
-    return f"({consumers} * {persistent.ARGUMENT})" if path.schedule.laps else str(consumers)
+    consumers = path.schedule.consumers
+    return f"({consumers} * {persistent.ARGUMENT})" if path.schedule.persistent else str(consumers)
 
 
 def _meaning(kernel: Kernel, argument: Argument) -> dict[str, Any]:

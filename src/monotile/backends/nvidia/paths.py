@@ -12,16 +12,16 @@ from dataclasses import dataclass
 
 from ...ir import Kernel
 from .gluon import module as gluon
-from .gluon.pipeline import Streams
-from .schedule import Schedule, choose
+from .gluon.pipeline import Pipeline
+from .schedule import Schedule, choose, count
+from .triton import module as triton
 from .triton.descriptors import ALIGNMENT
-from .triton.render import Rendered
-from .triton.render import render as render_triton
+from .triton.module import TritonSource
 
 GLUON_ARCHITECTURE = "sm_90"
 AT_LAUNCH = (
-    f"a call runs as plain Triton with the rule's schedule where TMA cannot describe an operand: its address and its "
-    f"strides must be multiples of {ALIGNMENT} bytes, its last dimension contiguous and no dimension empty"
+    f"TMA needs addresses and strides that are multiples of {ALIGNMENT} bytes, a contiguous last dimension and no "
+    "empty one; a call with other tensors runs as plain Triton with the rule's schedule"
 )
 
 
@@ -30,32 +30,32 @@ class Path:
     """The module that launches run, wherever descriptors can be made."""
 
     schedule: Schedule  # of this module: the rule's where another was asked for and cannot be had
-    pipeline: Streams | None  # None for plain Triton
+    pipeline: Pipeline | None  # None for plain Triton
     why_plain: str = ""  # a sentence
 
     @property
     def name(self) -> str:
         return "triton" if self.pipeline is None else "gluon"
 
-    def render(self, kernel: Kernel, *, wide: bool = False, emulate: bool = False) -> Rendered:
+    def render(self, kernel: Kernel, *, wide: bool = False, emulate: bool = False) -> TritonSource:
         if self.pipeline is not None:
             return gluon.render(kernel, self.schedule, self.pipeline, wide=wide)
-        return render_triton(kernel, self.schedule, wide=wide, emulate=emulate)
+        return triton.render(kernel, self.schedule, wide=wide, emulate=emulate)
 
 
 def select(
     kernel: Kernel, schedule: Schedule | None, architecture: str = GLUON_ARCHITECTURE, *, interpreted: bool = False
 ) -> Path:
     """Return the path of a kernel after the passes. `interpreted`: Triton runs it in Python."""
-    if schedule is None or not schedule.programs:
-        why = "The schedule does not ask for producer and consumer warps (programs=0)."
+    if schedule is None or not schedule.consumers:
+        why = "The schedule does not ask for producer and consumer warps (consumers=0)."
         return Path(schedule or choose(kernel), None, why)
     if interpreted:
         return Path(choose(kernel), None, "Triton's interpreter (TRITON_INTERPRET=1) does not run Gluon.")
     why = _why_no_gluon(architecture)
     if why:
         return Path(choose(kernel), None, why)
-    found = gluon.streams_of(kernel)
+    found = gluon.pipeline_of(kernel)
     return Path(choose(kernel), None, found) if isinstance(found, str) else Path(schedule, found)
 
 
@@ -74,23 +74,18 @@ def _why_no_gluon(architecture: str) -> str:
 
 def explain(kernel: Kernel, schedule: Schedule | None, architecture: str = GLUON_ARCHITECTURE) -> list[str]:
     """Say in a few lines which schedule and which path a launch gets, and why."""
-    path = select(kernel, schedule, architecture)
-    asked = f"schedule: {schedule.words}" if schedule is not None else f"schedule: {path.schedule.words}, by the rule"
+    path, rule = select(kernel, schedule, architecture), choose(kernel)
+    lines = [f"schedule: {rule.describe()}, by the rule" if schedule is None else f"schedule: {schedule.describe()}"]
     if path.pipeline is not None:
-        warps, consumers = path.schedule.num_warps, path.schedule.programs
-        groups = f"{consumers} consumer group{'s' if consumers > 1 else ''} of {warps} warps"
-        fallback = f"at launch: {AT_LAUNCH}; that is {choose(kernel).words}"
-        return [asked, f"path: Gluon for {architecture}, one producer warp and {groups}", fallback]
-    lines = [asked, f"path: plain Triton for {architecture}", f"why: {path.why_plain}"]
-    if schedule is not None and schedule != path.schedule:
-        lines[1] += f" with the rule's schedule: {path.schedule.words}"
-    if schedule is None or not schedule.programs:
-        found = _why_no_gluon(architecture) or gluon.streams_of(kernel)
-        lines.append(
-            f"with consumers: still plain. {found}"
-            if isinstance(found, str)
-            else "with consumers: the kernel can run as Gluon"
-        )
+        consumers = count(path.schedule.consumers, "consumer")
+        lines.append(f"path: Gluon for {architecture}, one producer warp and {consumers}")
+        return [*lines, f"at launch: {AT_LAUNCH}: {rule.describe()}"]
+    instead = f" with the rule's schedule: {rule.describe()}" if schedule is not None and schedule.consumers else ""
+    lines += [f"path: plain Triton for {architecture}{instead}", f"why: {path.why_plain}"]
+    if not instead:
+        found = _why_no_gluon(architecture) or gluon.pipeline_of(kernel)
+        able = "The kernel could run as Gluon." if not isinstance(found, str) else f"It would stay plain. {found}"
+        lines.append(f"with consumers: {able}")
     if path.schedule.tensor_descriptors:
         lines.append("at launch: pointers take the place of descriptors where TMA cannot describe an operand")
     return lines

@@ -23,7 +23,7 @@ from ..choices import Choice
 from .device import Gpu, gpu
 from .schedule import Schedule
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)

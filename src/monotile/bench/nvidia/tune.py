@@ -90,14 +90,14 @@ def shared_bytes(BQ: int, BK: int, head_size: int, element_bytes: int, chosen: S
     """What the operands of the products take at the least: queries stay, those of every program that shares; keys and
     values are there once a stage. Where no program shares, one stage alone can put both in one place."""
     side, stages = padded(head_size) * element_bytes, chosen.num_stages
-    tiles = 1 if stages == 1 and not chosen.programs else 2 * stages
-    return BQ * side * max(1, chosen.programs) + BK * side * tiles
+    tiles = 1 if stages == 1 and not chosen.consumers else 2 * stages
+    return BQ * side * max(1, chosen.consumers) + BK * side * tiles
 
 
 def fits(BQ: int, BK: int, head_size: int, element_bytes: int, chosen: Schedule, most: int = SHARED_BYTES) -> bool:
     """Whether shared memory holds the operands, and registers the sums."""
     sums = BQ * padded(head_size) // (32 * chosen.num_warps)
-    room = min(REGISTERS, chosen.registers if chosen.programs else REGISTERS)
+    room = min(REGISTERS, chosen.registers if chosen.consumers else REGISTERS)
     return sums < room and shared_bytes(BQ, BK, head_size, element_bytes, chosen) <= most
 
 
@@ -118,11 +118,11 @@ def candidates(key: Key, base: Schedule | None = None, most: int = SHARED_BYTES)
 def _forward_space(base: Schedule, *, shared: bool) -> Iterator[tuple[int, int, Schedule]]:
     """Programs that share what one more warp fetches (16-bit elements only), then Triton's own ways: descriptors, warps
     with jobs of their own, neither."""
-    plain = replace(base, programs=0, warp_specialize=False, peel=True, tensor_descriptors=False)
+    plain = replace(base, consumers=0, warp_specialize=False, peel=True, tensor_descriptors=False)
     for programs, BK, warps, stages in itertools.product(PROGRAMS if shared else (), KEYS[::-1], WARPS, STAGES[1::-1]):
         most = min(MOST_REGISTERS, ALL_REGISTERS // (32 * warps * programs) // 8 * 8)
         for registers in (most, most - 8):  # with all of them the assembler sometimes finds a slower order
-            shares = replace(plain, programs=programs, registers=registers)
+            shares = replace(plain, consumers=programs, registers=registers)
             yield ROWS[0], BK, replace(shares, num_warps=warps, num_stages=stages)
     for (tma, special), BQ, BK, warps, stages in itertools.product(WAYS, ROWS[::-1], KEYS[::-1], WARPS, STAGES[::-1]):
         if stages > 1 or not special:
@@ -159,8 +159,8 @@ def search(
 def describe(choice: Choice) -> str:
     s = choice.schedule
     words = [f"{n} {size}" for n, size in choice.blocks.items()] + [f"{s.num_warps} warps", f"{s.num_stages} stages"]
-    if s.programs:
-        words.append(f"{s.programs} programs that share, {s.registers} registers")
+    if s.consumers:
+        words.append(f"{s.consumers} consumers, {s.registers} registers")
     flags = ("warp_specialize", "tensor_descriptors")
     return ", ".join(words + [name.replace("_", " ") for name in flags if getattr(s, name)])
 

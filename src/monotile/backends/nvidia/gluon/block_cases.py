@@ -1,13 +1,13 @@
-"""Loops that look at each block before they do something with it.
+"""Loops that decide by scalars what to do with each block, as with a block map (hidden, partial, full).
 
-Such a loop's whole turn is a chain of branches on scalars,
+The whole body of such a loop is a chain of branches,
 
     if c1: state = f(state)
     elif c2: state = g(state)
 
-and nothing where no condition holds. Its *arms* are loops with one of the bodies each. Programs that share what they
-fetch then need only the blocks for which some program takes an arm, and a run of turns through one arm is a plain loop,
-which can be cut into parts (turns.py)."""
+and it does nothing where no condition holds. Each branch is a *block case*, and is treated as a loop with that body
+alone. The producer then fetches only the blocks that some consumer has a case for, and a run of blocks with one case is
+a plain loop, whose iterations can overlap (overlap.py)."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from dataclasses import dataclass
 
 from ....ir import Block, Kernel, Op, Value, needed
 
-SCALARS = ("for", "if", "reduce", "dot", "store", "gather", "program_id")
+NOT_SCALAR = ("for", "if", "reduce", "dot", "store", "gather", "program_id")
 
 
 @dataclass
-class Arms:
+class BlockCases:
     loop: Op
-    conditions: list[Value]  # of each arm: the first that holds counts
-    scalars: list[Op]  # what the conditions need of a turn, in order
-    bodies: list[Op]  # the loop as it would be with one arm
+    conditions: list[Value]  # of each case; the first that holds counts
+    scalars: list[Op]  # the ops of an iteration that the conditions need, in order
+    bodies: list[Op]  # for each case the loop as it would be with this case alone
 
 
-def arms_of(kernel: Kernel, loop: Op) -> Arms | None:
-    """The arms of a loop; None where its turns are not such a chain."""
+def find_cases(kernel: Kernel, loop: Op) -> BlockCases | None:
+    """Return the cases of a loop; None where its body is not such a chain."""
     (body,) = loop.blocks
-    conditions, taken, before = [], [], []
+    conditions, case_ops, before = [], [], []
     block, carried = body, body.params[1:]
     while True:
         *ops, last = block.ops
@@ -42,23 +42,23 @@ def arms_of(kernel: Kernel, loop: Op) -> Arms | None:
             return None
         before += ops
         conditions.append(branch.operands[0])
-        taken.append([*before, *branch.blocks[0].ops])
+        case_ops.append([*before, *branch.blocks[0].ops])
         block = branch.blocks[1]
     scalars = needed(before, conditions)
-    plain = not any(op.kind in SCALARS or any(v.shape for v in op.results) for op in scalars)
-    known = all(op.kind != "load" or op.attrs["tensor"].index not in kernel.written for op in scalars)
-    if not conditions or not plain or not known:
+    plain = not any(op.kind in NOT_SCALAR or any(v.shape for v in op.results) for op in scalars)
+    read_only = all(op.kind != "load" or op.attrs["tensor"].index not in kernel.written for op in scalars)
+    if not conditions or not plain or not read_only:
         return None
-    return Arms(loop, conditions, scalars, [_alone(loop, ops) for ops in taken])
+    return BlockCases(loop, conditions, scalars, [_with_body(loop, ops) for ops in case_ops])
 
 
-def _alone(loop: Op, ops: list[Op]) -> Op:
-    """A loop with these ops as its body. They still belong to the kernel's own loop: this one is only looked at."""
+def _with_body(loop: Op, ops: list[Op]) -> Op:
+    """Make a loop with these ops as its body. The ops still belong to the kernel's own loop: this one is only read."""
     (body,) = loop.blocks
     *inside, last = ops
-    alone = Block()
-    alone.params = body.params
-    alone.ops = [*needed(inside, last.operands), last]
-    found = Op("for", loop.operands, loop.attrs, blocks=(alone,), loc=loop.loc)
+    block = Block()
+    block.params = body.params
+    block.ops = [*needed(inside, last.operands), last]
+    found = Op("for", loop.operands, loop.attrs, blocks=(block,), loc=loop.loc)
     found.results = loop.results
     return found

@@ -1,8 +1,8 @@
-"""Where a group's blocks are: functions of scalars, which all warps of a module call.
+"""Which blocks a CTA needs: functions of scalars, which producer and consumers call.
 
-`bounds` computes the bounds of one program's loops, `united` those of all programs of a group together. For a loop with
-arms, `taken` says what each program of the group does with a block, from the scalars that its conditions read, and
-`seek` finds the next block that some program needs: the others are not fetched."""
+`loop_bounds` computes the bounds of one consumer's loops, `cta_bounds` the union over all consumers of the CTA. For a
+loop with block cases, `cases_of_block` says which case each consumer has for a block, from the scalars that the
+conditions read, and `next_block` finds the next block that some consumer has a case for: the others are not fetched."""
 
 from __future__ import annotations
 
@@ -10,179 +10,179 @@ from collections.abc import Sequence
 
 from ....ir import Kernel, Op, Value
 from ..schedule import Schedule
-from ..triton.memory import Memory
-from ..triton.render import Renderer
-from ..triton.text import Lines, Text
-from .block_cases import Arms
-from .consumer import group_of
-from .consumer_loops import Loops
-from .pipeline import ARM_BITS, Streams, scalar_slice
+from ..triton.renderer import Renderer
+from ..triton.text import GLUON, Lines, Text
+from .block_cases import BlockCases
+from .consumer import write_program_id
+from .consumer_loops import ConsumerLoops
+from .pipeline import CASE_BITS, Pipeline, scalar_slice
 
 FAR, NEAR = 2**31 - 1, -(2**31)
 
 
-class InlineMemory(Memory):
-    """Positions are written out where they are used: what they meet decides where they lie."""
+class ScalarWriter(Renderer):
+    """Writes the arithmetic that some scalars need, for one consumer of a CTA."""
 
-    def iota(self, side: int, place: int = 0, rank: int = 1) -> str:
-        return f"tl.arange(0, {side})"
+    dialect = GLUON
 
-
-class Scalars(Renderer):
-    """Writes the arithmetic that some scalars need, for the program `which` of a group."""
-
-    def __init__(self, kernel: Kernel, schedule: Schedule, compute: Loops, which: str) -> None:
-        super().__init__(kernel, schedule, False, emulate=False)
-        self.memory, self.names, self.which = compute.memory, compute.names, which
+    def __init__(self, kernel: Kernel, schedule: Schedule, consumer: ConsumerLoops, number: str) -> None:
+        super().__init__(kernel, schedule)
+        self.memory, self.names, self.helpers = consumer.memory, consumer.names, consumer.helpers
+        self.number = number
 
     def program_id(self, op: Op) -> None:
-        group_of(self, op, self.which)
+        write_program_id(self, op, self.number)
 
     def load(self, op: Op) -> None:
-        """Of a turn that a program may not have: `inside` says whether it does."""
+        """Load for an iteration that the consumer may not have: `in_range` says whether it does."""
         address, mask = self._place(op, op.operands)
-        guard = f"inside & {mask}" if mask else "inside"
-        self.define(op.result, f"tl.load({address}, mask={guard}, other=0)", stem=op.attrs["tensor"].name)
+        guard = f"in_range & {mask}" if mask else "in_range"
+        self.define(op.result, f"gl.load({address}, mask={guard}, other=0)", stem=op.attrs["tensor"].name)
 
-    def wanted(self, body: list[Op], values: Sequence[Value]) -> list[str]:
-        """Writes what is needed and gives the texts of the values."""
+    def write_needed(self, body: list[Op], values: Sequence[Value]) -> list[str]:
+        """Write the ops that values need, and return the texts of the values."""
         needed = {id(op) for op in scalar_slice(tuple(values)) or ()}
         for op in body:
             if id(op) in needed:
                 self.write(op)
         return [self.tensor(v) for v in values]
 
-    def conditions(self, body: list[Op], arms: Arms) -> list[str]:
-        """Those of a loop's arms, at the position `at`."""
-        inside = {id(op) for op in arms.scalars}
-        outer = [v for op in arms.scalars for v in op.operands if v.op is not None and id(v.op) not in inside]
-        self.wanted(body, outer)
-        self.table[arms.loop.blocks[0].params[0]] = Text("at")
-        for op in arms.scalars:
+    def conditions(self, body: list[Op], cases: BlockCases) -> list[str]:
+        """Write the conditions of a loop's cases for the block at `position`."""
+        inside = {id(op) for op in cases.scalars}
+        outer = [v for op in cases.scalars for v in op.operands if v.op is not None and id(v.op) not in inside]
+        self.write_needed(body, outer)
+        self.table[cases.loop.blocks[0].params[0]] = Text("position")
+        for op in cases.scalars:
             self.write(op)
-        return [self.tensor(v) for v in arms.conditions]
+        return [self.tensor(v) for v in cases.conditions]
 
 
-class Finding:
-    """The parts of a module that find things, and what they are made of."""
+class BlockSearch:
+    """Writes the functions that find blocks."""
 
     arguments: list[str]  # of the module's function, but for descriptors
 
-    def __init__(self, kernel: Kernel, schedule: Schedule, streams: Streams, wide: bool) -> None:
-        self.kernel, self.schedule, self.streams = kernel, schedule, streams
-        self.compute = Loops(kernel, schedule, streams, wide)
-        self.memory = self.compute.memory = InlineMemory(kernel, self.compute.names, wide, False)
-        self.compute.block(kernel.body)
-        self.fetched = [*streams.resident, *(ring.load for ring in streams.rings.values()), *streams.own[:1]]
-        bounds = [v for loop in streams.loops for v in loop.operands[:2]]
-        self.bounds = self._scalars("which", [*bounds, streams.program.results[-1]])
-        self.origins = self._scalars("which", [v for op in streams.resident for v in op.operands])
-        self.own_origins = self._scalars(
-            "which", [v for op in streams.own[:1] for v in op.operands if not self._is_counter(v)]
+    def __init__(self, kernel: Kernel, schedule: Schedule, pipeline: Pipeline, *, wide: bool) -> None:
+        self.kernel, self.schedule, self.pipeline = kernel, schedule, pipeline
+        self.consumer = ConsumerLoops(kernel, schedule, pipeline, wide=wide)
+        self.memory = self.consumer.memory
+        self.consumer.block(kernel.body)
+        self.fetched = [*pipeline.resident, *(ring.load for ring in pipeline.rings.values()), *pipeline.private[:1]]
+        bounds = [v for loop in pipeline.loops for v in loop.operands[:2]]
+        self.bounds = self._scalars("consumer", [*bounds, pipeline.program_id.results[-1]])
+        self.resident_origins = self._scalars("consumer", [v for op in pipeline.resident for v in op.operands])
+        self.private_origins = self._scalars(
+            "consumer", [v for op in pipeline.private[:1] for v in op.operands if not self._is_counter(v)]
         )
-        self.takes = {n: self._conditions(streams.arms[id(loop)]) for n, loop in self._armed()}
-        self.pointed = {a.index for a in self.memory.arguments.values() if a.kind == "pointer"}
-        steady = [v for ring in streams.rings.values() for v in ring.load.operands if not self._is_counter(v)]
-        self.steady = self._scalars("0", steady)
+        self.conditions = {n: self._conditions(pipeline.cases[id(loop)]) for n, loop in self._loops_with_cases()}
+        self.pointers = {a.index for a in self.memory.arguments.values() if a.kind == "pointer"}
+        origins = [v for ring in pipeline.rings.values() for v in ring.load.operands if not self._is_counter(v)]
+        self.ring_origins = self._scalars("0", origins)  # the same for all consumers
 
-    def _scalars(self, which: str, values: list[Value]) -> tuple[list[str], dict[Value, str]]:
-        writer = Scalars(self.kernel, self.schedule, self.compute, which)
-        texts = writer.wanted(self.kernel.body.ops, [self.streams.program.results[-1], *values])[1:]
+    def _scalars(self, consumer: str, values: list[Value]) -> tuple[list[str], dict[Value, str]]:
+        writer = ScalarWriter(self.kernel, self.schedule, self.consumer, consumer)
+        texts = writer.write_needed(self.kernel.body.ops, [self.pipeline.program_id.results[-1], *values])[1:]
         return writer.lines.lines, dict(zip(values, texts, strict=True))
 
-    def _armed(self) -> list[tuple[int, Op]]:
-        return [(n, loop) for n, loop in enumerate(self.streams.loops) if id(loop) in self.streams.arms]
+    def _loops_with_cases(self) -> list[tuple[int, Op]]:
+        return [(n, loop) for n, loop in enumerate(self.pipeline.loops) if id(loop) in self.pipeline.cases]
 
-    def _conditions(self, arms: Arms) -> tuple[list[str], list[str]]:
-        writer = Scalars(self.kernel, self.schedule, self.compute, "which")
-        writer.wanted(self.kernel.body.ops, [self.streams.program.results[-1]])
-        texts = writer.conditions(self.kernel.body.ops, arms)
+    def _conditions(self, cases: BlockCases) -> tuple[list[str], list[str]]:
+        writer = ScalarWriter(self.kernel, self.schedule, self.consumer, "consumer")
+        writer.write_needed(self.kernel.body.ops, [self.pipeline.program_id.results[-1]])
+        texts = writer.conditions(self.kernel.body.ops, cases)
         return writer.lines.lines, texts
 
     def _is_counter(self, value: Value) -> bool:
-        return any(value is loop.blocks[0].params[0] for loop in self.streams.loops)
+        return any(value is loop.blocks[0].params[0] for loop in self.pipeline.loops)
 
     @property
-    def given(self) -> str:
-        """What every function is given that is called in a lap."""
-        return ", ".join(["lap", *self.arguments] if self.schedule.laps else self.arguments)
+    def tile_arguments(self) -> str:
+        """The arguments of functions that are called for each tile of a CTA."""
+        return ", ".join(["cta_tile", *self.arguments] if self.schedule.persistent else self.arguments)
 
     def _function(self, name: str, first: Sequence[str], lines: Sequence[str], arguments: str = "") -> str:
-        given = ", ".join([*first, arguments or self.given])
-        return f"@gluon.jit\ndef {name}({given}):\n" + "\n".join(lines) + "\n"
+        parameters = ", ".join([*first, arguments or self.tile_arguments])
+        return f"@gluon.jit\ndef {name}({parameters}):\n" + "\n".join(lines) + "\n"
 
-    def _walk_past(self) -> str:
-        """Blocks that others of the group need: waited for, so that nobody is a round ahead, and given back."""
+    def _skip_blocks(self) -> str:
+        """Write `skip_blocks`: wait for blocks that other consumers need, so that nobody is a round of the ring ahead,
+        and release them."""
         stages, names, lines = self.schedule.num_stages, self._ring_barriers(), []
         for full, empty in zip(names[::2], names[1::2], strict=True):
-            lines += [f"        mbarrier.wait({full}.index(turn % {stages}), (turn // {stages}) & 1)"]
-            lines += [f"        mbarrier.arrive({empty}.index(turn % {stages}), count=1)"]
-        head = f"@gluon.jit\ndef walk_past(first, last, {', '.join(names)}):\n    for turn in range(first, last):\n"
+            lines += [f"        mbarrier.wait({full}.index(block % {stages}), (block // {stages}) & 1)"]
+            lines += [f"        mbarrier.arrive({empty}.index(block % {stages}), count=1)"]
+        parameters = ", ".join(["first", "last", *names])
+        head = f"@gluon.jit\ndef skip_blocks({parameters}):\n    for block in range(first, last):\n"
         return head + "\n".join(lines) + "\n"
 
     def _ring_barriers(self) -> list[str]:
-        return [f"{ring.name}_{part}" for ring in self.streams.rings.values() for part in ("full", "empty")]
+        return [f"{ring.name}_{part}" for ring in self.pipeline.rings.values() for part in ("full", "empty")]
 
-    def _bounds(self) -> str:
-        """An absent program, or a loop without turns, has bounds that a union does not notice."""
+    def _loop_bounds(self) -> str:
+        """Write `loop_bounds`. A consumer outside the grid, or a loop without iterations, gets bounds that a union
+        ignores."""
         lines, texts = self.bounds
         out, names = list(lines), []
-        for n, loop in enumerate(self.streams.loops):
+        for n, loop in enumerate(self.pipeline.loops):
             low, high = (texts[v] for v in loop.operands[:2])
-            out += [f"    low_{n} = {low}", f"    high_{n} = {high}", f"    some_{n} = here & (low_{n} < high_{n})"]
-            names += [f"tl.where(some_{n}, low_{n}, {FAR})", f"tl.where(some_{n}, high_{n}, {NEAR})"]
-        return self._function("bounds", ["which"], [*out, f"    return {', '.join(names)}"])
+            out += [f"    low_{n} = {low}", f"    high_{n} = {high}"]
+            out += [f"    nonempty_{n} = in_grid & (low_{n} < high_{n})"]
+            names += [f"gl.where(nonempty_{n}, low_{n}, {FAR})", f"gl.where(nonempty_{n}, high_{n}, {NEAR})"]
+        return self._function("loop_bounds", ["consumer"], [*out, f"    return {', '.join(names)}"])
 
-    def _bound_names(self) -> str:
-        return ", ".join(f"low_{n}, high_{n}" for n in range(len(self.streams.loops)))
+    def _bound_names(self, suffix: str = "") -> str:
+        return ", ".join(f"low_{n}{suffix}, high_{n}{suffix}" for n in range(len(self.pipeline.loops)))
 
-    def _united(self) -> str:
-        given, out, names = self.given, Lines(), []
-        for which in range(self.schedule.programs):
-            own = self._bound_names().replace(",", f"_of_{which},") + f"_of_{which}"
-            out.add(f"{own} = bounds({which}, {given})")
-        for n, loop in enumerate(self.streams.loops):
+    def _cta_bounds(self) -> str:
+        """Write `cta_bounds`: of each loop the first position, and the number of blocks."""
+        out, names = Lines(), []
+        for consumer in range(self.schedule.consumers):
+            out.add(f"{self._bound_names(f'_of_{consumer}')} = loop_bounds({consumer}, {self.tile_arguments})")
+        for n, loop in enumerate(self.pipeline.loops):
             step = loop.attrs["step"]
-            for bound, function in (("low", "tl.minimum"), ("high", "tl.maximum")):
+            for bound, function in (("low", "gl.minimum"), ("high", "gl.maximum")):
                 text = f"{bound}_{n}_of_0"
-                for which in range(1, self.schedule.programs):
-                    text = f"{function}({text}, {bound}_{n}_of_{which})"
+                for consumer in range(1, self.schedule.consumers):
+                    text = f"{function}({text}, {bound}_{n}_of_{consumer})"
                 out.add(f"{bound}_{n} = {text}")
-            out.add(f"blocks_{n} = tl.where(high_{n} > low_{n}, (high_{n} - low_{n} + {step - 1}) // {step}, 0)")
+            out.add(f"blocks_{n} = gl.where(high_{n} > low_{n}, (high_{n} - low_{n} + {step - 1}) // {step}, 0)")
             names += [f"low_{n}", f"blocks_{n}"]
         out.add(f"return {', '.join(names)}")
-        return self._function("united", [], out.lines)
+        return self._function("cta_bounds", [], out.lines)
 
-    def _taken(self, n: int, loop: Op) -> str:
-        """What each program does with the block of a turn, or of several: the number of its arm, 0 for none."""
-        given, (lines, texts), out = self.given, self.takes[n], Lines()
-        out.add(f"at = first + turn * {loop.attrs['step']}")
-        out.add("taken = at * 0")
-        for which in range(self.schedule.programs):
-            out.add(f"which = {which}")
-            out.add(f"{self._bound_names()} = bounds(which, {given})")
-            out.add(f"inside = (at >= low_{n}) & (at < high_{n})")
+    def _cases_of_block(self, n: int, loop: Op) -> str:
+        """Write `cases_of_block`: the case that each consumer has for a block, or for a vector of them; 0 for none."""
+        (lines, texts), out = self.conditions[n], Lines()
+        out.add(f"position = first + block * {loop.attrs['step']}")
+        out.add("cases = position * 0")
+        for consumer in range(self.schedule.consumers):
+            out.add(f"consumer = {consumer}")
+            out.add(f"{self._bound_names()} = loop_bounds(consumer, {self.tile_arguments})")
+            out.add(f"in_range = (position >= low_{n}) & (position < high_{n})")
             out.lines += lines
-            arm = "0"
+            case = "0"
             for number, text in reversed(list(enumerate(texts, 1))):
-                arm = f"tl.where(inside & {text}, {number}, {arm})"
-            out.add(f"taken = taken | ({arm} << {which * ARM_BITS})")
-        out.add("return taken")
-        return self._function(f"taken_{n}", ["turn", "first"], out.lines)
+                case = f"gl.where(in_range & {text}, {number}, {case})"
+            out.add(f"cases = cases | ({case} << {consumer * CASE_BITS})")
+        out.add("return cases")
+        return self._function(f"cases_of_block_{n}", ["block", "first"], out.lines)
 
-    def _seek(self, n: int) -> str:
-        """The next turn that some program takes. Where the next one is not, 32 are looked at at once."""
-        given, out = self.given, Lines()
-        out.add(f"{self._united_names()} = united({given})")
-        out.add(f"taken = taken_{n}(turn, first_{n}, {given})")
-        out.add(f"while (taken == 0) & (turn < blocks_{n}):")
+    def _next_block(self, n: int) -> str:
+        """Write `next_block`: the next block that some consumer has a case for. If the next one has none, it looks
+        at 32 at once."""
+        arguments, out = self.tile_arguments, Lines()
+        out.add(f"{self._cta_bound_names()} = cta_bounds({arguments})")
+        out.add(f"cases = cases_of_block_{n}(block, first_{n}, {arguments})")
+        out.add(f"while (cases == 0) & (block < blocks_{n}):")
         out.add("    layout: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])")
-        out.add("    ahead = turn + 1 + gl.arange(0, 32, layout=layout)")
-        out.add(f"    some = taken_{n}(ahead, first_{n}, {given}) != 0")
-        out.add("    turn = tl.min(tl.where(some, ahead, turn + 33), 0)")
-        out.add(f"    taken = taken_{n}(turn, first_{n}, {given})")
-        out.add("return turn, taken")
-        return self._function(f"seek_{n}", ["turn", "WARPS: gl.constexpr"], out.lines)
+        out.add("    lookahead = block + 1 + gl.arange(0, 32, layout=layout)")
+        out.add(f"    wanted = cases_of_block_{n}(lookahead, first_{n}, {arguments}) != 0")
+        out.add("    block = gl.min(gl.where(wanted, lookahead, block + 33), 0)")
+        out.add(f"    cases = cases_of_block_{n}(block, first_{n}, {arguments})")
+        out.add("return block, cases")
+        return self._function(f"next_block_{n}", ["block", "WARPS: gl.constexpr"], out.lines)
 
-    def _united_names(self) -> str:
-        return ", ".join(f"first_{n}, blocks_{n}" for n in range(len(self.streams.loops)))
+    def _cta_bound_names(self) -> str:
+        return ", ".join(f"first_{n}, blocks_{n}" for n in range(len(self.pipeline.loops)))

@@ -1,80 +1,95 @@
-"""What the computing warps of a group do: one program, as Gluon text.
+"""What a consumer's warps do: one program of the kernel, as Gluon text.
 
-Tiles with rows lie in the layout of the products' results; vectors in a slice of it. Positions and constants have no
-layout until they meet a tile, and are written out where they are used, so that they can meet several. Operands that
-were fetched are not values but places in shared memory."""
+Tiles with rows have the register layout of the dots' results; vectors have a slice of it. Positions and constants have
+no layout until they meet a tile, and are written out where they are used, so that they can meet several. Operands that
+the producer fetched are not values but tiles in shared memory."""
 
 from __future__ import annotations
 
 from ....dtypes import bool_
 from ....errors import InternalError
 from ....ir import Block, Kernel, Op, Value
-from ....passes.facts import nan_matters
+from ....ir.matchers import accumulation
 from ..schedule import Schedule
-from ..triton import elementwise
+from ..triton.memory import Memory
 from ..triton.padding import identity, padded, padded_shape
-from ..triton.render import TENSORS_ONLY, Renderer
-from ..triton.text import Text, meet, shape_text, triton_type
-from . import masking as hiding
-from . import scaled_differences as differences
-from .pipeline import Streams
+from ..triton.renderer import Renderer, all_literal
+from ..triton.text import GLUON, Layout, Text, meet, shape_text
+from . import masking, scaled_differences
+from .pipeline import Pipeline
 
-SHARED = "shared"
-# Names that the text uses for itself.
-WORDS = {"WHICH", "groups", "lap", "laps", "along", "here", "done", "met", "own"}
-WORDS |= {"start", "stop", "turn", "taken", "arm", "at", "which", "inside", "slot", "phase"}
-WORDS |= {"gl", "gluon", "tma", "mbarrier"}
+# Names that the text uses for itself. Those of a tensor's buffers and barriers are its name and one of the parts.
+WORDS = {"CONSUMER", "ctas", "cta_tile", "tiles_per_cta", "tile_group", "in_grid", "blocks_done", "private_done"}
+WORDS |= {"num_blocks", "start_block", "end_block", "block", "cases", "block_case", "position", "consumer", "in_range"}
+WORDS |= {"slot", "phase", "gl", "gluon", "tma", "mbarrier"}
+BOUNDS = ("low", "high", "first", "blocks", "nonempty")  # of each loop
+PARTS = ("desc", "resident", "ready", "ring", "full", "empty", "private", "scratch")
 
 
-class Compute(Renderer):
-    """Writes one program. `slot` says which place of the rings the turn at hand reads."""
+class InlineMemory(Memory):
+    """Writes positions out where they are used: what they meet decides their layout."""
 
-    def __init__(self, kernel: Kernel, schedule: Schedule, streams: Streams, wide: bool) -> None:
-        super().__init__(kernel, schedule, wide, emulate=False)
-        self.streams = streams
-        self.names.taken |= WORDS
+    def iota(self, side: int, place: int = 0, rank: int = 1) -> str:
+        return f"{self.tl}.arange(0, {side})"
+
+
+class Consumer(Renderer):
+    """Writes one program. `slot` and `phase` say which place of the rings the current iteration reads."""
+
+    dialect = GLUON
+
+    def __init__(self, kernel: Kernel, schedule: Schedule, pipeline: Pipeline, *, wide: bool) -> None:
+        super().__init__(kernel, schedule, wide=wide)
+        self.memory = InlineMemory(kernel, self.names, GLUON, wide=wide, emulate=False)
+        self.pipeline = pipeline
+        fetched = [*pipeline.resident, *(ring.load for ring in pipeline.rings.values()), *pipeline.private[:1]]
+        self.names.taken |= WORDS | {f"{op.attrs['tensor'].name}_{part}" for op in fetched for part in PARTS}
+        self.names.taken |= {f"{word}_{n}" for word in BOUNDS for n in range(len(pipeline.loops))}
+        self.scaled_differences: set[int] = set()  # elements per thread of the functions that the text calls
         self.slot, self.phase = "", ""
         self.waited: set[str] = set()
         self.bytes: set[Value] = set()  # bool tiles that are bytes in the text
-        self.owed = ""  # whose tile in the program's own room was read in this turn; the room is not given back yet
+        self.unreleased = ""  # the tensor whose private tile was read in this iteration and is not released yet
 
     # ---- layouts -----------------------------------------------------------------------------------------------------
 
-    def layout(self, shape: tuple[int, ...]) -> str:
-        """Where values of this shape lie when something has to be said."""
-        scores = f"products_{self.streams.widths[0]}"
+    def layout(self, shape: tuple[int, ...]) -> Layout:
+        """Return the layout of values of this shape where one has to be named."""
+        scores = Layout(f"mma_{self.pipeline.widths[0]}")
         if len(shape) == 1:
-            return f"gl.SliceLayout(1, {scores})"
-        return f"products_{shape[1]}" if shape[1] > 1 else scores
+            return scores.slice(1)
+        return Layout(f"mma_{shape[1]}") if shape[1] > 1 else scores
 
-    def in_layout(self, text: Text, layout: str) -> str:
-        if text.layout in ("", layout) or not text.shape:
+    def in_layout(self, text: Text, layout: Layout | None) -> str:
+        """Write a value in a layout."""
+        if text.layout in (None, layout) or not text.shape:
             return text.text
+        assert layout is not None
         if text.vector:
-            at = 0 if text.shape[0] == 1 else 1
-            return f"gl.convert_layout({text.vector}, gl.SliceLayout({at}, {layout})){('[None, :]', '[:, None]')[at]}"
+            dim = 0 if text.shape[0] == 1 else 1
+            return f"gl.convert_layout({text.vector}, {layout.slice(dim)}){('[None, :]', '[:, None]')[dim]}"
         return f"gl.convert_layout({text.text}, {layout})"
 
     def full(self, value: Value, shape: tuple[int, ...] | None = None) -> str:
         text, shape = self.table[value], padded_shape(value.shape if shape is None else shape)
         if not shape:
             return self.tensor(value)
-        layout = self.layout(shape)
+        layout, dtype = self.layout(shape), self.dialect.type(value.dtype)
         if not text.shape:
-            return f"tl.full({shape_text(shape)}, {text}, {triton_type(value.dtype)}, {layout})"
+            return f"gl.full({shape_text(shape)}, {text}, {dtype}, {layout})"
         if text.shape == shape and text.layout:
             return self.in_layout(text, layout)
-        zero = f"tl.full({shape_text(shape)}, 0, {triton_type(value.dtype)}, {layout})"
-        if value.dtype.is_float or value.dtype.kind == "bool":  # picked, not added: -0 and NaN stay what they are
-            return f"tl.where({zero} == {zero}, {self.in_layout(text, layout)}, {zero})"
+        zero = f"gl.full({shape_text(shape)}, 0, {dtype}, {layout})"
+        if value.dtype.is_float or value.dtype.kind == "bool":  # selected, not added: -0 and NaN stay what they are
+            return f"gl.where({zero} == {zero}, {self.in_layout(text, layout)}, {zero})"
         return f"{self.in_layout(text, layout)} + {zero}"
 
     def define(self, value: Value, text: str, shape: tuple[int, ...] | None = None, stem: str = "") -> None:
-        self.place(value, text, padded_shape(value.shape) if shape is None else shape, stem, "")
+        self.place(value, text, padded_shape(value.shape) if shape is None else shape, stem, None)
 
-    def place(self, value: Value, text: str, shape: tuple[int, ...], stem: str, layout: str) -> None:
-        """Names a value; a tile without a layout is written out at every use instead."""
-        if shape and not layout:
+    def place(self, value: Value, text: str, shape: tuple[int, ...], stem: str, layout: Layout | None) -> None:
+        """Assign a value to a new name; a tile without a layout is written out at every use instead."""
+        if shape and layout is None:
             self.table[value] = Text(f"({text})", shape)
             return
         name = self.names.fresh(value.hint or stem)
@@ -85,148 +100,150 @@ class Compute(Renderer):
 
     def arange(self, op: Op) -> None:
         side = padded(op.result.shape[0])
-        self.table[op.result] = Text(f"tl.arange(0, {side})", (side,))
+        self.table[op.result] = Text(f"gl.arange(0, {side})", (side,))
 
     def program_id(self, op: Op) -> None:
-        group_of(self, op, "WHICH")
+        write_program_id(self, op, "CONSUMER")
 
     def elementwise(self, op: Op) -> None:
-        if op.kind == "add" and self._add_product(op):
+        if op.kind == "add" and self._add_dot(op):
             return
-        if op.result in self.streams.cleaned:
-            self._clean(op)
+        if op.result in self.pipeline.zeroed:
+            self._zero_rows(op)
             return
-        if hiding.mask_of(op.result) is not None and hiding.only_hides(op.result, self.uses):
+        if masking.additive_mask(op.result) is not None and masking.only_masks(op.result, self.uses):
             return  # compared where it is used
-        if hiding.hides(op) and self._hide(op):
+        if masking.masks_scores(op) and self._mask_scores(op):
             return
         if self._fusable(op) if op.kind == "sub" else self._scaled_difference(op):
-            return  # of a difference: made where it is scaled
-        form = elementwise.form(op) if op.kind != "cast" else self._cast(op)
-        if op.kind in ("floordiv", "mod"):
-            form = self._division(op) or form
+            return  # of a difference: computed where it is scaled
+        form = self.form(op)
         texts = [self.value(v) for v in op.operands]
-        picked = texts[1:] if op.kind == "where" else texts
-        typed = all(t.literal for t in picked) or any(f in form for f in TENSORS_ONLY)
+        typed = form.typed or all_literal(op, texts)
         shape = meet(*(t.shape for t in texts))
         layouts = [t.layout for t in texts if t.layout and t.shape == shape] or [t.layout for t in texts if t.layout]
-        layout = layouts[0] if layouts else ""
+        layout = layouts[0] if layouts else None
         atoms = []
         for value, text in zip(op.operands, texts, strict=True):
             atoms.append(self.tensor(value) if typed and text.literal else self.in_layout(text, layout))
-        self.place(op.result, form.format(*atoms), shape, op.kind, layout)
+        self.place(op.result, self.write_form(form, *atoms), shape, op.kind, layout)
 
     def _fusable(self, difference: Op) -> bool:
-        """Whether a difference and its product lie as differences.py has it: two rows to a thread, each with a number
-        of its own, both in registers."""
+        """Return True if a difference and its product have the layout that scaled_differences.py needs: two rows to a
+        thread, each with a number of its own, both in registers."""
         shape = padded_shape(difference.result.shape)
-        if differences.product_of(difference, self.uses) is None or self.streams.rows > 16 * self.schedule.num_warps:
+        if scaled_differences.scaling_of(difference, self.uses) is None:
             return False
-        tile, number = difference.operands
-        assert number.op is not None
-        held = [self.value(v).layout not in ("", SHARED) for v in (tile, number.op.operands[0])]
-        return shape[1] > 1 and all(held)
+        if self.pipeline.rows > 16 * self.schedule.num_warps:
+            return False
+        tile, rows = difference.operands
+        assert rows.op is not None
+        return shape[1] > 1 and all(self.value(v).layout is not None for v in (tile, rows.op.operands[0]))
 
     def _scaled_difference(self, product: Op) -> bool:
-        parts = differences.parts_of(product, self.uses)
+        parts = scaled_differences.match(product, self.uses)
         if parts is None or not self._fusable(parts.difference):
             return False
         shape = padded_shape(product.result.shape)
         layout = self.layout(shape)
         x = self.in_layout(self.value(parts.tile), layout)
-        y = self.in_layout(self.value(parts.numbers), f"gl.SliceLayout(1, {layout})")
-        function = differences.function(shape[0] * shape[1] // (32 * self.schedule.num_warps))
-        self.place(product.result, f"{function}({x}, {y}, {self.tensor(parts.factor)})", shape, product.kind, layout)
+        y = self.in_layout(self.value(parts.rows), layout.slice(1))
+        count = shape[0] * shape[1] // (32 * self.schedule.num_warps)
+        self.scaled_differences.add(count)
+        text = f"{scaled_differences.function(count)}({x}, {y}, {self.tensor(parts.factor)})"
+        self.place(product.result, text, shape, product.kind, layout)
         return True
 
-    def _hide(self, op: Op) -> bool:
+    def _mask_scores(self, op: Op) -> bool:
         seen, scores, _ = op.operands
-        mask = hiding.mask_of(seen)
-        if not hiding.only_hides(seen, self.uses) or (mask is None and seen not in self.bytes):
+        mask = masking.additive_mask(seen)
+        if not masking.only_masks(seen, self.uses) or (mask is None and seen not in self.bytes):
             return False
         shape, layout = padded_shape(op.result.shape), self.layout(padded_shape(op.result.shape))
         texts = [self.value(v) for v in (scores, seen if mask is None else mask)]
-        given = ", ".join(self.in_layout(text, layout) for text in texts)
-        self.place(op.result, f"hide_{'bytes' if mask is None else 'numbers'}({given})", shape, "hidden", layout)
+        operands = ", ".join(self.in_layout(text, layout) for text in texts)
+        helper = "mask_by_bytes" if mask is None else "mask_by_numbers"
+        self.helpers.add(helper)
+        self.place(op.result, f"{helper}({operands})", shape, "masked", layout)
         return True
 
     def expand(self, op: Op) -> None:
-        text, at = self.value(op.operands[0]), op.attrs["position"]
+        text, dim = self.value(op.operands[0]), op.attrs["position"]
         if text.shape:
-            shape = (*text.shape[:at], 1, *text.shape[at:])
-            mark, layout, vector = ("[None, :]", "[:, None]")[at], "", text.text
-            if text.layout:
-                layout = text.layout.partition(", ")[2].rstrip(")")
-                vector = self.in_layout(text, f"gl.SliceLayout({at}, {layout})")
-            text = Text(f"{vector}{mark}", shape, layout=layout, vector=vector if layout else "")
+            shape = (*text.shape[:dim], 1, *text.shape[dim:])
+            mark, vector = ("[None, :]", "[:, None]")[dim], text.text
+            if text.layout is None:
+                text = Text(f"{vector}{mark}", shape)
+            else:
+                layout = text.layout.parent
+                vector = self.in_layout(text, layout.slice(dim))
+                text = Text(f"{vector}{mark}", shape, layout=layout, vector=vector)
         self.table[op.result] = text
 
     def trans(self, op: Op) -> None:
         text = self.value(op.operands[0])
-        if text.layout != SHARED:
+        if not text.shared:
             raise InternalError("a tile that is not an operand is transposed")
-        self.table[op.result] = Text(f"{text}.permute((1, 0))", text.shape[::-1], layout=SHARED)
+        self.table[op.result] = Text(f"{text}.permute((1, 0))", text.shape[::-1], shared=True)
 
     def masked(self, value: Value, axis: int, neutral: str) -> str:
         if padded(value.shape[axis]) == value.shape[axis]:
             return self.full(value)
-        raise InternalError("a side that is folded has padding")
+        raise InternalError("a side that is reduced has padding")
 
     def reduce(self, op: Op) -> None:
         (value,), fold, axis = op.operands, op.attrs["fold"], op.attrs["axis"]
         text = self.masked(value, axis, identity(fold, value.dtype))
-        layout = f"gl.SliceLayout({axis}, {self.layout(padded_shape(value.shape))})"
+        layout = self.layout(padded_shape(value.shape)).slice(axis)
         shape = padded_shape(op.result.shape)
         if value.dtype.kind == "bool":
-            joined = {"max": "either", "min": "both"}[fold]
-            self.place(op.result, f"tl.reduce(({text}).to(tl.int8), {axis}, {joined}) != 0", shape, fold, layout)
+            helper = {"max": "bool_or", "min": "bool_and"}[fold]
+            self.helpers.add(helper)
+            self.place(op.result, f"gl.reduce(({text}).to(gl.int8), {axis}, {helper}) != 0", shape, fold, layout)
             return
-        self.place(op.result, f"tl.{fold}({text}, {axis})", shape, fold, layout)
-        if value.dtype.is_float and nan_matters(op, self.uses, self.loops):  # of nothing but NaN it is the identity
-            name = self.value(op.result)
-            self.lines.add(f"{name} = tl.where({name} == {name}, {name}, {identity(fold, value.dtype)})")
+        self.place(op.result, f"gl.{fold}({text}, {axis})", shape, fold, layout)
+        self.replace_nan(op)
 
     # ---- memory ------------------------------------------------------------------------------------------------------
 
     def load(self, op: Op) -> None:
         shape = padded_shape(op.result.shape)
-        if op.result in self.streams.shared:
-            if op in self.streams.resident:
-                text = f"{op.attrs['tensor'].name}_own.index(WHICH)"
+        if op.result in self.pipeline.shared:
+            if op in self.pipeline.resident:
+                text = f"{op.attrs['tensor'].name}_resident.index(CONSUMER)"
             else:
-                text = f"{self.streams.ring(op).name}_blocks.index({self.slot})"
-            self.table[op.result] = Text(f"{text}.reshape({shape_text(shape)})", shape, layout=SHARED)
+                text = f"{self.pipeline.ring(op).name}_ring.index({self.slot})"
+            self.table[op.result] = Text(f"{text}.reshape({shape_text(shape)})", shape, shared=True)
             return
-        if op in self.streams.own:
-            self._own_tile(op, shape)
+        if op in self.pipeline.private:
+            self._load_private(op, shape)
             return
-        address, mask = self._place(op, op.operands)
-        guard = f", mask={mask}, other={'0.0' if op.result.dtype.is_float else '0'}" if mask else ""
+        text = self.load_text(op, *self._place(op, op.operands))
         if not shape:
-            self.place(op.result, f"tl.load({address}{guard})", shape, f"{op.attrs['tensor'].name}_at", "")
+            self.place(op.result, text, shape, f"{op.attrs['tensor'].name}_at", None)
             return
         layout = self.layout(shape)
-        self.place(op.result, f"gl.set_auto_layout(tl.load({address}{guard}), {layout})", shape, "tile", layout)
+        self.place(op.result, f"gl.set_auto_layout({text}, {layout})", shape, "tile", layout)
 
-    def _own_tile(self, op: Op, shape: tuple[int, ...]) -> None:
-        """A tile that was fetched for this program alone, into registers."""
-        name, room = op.attrs["tensor"].name, self.streams.own_place("WHICH")
-        self.lines.add(f"mbarrier.wait({name}_full.index(WHICH), met & 1)")
-        tile = f"{name}_blocks.index({room}).reshape({shape_text(shape)}).load({self.layout(shape)})"
-        if hiding.only_hides(op.result, self.uses):
+    def _load_private(self, op: Op, shape: tuple[int, ...]) -> None:
+        """Read the private tile into registers."""
+        name, index = op.attrs["tensor"].name, self.pipeline.private_tile_index("CONSUMER")
+        self.lines.add(f"mbarrier.wait({name}_full.index(CONSUMER), private_done & 1)")
+        tile = f"{name}_private.index({index}).reshape({shape_text(shape)}).load({self.layout(shape)})"
+        if masking.only_masks(op.result, self.uses):
             self.bytes.add(op.result)
         elif op.result.dtype is bool_:
             tile += " != 0"
         self.place(op.result, tile, shape, "tile", self.layout(shape))
-        self.owed = name
+        self.unreleased = name
 
-    def give_back_own(self) -> None:
-        """The room of the tile above, once what was read of it has been used: it need not wait in registers behind a
-        barrier, and where the room is cleaned into, that has happened too."""
-        if self.owed:
-            self.lines.add("fence_async_shared()")  # or the next tile could overtake these reads
-            self.lines.add(f"mbarrier.arrive({self.owed}_empty.index(WHICH), count=1)")
-            self.owed = ""
+    def release_private(self) -> None:
+        """Release the memory of the private tile, once what was read of it has been used: then nothing waits in
+        registers behind the barrier, and the scratch tile in the same memory has been used, too."""
+        if self.unreleased:
+            self.lines.add("fence_async_shared()")  # or the next copy could overtake these reads
+            self.lines.add(f"mbarrier.arrive({self.unreleased}_empty.index(CONSUMER), count=1)")
+            self.unreleased = ""
 
     def store(self, op: Op) -> None:
         address, mask = self._place(op, op.operands[1:])
@@ -236,100 +253,101 @@ class Compute(Renderer):
         if shape:
             layout = self.layout(shape)
             address = f"gl.set_auto_layout({address}, {layout})"
-            mask = mask and f"gl.set_auto_layout({self._spread(mask, shape)}, {layout})"
-        self.lines.add("if here:")
-        self.lines.add(f"    tl.store({address}, {content}{f', mask={mask}' if mask else ''})")
+            mask = mask and f"gl.set_auto_layout({self._full_mask(mask, shape)}, {layout})"
+        self.lines.add("if in_grid:")
+        self.lines.add(f"    gl.store({address}, {content}{f', mask={mask}' if mask else ''})")
 
-    def _spread(self, mask: str, shape: tuple[int, ...]) -> str:
-        whole = f"tl.arange(0, {shape[0]}) >= 0"
-        return f"({mask}) & ({whole})" if len(shape) == 1 else f"({mask}) & (({whole})[:, None])"
+    def _full_mask(self, mask: str, shape: tuple[int, ...]) -> str:
+        """Give a mask all rows of a tile."""
+        rows = f"gl.arange(0, {shape[0]}) >= 0"
+        return f"({mask}) & ({rows})" if len(shape) == 1 else f"({mask}) & (({rows})[:, None])"
 
-    # ---- products ----------------------------------------------------------------------------------------------------
+    # ---- dots --------------------------------------------------------------------------------------------------------
 
     def dot(self, op: Op) -> None:
-        readers = self.uses.get(op.result, [])
-        if len(readers) == 1 and readers[0].kind == "add" and any(o is readers[0] for o in self.here.ops):
+        if self.accumulates(op):
             self.fused[op.result] = op
         else:
-            self._finished(op, op.result, "")
+            self._finish_dot(op, op.result, "")
 
-    def _add_product(self, op: Op) -> bool:
-        for one, other in (op.operands, op.operands[::-1]):
-            if one in self.fused:
-                if other in self.fused:
-                    self._finished(self.fused.pop(other), other, "")
-                self._finished(self.fused.pop(one), op.result, self.full(other, op.result.shape))
-                return True
-        return False
+    def _add_dot(self, op: Op) -> bool:
+        found = accumulation(op, self.here.ops, self.uses)
+        if found is None or found.dot.result not in self.fused:
+            return False
+        self._finish_dot(self.fused.pop(found.dot.result), op.result, self.full(found.addend, op.result.shape))
+        return True
 
-    def _finished(self, op: Op, result: Value, onto: str) -> None:
+    def _finish_dot(self, op: Op, result: Value, accumulator: str) -> None:
+        """Write a dot and wait for it."""
         shape = padded_shape(op.result.shape)
-        name = self.names.fresh(result.hint or "product")
-        self.lines.add(f"{name} = {self.started(op, onto)}")
+        name = self.names.fresh(result.hint or "dot")
+        self.lines.add(f"{name} = {self.start_dot(op, accumulator)}")
         self.lines.add(f"{name} = warpgroup_mma_wait(0, deps=({name},))")
         self.table[result] = Text(name, shape, layout=self.layout(shape))
 
-    def _clean(self, op: Op) -> None:
-        """A fetched tile with some rows replaced by zero, in memory of the program's own."""
+    def _zero_rows(self, op: Op) -> None:
+        """Copy a fetched tile to the consumer's scratch tile with masked rows replaced by zero."""
         self.wait_for(op.operands[1])
         shape = padded_shape(op.result.shape)
-        name, layout = self.streams.ring(self.streams.cleaned[op.result]).name, f"rows_{shape[1]}"
+        name, layout = self.pipeline.ring(self.pipeline.zeroed[op.result]).name, Layout(f"blocked_{shape[1]}")
         seen = self.in_layout(self.value(op.operands[0]), layout)
         tile = f"{self.value(op.operands[1])}.load({layout})"
-        room = f"{name}_clean.index({self.streams.clean_place('WHICH')})"
-        if self.streams.own:  # whose tile was read from the same room
-            self.lines.add("tl.debug_barrier()")
-        self.lines.add(f"{room}.store(tl.where({seen}, {tile}, 0.0))")
+        scratch = f"{name}_scratch.index({self.pipeline.scratch_tile_index('CONSUMER')})"
+        if self.pipeline.private:  # which was read from the same memory
+            self.lines.add(self.dialect.barrier)
+        self.lines.add(f"{scratch}.store(gl.where({seen}, {tile}, 0.0))")
         self.lines.add("fence_async_shared()")
-        self.table[op.result] = Text(room, shape, layout=SHARED)
+        self.table[op.result] = Text(scratch, shape, shared=True)
 
-    def started(self, op: Op, onto: str, left: str = "") -> str:
-        """A product that is under way."""
+    def start_dot(self, op: Op, accumulator: str, left: str = "") -> str:
+        """Write a dot that runs on."""
         self.wait_for(op.operands[1])
         shape = padded_shape(op.result.shape)
         right = self.value(op.operands[1])
-        onto_ = onto or f"tl.full({shape_text(shape)}, 0.0, tl.float32, {self.layout(shape)})"
-        extra = "" if onto else ", use_acc=False"
-        return f"warpgroup_mma({left or self.left(op)}, {right}, {onto_}{extra}, is_async=True)"
+        start = accumulator or f"gl.full({shape_text(shape)}, 0.0, gl.float32, {self.layout(shape)})"
+        extra = "" if accumulator else ", use_acc=False"
+        return f"warpgroup_mma({left or self.left(op)}, {right}, {start}{extra}, is_async=True)"
 
     def left(self, op: Op) -> str:
-        """The left operand: a place in shared memory, or registers in the layout the product wants."""
+        """Write the left operand: a tile in shared memory, or registers in the layout that the dot wants."""
         value = op.operands[0]
         text = self.value(value)
-        if text.layout == SHARED:
+        if text.shared:
             return text.text
         layout = f"gl.DotOperandLayout(0, {self.layout(padded_shape(op.result.shape))}, 2)"
         return f"gl.convert_layout({self.full(value)}, {layout})"
 
     def wait_for(self, right: Value) -> None:
-        load = self.streams.fetched(right)
+        """Wait until the producer's copy of a right operand has arrived."""
+        load = self.pipeline.ring_load(right)
         assert load is not None
-        ring = self.streams.ring(load).name
+        ring = self.pipeline.ring(load).name
         if ring not in self.waited:
             self.lines.add(f"mbarrier.wait({ring}_full.index({self.slot}), {self.phase})")
             self.waited.add(ring)
 
     def block(self, block: Block) -> None:
-        """What was waited for in a block counts there only: a branch may not be taken."""
+        """Write a block. Its waits do not count after it: a branch may not be taken."""
         waited = set(self.waited)
         super().block(block)
         self.waited = waited
 
 
-def group_of(writer: Renderer, op: Op, which: str) -> None:
-    """The place in the grid of one program of a group (in a lap), and whether there is such a program."""
-    programs, laps = writer.schedule.programs, writer.schedule.laps
+def write_program_id(writer: Renderer, op: Op, consumer: str) -> None:
+    """Find a consumer's place in the kernel's grid (for one of its persistent tiles), and whether the grid has it."""
+    consumers, persistent = writer.schedule.consumers, writer.schedule.persistent
     *sizes, last = [writer.value(v).text for v in op.operands]
-    writer.lines.add("pid = tl.program_id(0)")
-    each = f"({programs} * laps)" if laps else programs
-    writer.lines.add(f"groups = ({last} + {each} - 1) // {each}")
-    along = "(pid % groups)"
-    if laps:
-        along = "along"
-        writer.lines.add("along = lap * groups + tl.where(lap % 2 == 0, pid % groups, groups - 1 - pid % groups)")
-    writer.define(op.results[-1], f"{along} * {programs} + {which}", stem="i")
-    writer.lines.add(f"here = {writer.value(op.results[-1])} < {last}")
-    writer.lines.add("pid = pid // groups")
+    writer.lines.add("pid = gl.program_id(0)")
+    each = f"({consumers} * tiles_per_cta)" if persistent else consumers
+    writer.lines.add(f"ctas = ({last} + {each} - 1) // {each}")
+    group = "(pid % ctas)"
+    if persistent:
+        group = "tile_group"
+        backwards = "gl.where(cta_tile % 2 == 0, pid % ctas, ctas - 1 - pid % ctas)"
+        writer.lines.add(f"tile_group = cta_tile * ctas + {backwards}")
+    writer.define(op.results[-1], f"{group} * {consumers} + {consumer}", stem="i")
+    writer.lines.add(f"in_grid = {writer.value(op.results[-1])} < {last}")
+    writer.lines.add("pid = pid // ctas")
     for n in range(len(sizes) - 1, -1, -1):
         writer.define(op.results[n], f"pid % {sizes[n]}" if n else "pid", stem="i")
         if n:

@@ -1,253 +1,273 @@
-"""The loops of a computing program: how it walks over the blocks that are fetched for its group.
+"""The loops of a consumer: how it goes through the blocks that the producer fetches for its CTA.
 
-A plain loop meets its blocks one after the other and walks past those that only others need. A loop with arms (arms.py)
-asks `seek` for the next block that some program of the group needs, and what each does with it. Either way turns can be
-cut into parts (turns.py), so that one turn's products run beside another's arithmetic; with arms, a run of turns
-through the same arm."""
+A plain loop reads its blocks in order and skips those that only other consumers need. A loop with block cases
+(block_cases.py) calls `next_block` for the next block that some consumer of the CTA needs, and for the case that each
+has for it. Either way iterations can overlap (overlap.py), so that the dots of one run beside the arithmetic of the
+next; with block cases, in a run of blocks with one case."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ....errors import InternalError
 from ....ir import Block, Op, walk
 from ..triton.padding import padded_shape
 from ..triton.text import Text
-from .block_cases import Arms
-from .consumer import Compute
-from .overlap import Turn, split
-from .pipeline import ARM_BITS, loaded
+from .block_cases import BlockCases
+from .consumer import Consumer
+from .overlap import SplitBody, split
+from .pipeline import CASE_BITS, load_of
 
-GIVEN = "<given>"  # stands for the module's arguments, which are known when everything is written
+ARGUMENTS = "<arguments>"  # stands for the module's arguments, which are known when everything is written
+
+
+class Place(NamedTuple):
+    """Expressions for one iteration: its position in the loop, and its number among the fetched blocks."""
+
+    position: str
+    number: str
 
 
 @dataclass(frozen=True)
-class Walk:
-    """The words of a run of turns: where each is, and how the next one is found."""
+class Run:
+    """The text of a run of iterations: where each is, and how the next one is found."""
 
-    enter: str  # a line that asks whether there is a first turn
-    first: tuple[str, str]  # the position of the first turn, and its number among the fetched blocks
-    again: str  # the head of the loop over the others
-    other: tuple[str, str]  # position and number of another turn
-    before: tuple[str, str]  # the number of the turn before: inside the loop, and behind it
-    ahead: str = ""  # looks for the next turn, while products run
-    end: str = ""  # of a turn
+    enter: str  # asks whether there is a first iteration
+    first: Place
+    repeat: str  # the head of the loop over the others
+    other: Place
+    previous: tuple[str, str]  # the number of the iteration before: inside the loop, and behind it
+    seek: str = ""  # finds the next block, while dots run
+    end: str = ""  # of an iteration
 
 
-class Loops(Compute):
+class ConsumerLoops(Consumer):
     counter = 0
 
     def loop(self, op: Op) -> None:
-        if not any(op is loop for loop in self.streams.loops):
-            raise InternalError("a loop without products in a kernel whose tiles are fetched")
-        n = next(n for n, loop in enumerate(self.streams.loops) if loop is op)
+        n = next((n for n, loop in enumerate(self.pipeline.loops) if loop is op), None)
+        if n is None:
+            raise InternalError("a loop without dots in a kernel with a producer")
         (body,) = op.blocks
         carried, leaving = [], body.terminator.operands
         for init, param, last, result in zip(op.operands[2:], body.params[1:], leaving, op.results, strict=True):
             name = self.names.fresh(result.hint or param.hint or last.hint or "carried")
             self.lines.add(f"{name} = {self.full(init)}")
             shape = padded_shape(param.shape)
-            self.table[param] = self.table[result] = Text(name, shape, layout=self.layout(shape) if shape else "")
+            self.table[param] = self.table[result] = Text(name, shape, layout=self.layout(shape) if shape else None)
+            self.names.taken.add(f"{name}_sum")  # of overlapped iterations
             carried.append(name)
-        arms = self.streams.arms.get(id(op))
-        if arms is not None:
-            self._chosen(arms, n, carried)
+        cases = self.pipeline.cases.get(id(op))
+        if cases is not None:
+            self._loop_by_case(cases, n, carried)
         else:
-            self._walked(op, n, carried)
-        if self.schedule.laps and n == len(self.streams.loops) - 1:  # what stayed for the lap is not read again
-            for load in self.streams.resident:
-                self.lines.add(f"mbarrier.arrive({load.attrs['tensor'].name}_empty.index(WHICH), count=1)")
+            self._plain_loop(op, n, carried)
+        if self.schedule.persistent and n == len(self.pipeline.loops) - 1:  # the last reads of this tile's operands
+            for load in self.pipeline.resident:
+                self.lines.add(f"mbarrier.arrive({load.attrs['tensor'].name}_empty.index(CONSUMER), count=1)")
 
-    def _walked(self, op: Op, n: int, carried: list[str]) -> None:
+    def _plain_loop(self, op: Op, n: int, carried: list[str]) -> None:
         step = op.attrs["step"]
-        self.lines.add(f"own = tl.where(high_{n} > low_{n}, (high_{n} - low_{n} + {step - 1}) // {step}, 0)")
-        self.lines.add(f"start = done + tl.where(own > 0, (low_{n} - first_{n}) // {step}, 0)")
-        self.lines.add("stop = start + own")
-        self._walk_past("done", "start")
-        place = f"low_{n} + (turn - start) * {step}", "turn"
-        again = "for turn in range(start + 1, stop):"
-        walk = Walk("if start < stop:", (f"low_{n}", "start"), again, place, ("turn - 1", "stop - 1"))
-        turn = self._parts(op)
-        if turn is None:
-            self.lines.add("for turn in range(start, stop):")
+        self.lines.add(f"num_blocks = gl.where(high_{n} > low_{n}, (high_{n} - low_{n} + {step - 1}) // {step}, 0)")
+        self.lines.add(f"start_block = blocks_done + gl.where(num_blocks > 0, (low_{n} - first_{n}) // {step}, 0)")
+        self.lines.add("end_block = start_block + num_blocks")
+        self._skip_blocks("blocks_done", "start_block")
+        place = Place(f"low_{n} + (block - start_block) * {step}", "block")
+        parts = self._split(op)
+        if parts is None:
+            self.lines.add("for block in range(start_block, end_block):")
             self.lines.depth += 1
-            self._plain(op, place, carried)
+            self._iteration(op, place, carried)
             self.lines.depth -= 1
         else:
-            self._rotated(op, turn, carried, walk)
-        self._walk_past("stop", f"done + blocks_{n}")
-        self.lines.add(f"done = done + blocks_{n}")
+            repeat, previous = "for block in range(start_block + 1, end_block):", ("block - 1", "end_block - 1")
+            first = Place(f"low_{n}", "start_block")
+            self._overlapped(op, parts, carried, Run("if start_block < end_block:", first, repeat, place, previous))
+        self._skip_blocks("end_block", f"blocks_done + blocks_{n}")
+        self.lines.add(f"blocks_done = blocks_done + blocks_{n}")
 
-    def _parts(self, op: Op) -> Turn | None:
-        """The parts of a turn. A tile that is cleaned has one place, so that such turns follow each other."""
-        cleans = any(o.results and o.results[0] in self.streams.cleaned for o in walk(op.blocks[0]))
-        return split(op) if not cleans else None
+    def _split(self, op: Op) -> SplitBody | None:
+        """Split a body. There is one scratch tile, so that iterations that zero rows in it do not overlap."""
+        zeroes = any(o.results and o.results[0] in self.pipeline.zeroed for o in walk(op.blocks[0]))
+        return split(op) if not zeroes else None
 
-    def _walk_past(self, first: str, last: str) -> None:
-        """Past blocks that only other programs of the group need."""
-        rings = ", ".join(f"{ring.name}_full, {ring.name}_empty" for ring in self.streams.rings.values())
-        self.lines.add(f"walk_past({first}, {last}, {rings})")
+    def _skip_blocks(self, first: str, last: str) -> None:
+        """Skip blocks that only other consumers need."""
+        rings = ", ".join(f"{ring.name}_full, {ring.name}_empty" for ring in self.pipeline.rings.values())
+        self.lines.add(f"skip_blocks({first}, {last}, {rings})")
 
-    # ---- arms --------------------------------------------------------------------------------------------------------
+    # ---- block cases -------------------------------------------------------------------------------------------------
 
-    def _chosen(self, arms: Arms, n: int, carried: list[str]) -> None:
-        seek = f"turn, taken = seek_{n}({{}}, {self.schedule.num_warps}, {GIVEN})"
-        place = f"first_{n} + turn * {arms.loop.attrs['step']}", "done"
-        mine = f"(taken >> ({ARM_BITS} * WHICH)) & {2**ARM_BITS - 1}"
-        self.lines.add(seek.format("tl.full([], 0, tl.int32)"))
-        self.lines.add("while taken != 0:")
+    def _loop_by_case(self, cases: BlockCases, n: int, carried: list[str]) -> None:
+        seek = f"block, cases = next_block_{n}({{}}, {self.schedule.num_warps}, {ARGUMENTS})"
+        place = Place(f"first_{n} + block * {cases.loop.attrs['step']}", "blocks_done")
+        mine = f"(cases >> ({CASE_BITS} * CONSUMER)) & {2**CASE_BITS - 1}"
+        self.lines.add(seek.format("gl.full([], 0, gl.int32)"))
+        self.lines.add("while cases != 0:")
         self.lines.depth += 1
-        self.lines.add(f"arm = {mine}")
-        for number, body in enumerate(arms.bodies, 1):
-            owns = any(op in self.streams.own for op in body.blocks[0].ops)
-            end = "done, met = done + 1, met + 1" if owns else "done = done + 1"
-            enter, ahead = f"{'if' if number == 1 else 'elif'} arm == {number}:", seek.format("turn + 1")
-            walk = Walk(enter, place, f"while ({mine}) == {number}:", place, ("done - 1", "done - 1"), ahead, end)
-            turn = self._parts(body)
-            if turn is not None:
-                self._rotated(body, turn, carried, walk)
+        self.lines.add(f"block_case = {mine}")
+        for number, body in enumerate(cases.bodies, 1):
+            reads_private = any(op in self.pipeline.private for op in body.blocks[0].ops)
+            end = "blocks_done = blocks_done + 1"
+            if reads_private:
+                end = "blocks_done, private_done = blocks_done + 1, private_done + 1"
+            enter, following = f"{'if' if number == 1 else 'elif'} block_case == {number}:", seek.format("block + 1")
+            parts = self._split(body)
+            if parts is not None:
+                repeat, previous = f"while ({mine}) == {number}:", ("blocks_done - 1", "blocks_done - 1")
+                self._overlapped(body, parts, carried, Run(enter, place, repeat, place, previous, following, end))
                 continue
             self.lines.add(enter)
             self.lines.depth += 1
-            self._plain(body, place, carried)
-            self.give_back_own()
+            self._iteration(body, place, carried)
+            self.release_private()
             self.lines.add(end)
-            self.lines.add(ahead)
+            self.lines.add(following)
             self.lines.depth -= 1
         self.lines.add("else:")
         self.lines.depth += 1
-        self._walk_past("done", "done + 1")
-        self.lines.add("done = done + 1")
-        self.lines.add(seek.format("turn + 1"))
+        self._skip_blocks("blocks_done", "blocks_done + 1")
+        self.lines.add("blocks_done = blocks_done + 1")
+        self.lines.add(seek.format("block + 1"))
         self.lines.depth -= 2
 
-    # ---- turns -------------------------------------------------------------------------------------------------------
+    # ---- iterations --------------------------------------------------------------------------------------------------
 
-    def _begin(self, op: Op, place: tuple[str, str]) -> None:
-        """The counter and the place in the rings of one turn."""
-        position, number = place
+    def _begin(self, op: Op, place: Place) -> None:
+        """Set the loop's counter and the slot of the rings for one iteration."""
         counter = self.names.fresh(op.blocks[0].params[0].hint or "j")
-        self.lines.add(f"{counter} = {position}")
-        self._place_of(number)
+        self.lines.add(f"{counter} = {place.position}")
+        self._set_slot(place.number)
         self.table[op.blocks[0].params[0]] = Text(counter)
 
-    def _place_of(self, number: str) -> None:
+    def _set_slot(self, number: str) -> None:
         stages = self.schedule.num_stages
         self.counter += 1
-        self.slot, self.phase, self.waited = f"slot_{self.counter}", f"phase_{self.counter}", set()
+        self.slot, self.phase = self.names.fresh(f"slot_{self.counter}"), self.names.fresh(f"phase_{self.counter}")
+        self.waited = set()
         self.lines.add(f"{self.slot} = ({number}) % {stages}")
         self.lines.add(f"{self.phase} = (({number}) // {stages}) & 1")
 
-    def _release(self, products: list[Op]) -> None:
-        rings = {self.streams.ring(load).name for op in products if (load := self.streams.fetched(op.operands[1]))}
+    def _release(self, dots: list[Op]) -> None:
+        """Give the slots that dots read back to the producer."""
+        rings = {self.pipeline.ring(load).name for op in dots if (load := self.pipeline.ring_load(op.operands[1]))}
         for name in sorted(rings):
             self.lines.add(f"mbarrier.arrive({name}_empty.index({self.slot}), count=1)")
 
-    def _plain(self, op: Op, place: tuple[str, str], carried: list[str]) -> None:
+    def _iteration(self, op: Op, place: Place, carried: list[str]) -> None:
+        """Write an iteration that does not overlap others."""
         self._begin(op, place)
         self.block(op.blocks[0])
-        for ring in self.streams.rings.values():
+        for ring in self.pipeline.rings.values():
             self.lines.add(f"mbarrier.wait({ring.name}_full.index({self.slot}), {self.phase})")
             self.lines.add(f"mbarrier.arrive({ring.name}_empty.index({self.slot}), count=1)")
         self._assign(carried, op.blocks[0])
 
-    def _rotated(self, op: Op, turn: Turn, carried: list[str], walk: Walk) -> None:
-        """See turns.py."""
+    def _overlapped(self, op: Op, parts: SplitBody, carried: list[str], run: Run) -> None:
+        """Write a run of iterations that overlap (overlap.py)."""
         (body,) = op.blocks
         outer, self.here = self.here, Block()
-        lefts = [self.names.fresh("weights") for _ in turn.late]
-        self.lines.add(walk.enter)
+        lefts = [self.names.fresh("weights") for _ in parts.late]
+        self.lines.add(run.enter)
         self.lines.depth += 1
-        self._begin(op, walk.first)
-        names = self._start_early(turn)
-        self._line(walk.ahead)
-        self._own_tiles(turn)
-        self._end_early(turn, names, 0)
-        self._middle(turn, body, carried, lefts)
-        self._line(walk.end)
-        self.lines.add(walk.again)
+        self._begin(op, run.first)
+        names = self._start_early(parts)
+        self._add_line(run.seek)
+        self._load_private_tiles(parts)
+        self._end_early(parts, names, 0)
+        self._middle(parts, body, carried, lefts)
+        self._add_line(run.end)
+        self.lines.add(run.repeat)
         self.lines.depth += 1
-        self._begin(op, walk.other)
-        names = self._start_early(turn)
-        here = self.slot, self.phase, self.waited
-        self._place_of(walk.before[0])
-        for late, left in zip(turn.late, lefts, strict=True):
-            self._reload(late.product)
-            self.lines.add(f"{carried[late.carried]}_sum = {self.started(late.product, carried[late.carried], left)}")
-        before = self.slot
-        self.slot, self.phase, self.waited = here
-        self._line(walk.ahead)
-        self._own_tiles(turn)
-        self._end_early(turn, names, len(turn.late))
-        self._middle(turn, body, carried, lefts, before)
-        self._line(walk.end)
+        self._begin(op, run.other)
+        names = self._start_early(parts)
+        current = self.slot, self.phase, self.waited
+        self._set_slot(run.previous[0])
+        self._start_late(parts, carried, lefts)
+        previous_slot = self.slot
+        self.slot, self.phase, self.waited = current
+        self._add_line(run.seek)
+        self._load_private_tiles(parts)
+        self._end_early(parts, names, len(parts.late))
+        self._middle(parts, body, carried, lefts, previous_slot)
+        self._add_line(run.end)
         self.lines.depth -= 1
-        self._place_of(walk.before[1])
-        for late, left in zip(turn.late, lefts, strict=True):
+        self._set_slot(run.previous[1])
+        for late, left in zip(parts.late, lefts, strict=True):
             name = carried[late.carried]
-            self._reload(late.product)
-            self.lines.add(f"{name}_sum = {self.started(late.product, name, left)}")
+            self._reload(late.dot)
+            self.lines.add(f"{name}_sum = {self.start_dot(late.dot, name, left)}")
             self.lines.add(f"{name} = warpgroup_mma_wait(0, deps=({name}_sum,))")
-        self._release([late.product for late in turn.late])
+        self._release([late.dot for late in parts.late])
         self.lines.depth -= 1
         self.here = outer
 
-    def _line(self, line: str) -> None:
+    def _add_line(self, line: str) -> None:
         if line:
             self.lines.add(line)
 
-    def _reload(self, product: Op) -> None:
-        """The right operand of a product, at the place of the turn at hand."""
-        right = product.operands[1]
-        load = loaded(right)
+    def _reload(self, dot: Op) -> None:
+        """Read the right operand of a dot from the current slot."""
+        right = dot.operands[1]
+        load = load_of(right)
         assert load is not None
         self.load(load)
         if right is not load.result:
             assert right.op is not None
             self.trans(right.op)
 
-    def _start_early(self, turn: Turn) -> list[str]:
-        for op in turn.before:
+    def _start_early(self, parts: SplitBody) -> list[str]:
+        for op in parts.operands:
             self.write(op)
         names = []
-        for op in turn.early:
-            names.append(self.names.fresh(op.result.hint or "product"))
-            self.lines.add(f"{names[-1]} = {self.started(op, '')}")
+        for op in parts.early:
+            names.append(self.names.fresh(op.result.hint or "dot"))
+            self.lines.add(f"{names[-1]} = {self.start_dot(op, '')}")
         return names
 
-    def _own_tiles(self, turn: Turn) -> None:
-        """Read while the early products run: behind them there are few registers, and each read would be waited for."""
-        for op in turn.middle:
-            if op in self.streams.own:
+    def _start_late(self, parts: SplitBody, carried: list[str], lefts: list[str]) -> None:
+        for late, left in zip(parts.late, lefts, strict=True):
+            name = carried[late.carried]
+            self._reload(late.dot)
+            self.lines.add(f"{name}_sum = {self.start_dot(late.dot, name, left)}")
+
+    def _load_private_tiles(self, parts: SplitBody) -> None:
+        """Read them while the early dots run: behind those there are few registers, and each read would be waited
+        for."""
+        for op in parts.middle:
+            if op in self.pipeline.private:
                 self.write(op)
 
-    def _end_early(self, turn: Turn, names: list[str], pending: int) -> None:
-        for op, name in zip(turn.early, names, strict=True):
+    def _end_early(self, parts: SplitBody, names: list[str], pending: int) -> None:
+        for op, name in zip(parts.early, names, strict=True):
             shape = padded_shape(op.result.shape)
             self.lines.add(f"{name} = warpgroup_mma_wait({pending}, deps=({name},))")
             self.table[op.result] = Text(name, shape, layout=self.layout(shape))
-        self._release(turn.early)
+        self._release(parts.early)
 
-    def _middle(self, turn: Turn, body: Block, carried: list[str], lefts: list[str], before: str = "") -> None:
-        """Everything between the products. `before`: the place whose late products end here."""
-        for op in turn.middle:
-            if op in self.streams.own:
+    def _middle(
+        self, parts: SplitBody, body: Block, carried: list[str], lefts: list[str], previous_slot: str = ""
+    ) -> None:
+        """Write everything between the dots. `previous_slot`: of the iteration whose late dots end here."""
+        for op in parts.middle:
+            if op in self.pipeline.private:
                 continue
             if op.kind == "reduce":  # of the scores: what changes them has been read
-                self.give_back_own()
+                self.release_private()
             self.write(op)
-        self.give_back_own()
-        if before:
-            for late in turn.late:
+        self.release_private()
+        if previous_slot:
+            for late in parts.late:
                 name = carried[late.carried]
                 self.lines.add(f"{name} = warpgroup_mma_wait(0, deps=({name}_sum,))")
-            here, self.slot = self.slot, before
-            self._release([late.product for late in turn.late])
-            self.slot = here
-        for op in turn.scaling:
+            current, self.slot = self.slot, previous_slot
+            self._release([late.dot for late in parts.late])
+            self.slot = current
+        for op in parts.scaling:
             self.write(op)
-        pairs = [(left, self.left(late.product)) for left, late in zip(lefts, turn.late, strict=True)]
-        sums = {late.carried: late.scaled for late in turn.late}
+        pairs = [(left, self.left(late.dot)) for left, late in zip(lefts, parts.late, strict=True)]
+        sums = {late.carried: late.addend for late in parts.late}
         for n, (name, value) in enumerate(zip(carried, body.terminator.operands, strict=True)):
             pairs.append((name, self.full(sums.get(n, value))))
         pairs = [(name, text) for name, text in pairs if name != text]

@@ -1,31 +1,30 @@
-"""Kernels of the kind that streams.py finds, as Gluon modules: Triton's language of explicit layouts and warps.
+"""Kernels of the form that pipeline.py finds, as Gluon modules: Triton's language of explicit layouts and warps.
 
-A module has functions that find blocks (finding.py) and these. `fetch` is run by one warp: it brings the programs' own
-operands and then block after block to shared memory, through TMA. `compute` (compute.py, loops.py) is run by the warps
-of each program. A ring of blocks has two barriers for each place: `full` says that a block has arrived, `empty` that
-every program has done with it. Every program meets every block that the group fetches, in the same order, and walks
-past those that are not its own. Where groups go on (laps.py), operands that stay do so for a lap."""
+A module has functions that find blocks (block_search.py) and these. `produce` runs on one warp: it copies the resident
+operands of the consumers and then block after block to shared memory, through TMA. `consume` (consumer.py,
+consumer_loops.py) runs on the warps of each consumer. A ring has two barriers for each slot: `full` says that a block
+has arrived, `empty` that every consumer is done with it. Every consumer passes every block that the producer fetches,
+in the same order, and skips those that it does not need. In persistent kernels (persistent.py) resident operands stay
+for one tile."""
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from importlib import metadata
 
-from ....ir import Kernel, Op
+from ....ir import Kernel, Op, uses
 from ....passes.grid import Grid
 from ..schedule import Schedule
-from ..triton.descriptors import Described, Descriptors
-from ..triton.functions import FUNCTIONS
-from ..triton.memory import Argument
+from ..triton import functions
+from ..triton.descriptors import Descriptors, described, descriptor_name
+from ..triton.memory import Argument, Memory
+from ..triton.module import ARGUMENT_ORDER, TritonSource
 from ..triton.padding import padded
-from ..triton.render import ORDER, Rendered, Renderer
-from ..triton.text import Lines, function_name
-from . import persistent as laps
-from . import scaled_differences as differences
-from .block_search import Finding
-from .consumer_loops import GIVEN
-from .pipeline import ARM_BITS, Ring, Streams, analyse, tile_bytes
+from ..triton.text import GLUON, TRITON, Lines, Names, function_name
+from . import persistent, scaled_differences
+from .block_search import BlockSearch
+from .consumer_loops import ARGUMENTS
+from .pipeline import CASE_BITS, Pipeline, Ring, analyse, tile_bytes
 
 IMPORTS = """\
 import triton
@@ -40,6 +39,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 """
 VERSIONS = ("3.6.", "3.7.")
+PRODUCER_REGISTERS = 24
+SEARCHING_REGISTERS = 40  # of a producer that looks for the blocks it fetches
 
 
 @cache
@@ -52,257 +53,257 @@ def version() -> str:
 
 
 def known() -> bool:
-    """Tell whether this Triton's Gluon is one that the text was written for; it changes from version to version."""
+    """Return True if this Triton's Gluon is one that the text was written for; it changes from version to version."""
     return version().startswith(VERSIONS)
 
 
-def streams_of(kernel: Kernel) -> Streams | str:
-    """What of a kernel can be fetched by a warp of its own, or why it cannot."""
-    renderer = Renderer(kernel, Schedule(), False, False)
-    return analyse(kernel, Descriptors(kernel, renderer.memory, renderer.uses))
+def pipeline_of(kernel: Kernel) -> Pipeline | str:
+    """Return a kernel's producer/consumer pipeline, or a sentence that says why it has none."""
+    memory = Memory(kernel, Names(), TRITON, wide=False, emulate=False)
+    return analyse(kernel, Descriptors(kernel, memory, uses(kernel.body)))
 
 
-def render(kernel: Kernel, schedule: Schedule, streams: Streams, *, wide: bool = False) -> Rendered:
-    """The module, and how to call it: descriptors first, then what other kernels take."""
+def render(kernel: Kernel, schedule: Schedule, pipeline: Pipeline, *, wide: bool = False) -> TritonSource:
+    """Write the module. Its function takes descriptors first, then what a plain module's function takes."""
     name = function_name(kernel, repr((schedule, wide, "gluon")))
-    writer = Module(kernel, schedule, streams, wide)
-    return writer.rendered(name)
+    return Module(kernel, schedule, pipeline, wide=wide).source(name)
 
 
-class Module(Finding):
+class Module(BlockSearch):
     """Writes a module."""
 
-    def rendered(self, name: str) -> Rendered:
+    def source(self, name: str) -> TritonSource:
         for op in self.fetched:
             self.memory.pointer(op.attrs["tensor"])
-        arguments = sorted(self.memory.arguments.values(), key=lambda a: ORDER.index(a.kind))
-        arguments = [a for a in arguments if a.kind != "pointer" or a.index in self.pointed]
-        if self.schedule.laps:
-            arguments.append(Argument(laps.ARGUMENT, laps.ARGUMENT, 0))
+        arguments = sorted(self.memory.arguments.values(), key=lambda a: ARGUMENT_ORDER.index(a.kind))
+        arguments = [a for a in arguments if a.kind != "pointer" or a.index in self.pointers]
+        if self.schedule.persistent:
+            arguments.append(Argument(persistent.ARGUMENT, persistent.ARGUMENT, 0))
         self.arguments = [a.name for a in arguments]
-        fixed = [a.name for a in arguments if a.kind in ("scalar", "dim", laps.ARGUMENT)]
+        fixed = [a.name for a in arguments if a.kind in ("scalar", "dim", persistent.ARGUMENT)]
         parts = [
-            self._walk_past(),
-            self._bounds(),
-            self._united(),
-            *(part for n, loop in self._armed() for part in (self._taken(n, loop), self._seek(n))),
-            self._compute(),
-            self._fetch(),
+            *functions.sources(self.consumer.helpers, GLUON),
+            *(scaled_differences.source(count) for count in sorted(self.consumer.scaled_differences)),
+            self._skip_blocks(),
+            self._loop_bounds(),
+            self._cta_bounds(),
+            *(f for n, loop in self._loops_with_cases() for f in (self._cases_of_block(n, loop), self._next_block(n))),
+            self._consume(),
+            self._produce(),
             self._kernel(name, fixed),
         ]
-        text = "\n\n".join(parts)
-        helpers = [source for n, source in FUNCTIONS.items() if re.search(rf"\b{n}[()]", text)]
-        helpers += differences.helpers(text)
         title = f'"""{self.kernel.name}, made by monotile for Triton\'s Gluon; {self.schedule}."""'
-        body = translated("\n\n".join([*helpers, text]))
-        reach = tuple(tuple(r) for r in self.memory.reach if r)
-        described = tuple(self._described(op) for op in self.fetched)
-        grid = Grid(self.kernel, self.schedule.programs)
-        return Rendered(name, f"{title}\n\n{IMPORTS}\n\n{body}", tuple(arguments), reach, grid, described)
+        text = "\n\n".join([f"{title}\n\n{IMPORTS}", *parts])
+        spans = tuple(tuple(r) for r in self.memory.spans if r)
+        tensors = tuple(described(op.attrs["tensor"].index, self.memory, self._block(op)) for op in self.fetched)
+        return TritonSource(name, text, tuple(arguments), spans, Grid(self.kernel, self.schedule.consumers), tensors)
 
-    def _described(self, op: Op) -> Described:
-        tensor = op.attrs["tensor"]
-        first = self.memory.word_at[tensor.index] + 1
-        dims = tuple(first + axis for axis in range(tensor.rank))
-        strides = tuple(first + tensor.rank + axis for axis in range(tensor.rank - 1))
-        return Described(tensor.index, tensor.dtype.bytes, dims, strides, self._sides(op))
-
-    def _sides(self, op: Op) -> tuple[int, ...]:
+    def _block(self, op: Op) -> tuple[int, ...]:
+        """Return the shape of a copy: a side for each dimension of the tensor."""
         return tuple(padded(extent or 1) for extent in op.attrs["extents"])
 
-    def _compute(self) -> str:
+    # ---- consumers ---------------------------------------------------------------------------------------------------
+
+    def _consume(self) -> str:
         out = Lines()
-        for width in sorted(self.streams.widths):
-            out.add(f"products_{width}: gl.constexpr = {self._layout(width)}")
-        for width in {padded(ring.load.result.shape[1]) for ring in self.streams.cleaned_rings}:
+        for width in sorted(self.pipeline.widths):
+            out.add(f"mma_{width}: gl.constexpr = {self._mma_layout(width)}")
+        for width in {padded(ring.load.result.shape[1]) for ring in self.pipeline.zeroed_rings}:
             across = min(32, width // 8)
             layout = f"gl.BlockedLayout([1, 8], [{32 // across}, {across}], [{self.schedule.num_warps}, 1], [1, 0])"
-            out.add(f"rows_{width}: gl.constexpr = {layout}")
-        out.add("done = tl.full([], 0, tl.int32)")
-        out.add("met = tl.full([], 0, tl.int32)")
-        indent = self._each_lap(out)
-        out.add(f"{self._united_names()} = united({self.given})")
-        out.add(f"{self._bound_names()} = bounds(WHICH, {self.given})")
-        for op in self.streams.resident:
-            phase = "lap & 1" if self.schedule.laps else "0"
-            out.add(f"mbarrier.wait({op.attrs['tensor'].name}_ready.index(WHICH), {phase})")
-        out.lines += [indent + line.replace(GIVEN, self.given) for line in self.compute.lines.lines]
-        return self._function("compute", ["WHICH: gl.constexpr", *self._places()], out.lines, ", ".join(self.arguments))
+            out.add(f"blocked_{width}: gl.constexpr = {layout}")
+        out.add("blocks_done = gl.full([], 0, gl.int32)")
+        out.add("private_done = gl.full([], 0, gl.int32)")
+        indent = self._each_tile(out)
+        out.add(f"{self._cta_bound_names()} = cta_bounds({self.tile_arguments})")
+        out.add(f"{self._bound_names()} = loop_bounds(CONSUMER, {self.tile_arguments})")
+        for op in self.pipeline.resident:
+            phase = "cta_tile & 1" if self.schedule.persistent else "0"
+            out.add(f"mbarrier.wait({op.attrs['tensor'].name}_ready.index(CONSUMER), {phase})")
+        out.lines += [indent + line.replace(ARGUMENTS, self.tile_arguments) for line in self.consumer.lines.lines]
+        first = ["CONSUMER: gl.constexpr", *self._shared_names()]
+        return self._function("consume", first, out.lines, ", ".join(self.arguments))
 
-    def _each_lap(self, out: Lines) -> str:
-        """Opens the loop over laps, if there are any, and gives the indentation of what is inside."""
-        if not self.schedule.laps:
+    def _each_tile(self, out: Lines) -> str:
+        """Open the loop over persistent tiles, if there are any, and return the indentation of its body."""
+        if not self.schedule.persistent:
             return ""
-        out.add(f"for lap in range({laps.ARGUMENT}):")
+        out.add(f"for cta_tile in range({persistent.ARGUMENT}):")
         out.depth += 1
         return "    "
 
-    def _layout(self, width: int) -> str:
+    def _mma_layout(self, width: int) -> str:
         warps, across = self.schedule.num_warps, 1
-        while warps * 16 > self.streams.rows:
+        while warps * 16 > self.pipeline.rows:
             warps, across = warps // 2, across * 2
         shape = f"[16, {min(256, width // across)}, 16]"
         return f"gl.NVMMADistributedLayout([3, 0], [{warps}, {across}], {shape})"
 
-    def _places(self) -> list[str]:
+    def _shared_names(self) -> list[str]:
+        """Return the names of everything in shared memory, as both kinds of warps are given it."""
         names = []
-        for op in self.streams.resident:
-            parts = ("own", "ready", "empty") if self.schedule.laps else ("own", "ready")
+        for op in self.pipeline.resident:
+            parts = ("resident", "ready", "empty") if self.schedule.persistent else ("resident", "ready")
             names += [f"{op.attrs['tensor'].name}_{part}" for part in parts]
-        for ring in self.streams.rings.values():
-            names += [f"{ring.name}_{part}" for part in ("blocks", "full", "empty")]
-        for op in self.streams.own[:1]:
-            names += [f"{op.attrs['tensor'].name}_{part}" for part in ("blocks", "full", "empty")]
-        return names + [f"{ring.name}_clean" for ring in self.streams.cleaned_rings]
+        for ring in self.pipeline.rings.values():
+            names += [f"{ring.name}_{part}" for part in ("ring", "full", "empty")]
+        for op in self.pipeline.private[:1]:
+            names += [f"{op.attrs['tensor'].name}_{part}" for part in ("private", "full", "empty")]
+        return names + [f"{ring.name}_scratch" for ring in self.pipeline.zeroed_rings]
 
-    def _fetch(self) -> str:
+    # ---- the producer ------------------------------------------------------------------------------------------------
+
+    def _produce(self) -> str:
         out = Lines()
-        out.add("done = tl.full([], 0, tl.int32)")
-        for which in range(self.schedule.programs):
-            out.add(f"met_{which} = tl.full([], 0, tl.int32)")
-        indent = self._each_lap(out)
+        out.add("blocks_done = gl.full([], 0, gl.int32)")
+        for consumer in range(self.schedule.consumers):
+            out.add(f"private_done_{consumer} = gl.full([], 0, gl.int32)")
+        indent = self._each_tile(out)
         self._fetch_resident(out, indent)
-        out.lines += [indent + line for line in self.steady[0]]
-        out.add(f"{self._united_names()} = united({self.given})")
-        for n, loop in enumerate(self.streams.loops):
-            if id(loop) in self.streams.arms:
-                self._fetch_some(out, n, loop)
+        out.lines += [indent + line for line in self.ring_origins[0]]
+        out.add(f"{self._cta_bound_names()} = cta_bounds({self.tile_arguments})")
+        for n, loop in enumerate(self.pipeline.loops):
+            if id(loop) in self.pipeline.cases:
+                self._fetch_by_case(out, n, loop)
                 continue
-            out.add(f"for turn in range(blocks_{n}):")
-            out.add(f"    at = first_{n} + turn * {loop.attrs['step']}")
-            out.add(f"    slot = (done + turn) % {self.schedule.num_stages}")
-            out.add(f"    phase = (((done + turn) // {self.schedule.num_stages}) & 1) ^ 1")
-            for ring in self.streams.rings.values():
+            out.add(f"for block in range(blocks_{n}):")
+            out.add(f"    position = first_{n} + block * {loop.attrs['step']}")
+            out.add(f"    slot = (blocks_done + block) % {self.schedule.num_stages}")
+            out.add(f"    phase = (((blocks_done + block) // {self.schedule.num_stages}) & 1) ^ 1")
+            for ring in self.pipeline.rings.values():
                 for line in self._fetch_block(ring):
                     out.add(f"    {line}")
-            out.add(f"done = done + blocks_{n}")
-        first = [f"{op.attrs['tensor'].name}_tiles" for op in self.fetched] + self._places()
-        return self._function("fetch", first, out.lines, ", ".join(self.arguments))
+            out.add(f"blocks_done = blocks_done + blocks_{n}")
+        first = [*self._descriptor_names(), *self._shared_names()]
+        return self._function("produce", first, out.lines, ", ".join(self.arguments))
 
     def _fetch_resident(self, out: Lines, indent: str) -> None:
-        """What stays: once for each program, or for each lap, when the lap before is done with it."""
-        lines, texts = self.origins
-        for which in range(self.schedule.programs):
-            out.add(f"which = {which}")
+        """Fetch resident operands: once for each consumer, or for each of its tiles, when the last one is done."""
+        lines, texts = self.resident_origins
+        for consumer in range(self.schedule.consumers):
+            out.add(f"consumer = {consumer}")
             out.lines += [indent + line for line in lines]
-            for op in self.streams.resident:
+            for op in self.pipeline.resident:
                 name = op.attrs["tensor"].name
-                places = ", ".join(texts[v] for v in op.operands)
-                if self.schedule.laps:
-                    out.add(f"mbarrier.wait({name}_empty.index({which}), (lap & 1) ^ 1)")
-                out.add(f"mbarrier.expect({name}_ready.index({which}), {tile_bytes(op)})")
-                copied = f"{name}_tiles, [{places}], {name}_ready.index({which}), {name}_own.index({which})"
-                out.add(f"tma.async_copy_global_to_shared({copied})")
+                origin = ", ".join(texts[v] for v in op.operands)
+                if self.schedule.persistent:
+                    out.add(f"mbarrier.wait({name}_empty.index({consumer}), (cta_tile & 1) ^ 1)")
+                out.add(f"mbarrier.expect({name}_ready.index({consumer}), {tile_bytes(op)})")
+                target = f"{name}_resident.index({consumer})"
+                out.add(self._copy(name, origin, f"{name}_ready.index({consumer})", target))
 
-    def _fetch_some(self, out: Lines, n: int, loop: Op) -> None:
-        """The blocks that some program takes, and the own tiles of those that read one."""
-        seek = f"turn, taken = seek_{n}({{}}, 1, {self.given})"
-        out.add(seek.format("tl.full([], 0, tl.int32)"))
-        out.add("while taken != 0:")
+    def _fetch_by_case(self, out: Lines, n: int, loop: Op) -> None:
+        """Fetch the blocks that some consumer has a case for, and the private tiles of those that read one."""
+        seek = f"block, cases = next_block_{n}({{}}, 1, {self.tile_arguments})"
+        out.add(seek.format("gl.full([], 0, gl.int32)"))
+        out.add("while cases != 0:")
         out.depth += 1
-        out.add(f"at = first_{n} + turn * {loop.attrs['step']}")
-        out.add(f"slot = done % {self.schedule.num_stages}")
-        out.add(f"phase = ((done // {self.schedule.num_stages}) & 1) ^ 1")
-        for place, ring in enumerate(self.streams.rings.values()):
+        out.add(f"position = first_{n} + block * {loop.attrs['step']}")
+        out.add(f"slot = blocks_done % {self.schedule.num_stages}")
+        out.add(f"phase = ((blocks_done // {self.schedule.num_stages}) & 1) ^ 1")
+        for number, ring in enumerate(self.pipeline.rings.values()):
             for line in self._fetch_block(ring):
                 out.add(line)
-            if place == 0:  # its own tile is what a program needs next, after the first product
-                self._fetch_own(out, loop)
-        out.add("done = done + 1")
-        out.add(seek.format("turn + 1"))
+            if number == 0:  # the private tile is what a consumer needs next, after the first dot
+                self._fetch_private(out, loop)
+        out.add("blocks_done = blocks_done + 1")
+        out.add(seek.format("block + 1"))
         out.depth -= 1
 
-    def _fetch_own(self, out: Lines, loop: Op) -> None:
-        bodies = enumerate(self.streams.arms[id(loop)].bodies, 1)
-        reading = [number for number, body in bodies if any(op in self.streams.own for op in body.blocks[0].ops)]
+    def _fetch_private(self, out: Lines, loop: Op) -> None:
+        bodies = enumerate(self.pipeline.cases[id(loop)].bodies, 1)
+        reading = [number for number, body in bodies if any(op in self.pipeline.private for op in body.blocks[0].ops)]
         if not reading:
             return
-        op, (lines, texts) = self.streams.own[0], self.own_origins
+        op, (lines, texts) = self.pipeline.private[0], self.private_origins
         name = op.attrs["tensor"].name
-        places = ", ".join("at" if self._is_counter(v) else texts[v] for v in op.operands)
-        for which in range(self.schedule.programs):
-            out.add(f"arm = (taken >> {which * ARM_BITS}) & {2**ARM_BITS - 1}")
-            out.add(f"if {' or '.join(f'(arm == {number})' for number in reading)}:")
+        origin = ", ".join("position" if self._is_counter(v) else texts[v] for v in op.operands)
+        for consumer in range(self.schedule.consumers):
+            out.add(f"block_case = (cases >> {consumer * CASE_BITS}) & {2**CASE_BITS - 1}")
+            out.add(f"if {' or '.join(f'(block_case == {number})' for number in reading)}:")
             out.depth += 1
-            out.add(f"which = {which}")
+            out.add(f"consumer = {consumer}")
             out.lines += ["    " * (out.depth - 1) + line for line in lines]
-            out.add(f"mbarrier.wait({name}_empty.index({which}), (met_{which} & 1) ^ 1)")
-            out.add(f"mbarrier.expect({name}_full.index({which}), {tile_bytes(op)})")
-            room = f"{name}_blocks.index({which} * {self.streams.room // tile_bytes(op)})"
-            out.add(f"tma.async_copy_global_to_shared({name}_tiles, [{places}], {name}_full.index({which}), {room})")
-            out.add(f"met_{which} = met_{which} + 1")
+            out.add(f"mbarrier.wait({name}_empty.index({consumer}), (private_done_{consumer} & 1) ^ 1)")
+            out.add(f"mbarrier.expect({name}_full.index({consumer}), {tile_bytes(op)})")
+            target = f"{name}_private.index({consumer} * {self.pipeline.scratch_bytes // tile_bytes(op)})"
+            out.add(self._copy(name, origin, f"{name}_full.index({consumer})", target))
+            out.add(f"private_done_{consumer} = private_done_{consumer} + 1")
             out.depth -= 1
 
     def _fetch_block(self, ring: Ring) -> list[str]:
-        places = ", ".join("at" if self._is_counter(v) else self.steady[1][v] for v in ring.load.operands)
-        copied = f"{ring.name}_tiles, [{places}], {ring.name}_full.index(slot), {ring.name}_blocks.index(slot)"
+        origin = ", ".join("position" if self._is_counter(v) else self.ring_origins[1][v] for v in ring.load.operands)
         return [
             f"mbarrier.wait({ring.name}_empty.index(slot), phase)",
             f"mbarrier.expect({ring.name}_full.index(slot), {tile_bytes(ring.load)})",
-            f"tma.async_copy_global_to_shared({copied})",
+            self._copy(ring.name, origin, f"{ring.name}_full.index(slot)", f"{ring.name}_ring.index(slot)"),
         ]
 
+    def _copy(self, tensor: str, origin: str, barrier: str, target: str) -> str:
+        return f"tma.async_copy_global_to_shared({descriptor_name(tensor)}, [{origin}], {barrier}, {target})"
+
+    # ---- the kernel --------------------------------------------------------------------------------------------------
+
     def _kernel(self, name: str, fixed: list[str]) -> str:
-        out, programs, stages = Lines(), self.schedule.programs, self.schedule.num_stages
-        for op in [*self.streams.resident, *(ring.load for ring in self.streams.rings.values())]:
-            tensor = op.attrs["tensor"].name
-            resident = op in self.streams.resident
-            count, part = (programs, "own") if resident else (stages, "blocks")
-            out.add(f"{tensor}_{part} = {self._memory(tensor, [count, *self._sides(op)])}")
-            barriers = [("ready", 1)] if resident else [("full", 1), ("empty", programs)]
-            if resident and self.schedule.laps:
-                barriers.append(("empty", 1))
-            self._barriers(out, tensor, count, barriers)
-        for ring in self.streams.cleaned_rings:
-            rows, width = (padded(side) for side in ring.load.result.shape)
-            layout = f"gl.NVMMASharedLayout({min(128, width * ring.load.result.dtype.bytes)}, 16, 2)"
-            count = programs * self.streams.room // tile_bytes(ring.load) if self.streams.own else programs
-            room = f"gl.allocate_shared_memory({ring.name}_tiles.dtype, [{count}, {rows}, {width}], {layout})"
-            out.add(f"{ring.name}_clean = {room}")
-        for op in self.streams.own[:1]:
-            tensor = op.attrs["tensor"].name
-            shape = [programs * self.streams.room // tile_bytes(op), *self._sides(op)]
-            room = self._memory(tensor, shape)
-            for ring in self.streams.cleaned_rings:
-                room = f"{ring.name}_clean._reinterpret({tensor}_tiles.dtype, {shape}, {tensor}_tiles.layout)"
-            out.add(f"{tensor}_blocks = {room}")
-            self._barriers(out, tensor, programs, [("full", 1), ("empty", 1)])
+        out, consumers = Lines(), self.schedule.consumers
+        self._allocate(out)
         out.add("fence_async_shared()")
-        shared, given = ", ".join(self._places()), ", ".join(self.arguments)
-        tiles = ", ".join(f"{op.attrs['tensor'].name}_tiles" for op in self.fetched)
+        shared, arguments = ", ".join(self._shared_names()), ", ".join(self.arguments)
         out.add("gl.warp_specialize(")
         out.add("    [")
-        for which in range(programs):
-            out.add(f"        (compute, ({which}, {shared}, {given})),")
-        out.add(f"        (fetch, ({tiles}, {shared}, {given})),")
+        for consumer in range(consumers):
+            out.add(f"        (consume, ({consumer}, {shared}, {arguments})),")
+        out.add(f"        (produce, ({', '.join(self._descriptor_names())}, {shared}, {arguments})),")
         out.add("    ],")
-        workers = [self.schedule.num_warps] * (programs - 1)
-        out.add(f"    {[*workers, 1]},")
-        few = SEEK_REGISTERS if self.streams.arms else FETCH_REGISTERS
-        out.add(f"    {[*[self.schedule.registers] * (programs - 1), few]},")
+        out.add(f"    {[*[self.schedule.num_warps] * (consumers - 1), 1]},")
+        producer_registers = SEARCHING_REGISTERS if self.pipeline.cases else PRODUCER_REGISTERS
+        out.add(f"    {[*[self.schedule.registers] * (consumers - 1), producer_registers]},")
         out.add(")")
         head = f"@gluon.jit(do_not_specialize={fixed!r})\ndef {name}(\n    "
-        return head + ",\n    ".join([*tiles.split(", "), *self.arguments]) + ",\n):\n" + "\n".join(out.lines) + "\n"
+        parameters = ",\n    ".join([*self._descriptor_names(), *self.arguments])
+        return f"{head}{parameters},\n):\n" + "\n".join(out.lines) + "\n"
 
-    def _memory(self, tensor: str, shape: list[int]) -> str:
-        return f"gl.allocate_shared_memory({tensor}_tiles.dtype, {shape}, {tensor}_tiles.layout)"
+    def _descriptor_names(self) -> list[str]:
+        return [descriptor_name(op.attrs["tensor"].name) for op in self.fetched]
+
+    def _allocate(self, out: Lines) -> None:
+        """Allocate shared memory: resident operands, rings, scratch and private tiles, and their barriers."""
+        consumers, stages = self.schedule.consumers, self.schedule.num_stages
+        for op in [*self.pipeline.resident, *(ring.load for ring in self.pipeline.rings.values())]:
+            tensor = op.attrs["tensor"].name
+            resident = op in self.pipeline.resident
+            count, part = (consumers, "resident") if resident else (stages, "ring")
+            out.add(f"{tensor}_{part} = {self._shared_tiles(tensor, [count, *self._block(op)])}")
+            barriers = [("ready", 1)] if resident else [("full", 1), ("empty", consumers)]
+            if resident and self.schedule.persistent:
+                barriers.append(("empty", 1))
+            self._barriers(out, tensor, count, barriers)
+        for ring in self.pipeline.zeroed_rings:
+            rows, width = (padded(side) for side in ring.load.result.shape)
+            layout = f"gl.NVMMASharedLayout({min(128, width * ring.load.result.dtype.bytes)}, 16, 2)"
+            size = self.pipeline.scratch_bytes // tile_bytes(ring.load) if self.pipeline.private else 1
+            dtype = f"{descriptor_name(ring.name)}.dtype"
+            tiles = f"gl.allocate_shared_memory({dtype}, [{consumers * size}, {rows}, {width}], {layout})"
+            out.add(f"{ring.name}_scratch = {tiles}")
+        for op in self.pipeline.private[:1]:
+            tensor = op.attrs["tensor"].name
+            shape = [consumers * self.pipeline.scratch_bytes // tile_bytes(op), *self._block(op)]
+            tiles = self._shared_tiles(tensor, shape)
+            for ring in self.pipeline.zeroed_rings:
+                descriptor = descriptor_name(tensor)
+                tiles = f"{ring.name}_scratch._reinterpret({descriptor}.dtype, {shape}, {descriptor}.layout)"
+            out.add(f"{tensor}_private = {tiles}")
+            self._barriers(out, tensor, consumers, [("full", 1), ("empty", 1)])
+
+    def _shared_tiles(self, tensor: str, shape: list[int]) -> str:
+        descriptor = descriptor_name(tensor)
+        return f"gl.allocate_shared_memory({descriptor}.dtype, {shape}, {descriptor}.layout)"
 
     @staticmethod
     def _barriers(out: Lines, tensor: str, count: int, barriers: list[tuple[str, int]]) -> None:
-        """For each of so many places; each barrier with how many arrivals it waits for."""
+        """Allocate `count` of each barrier, with the number of arrivals it waits for."""
         for barrier, arrivals in barriers:
             made = f"gl.allocate_shared_memory(gl.int64, [{count}, 1], mbarrier.MBarrierLayout())"
             out.add(f"{tensor}_{barrier} = {made}")
-            out.add(f"for place in gl.static_range({count}):")
-            out.add(f"    mbarrier.init({tensor}_{barrier}.index(place), count={arrivals})")
-
-
-FETCH_REGISTERS = 24
-SEEK_REGISTERS = 40  # of a warp that looks for the blocks it fetches
-
-
-def translated(text: str) -> str:
-    """Triton's words as Gluon's."""
-    return re.sub(
-        r"\btl\.", "gl.", text.replace("@triton.jit", "@gluon.jit").replace("tl.debug_barrier", "gl.thread_barrier")
-    )
+            out.add(f"for index in gl.static_range({count}):")
+            out.add(f"    mbarrier.init({tensor}_{barrier}.index(index), count={arrivals})")

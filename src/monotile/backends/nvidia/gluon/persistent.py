@@ -1,20 +1,20 @@
-"""Groups of programs that go on. A group that ends leaves its multiprocessor idle until the next has started and its
-first blocks have arrived: much, where there are few blocks. With `Schedule(laps=True)` a group goes on with other
-programs for several *laps*, whose first blocks are fetched while the lap before ends.
+"""Persistent tiles. When a CTA exits, its SM idles until the next CTA has started and its first K/V tiles have landed;
+for short sequences that start-up dominates. With `Schedule(persistent=True)` each consumer of a CTA computes several
+output tiles, and the producer prefetches the next tiles' first blocks during the current epilogue.
 
-The laps of a group are spread over the last size of the grid, to and fro: where programs have more to do the further
-they are along it, as under causality, all groups have the same to do. How many laps there are is an argument of the
-launch."""
+The tiles of a CTA are spread over the last size of the grid, forwards and backwards in turn: where tiles far along it
+take longer, as under causality, all CTAs get the same work. The number of tiles is an argument of the launch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-ARGUMENT = "laps"
-TRIED, START = (1, 2, 4, 8, 16), 0.1  # numbers of laps, and what a start costs, as a part of one
+ARGUMENT = "tiles_per_cta"
+CANDIDATES = (1, 2, 4, 8, 16)
+START_COST = 0.1  # of a CTA, as a fraction of one tile's time
 
 
-def enough(groups: Callable[[int], int], cores: int) -> int:
-    """How many, where so many laps make `groups(laps)` groups: so that the multiprocessor with the most to do has the
-    least, of laps and of starts."""
-    return min(TRIED, key=lambda laps: -(-groups(laps) // cores) * (laps + START))
+def tiles_per_cta(ctas: Callable[[int], int], multiprocessors: int) -> int:
+    """Return the tiles per CTA that minimise the makespan: waves x (tiles per CTA + start-up cost). `ctas` counts the
+    CTAs for a number of tiles per CTA."""
+    return min(CANDIDATES, key=lambda tiles: -(-ctas(tiles) // multiprocessors) * (tiles + START_COST))

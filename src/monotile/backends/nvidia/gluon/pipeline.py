@@ -1,22 +1,22 @@
-"""Which kernels can be run by warps with jobs of their own: some fetch tiles, others compute.
+"""Which kernels can run as a producer/consumer pipeline, and what the producer has to fetch for them.
 
-Such a kernel has loops over blocks of memory, and products whose right operands are tiles of those blocks. A *group*
-is a few programs that are neighbours in the grid, run together: each program has warps of its own and its own rows, and
-all of them read the blocks that one more warp fetches. That needs
+Such a kernel has loops over blocks of memory, and dots whose right operands are tiles of those blocks. A CTA runs a few
+neighbouring programs of the kernel's grid, one on each *consumer*: a consumer has warps and rows of its own, and all
+consumers read the blocks that one *producer* warp copies to shared memory. That needs
 
-- products of 16-bit floats with M rows, 64 of them or 128, in loops that are not nested;
-- right operands that are loads (or their transposes) with places that are the same for every program of a group; a
-  load with some rows replaced by zero is cleaned into memory of the program's own first;
+- dots of 16-bit floats with 64 or 128 rows, in loops that are not nested;
+- right operands that are loads (or their transposes) at positions that are the same for every consumer of a CTA; a load
+  with some rows replaced by zero is first copied to a scratch tile of the consumer, with those rows zeroed;
 - left operands that are computed, or loads outside the loops;
-- turns that do the same with every block, or choose by a chain of branches (arms.py);
+- loop bodies that do the same with every block, or choose by a chain of branches (block_cases.py);
 - loops whose bounds are arithmetic of lengths, scalars and places in the grid, and whose first position is a multiple
-  of the step, so that the programs of a group meet the same blocks.
+  of the step, so that the consumers of a CTA read the same blocks.
 
-In loops that choose, one more tile may be fetched for each program alone: its *own*. The room for it is the one in
-which the program cleans other tiles, which it does after it has read its own.
+In loops with block cases, one more tile may be fetched for each consumer alone: its *private tile*. It lies in the
+memory of the scratch tile, which the consumer overwrites after it has read its private tile.
 
-`analyse` says what it found, or why the kernel is not of this kind. Nothing here is about attention: any kernel that
-accumulates products over blocks fits."""
+`analyse` returns the pipeline, or a sentence that says why there is none. Nothing here is about attention: any kernel
+that accumulates dots over blocks fits."""
 
 from __future__ import annotations
 
@@ -24,92 +24,94 @@ from dataclasses import dataclass, field
 
 from ....dtypes import bfloat16, float16
 from ....ir import Block, Kernel, Op, Value, constant, walk
+from ....ir.matchers import untransposed
 from ....passes.fold import is_zero
 from ..triton.descriptors import Descriptors
 from ..triton.padding import padded
-from .block_cases import Arms, arms_of
+from .block_cases import BlockCases, find_cases
 
 SIDES = (16, 32, 64, 128, 256, 512)
-ARM_BITS = 4  # of one program, in the number that says what each does with a block
-SCALAR_ONLY = ("load", "gather", "for", "if", "reduce", "dot", "store")
+CASE_BITS = 4  # of one consumer, in the number that holds the cases of all consumers
+NOT_ARITHMETIC = ("load", "gather", "for", "if", "reduce", "dot", "store")
+RingKey = tuple[int, tuple[int | None, ...]]  # a tensor's number and the extents of its tiles
 
 
 @dataclass
 class Ring:
-    """Tiles of one tensor that are fetched block after block."""
+    """A ring buffer in shared memory for the tiles of one tensor."""
 
     load: Op  # one of the loads that read it; the others are alike
     name: str
 
 
 @dataclass
-class Streams:
-    """A kernel of this kind."""
+class Pipeline:
+    """The parts of a kernel that producer and consumers share."""
 
-    program: Op
+    program_id: Op
     loops: list[Op]
-    rings: dict[tuple[int, tuple[int | None, ...]], Ring] = field(default_factory=dict)
-    resident: list[Op] = field(default_factory=list)  # loads outside the loops that products read
+    rings: dict[RingKey, Ring] = field(default_factory=dict)
+    resident: list[Op] = field(default_factory=list)  # loads outside the loops that dots read
     shared: set[Value] = field(default_factory=set)  # tiles that stay in shared memory, transposed ones included
-    cleaned: dict[Value, Op] = field(default_factory=dict)  # loads with rows replaced by zero: the load of each
-    arms: dict[int, Arms] = field(default_factory=dict)  # of loops that choose, by the loop's id
-    own: list[Op] = field(default_factory=list)  # loads of tiles that are fetched for one program; all alike
+    zeroed: dict[Value, Op] = field(default_factory=dict)  # tiles with masked rows replaced by zero: the load of each
+    cases: dict[int, BlockCases] = field(default_factory=dict)  # of loops with block cases, by the loop's id
+    private: list[Op] = field(default_factory=list)  # loads of private tiles; all alike
     rows: int = 0
-    widths: list[int] = field(default_factory=list)  # of the products with their padding, in order
+    widths: list[int] = field(default_factory=list)  # of the dots' results with their padding, in order
 
     def ring(self, op: Op) -> Ring:
-        return self.rings[key(op)]
+        return self.rings[ring_key(op)]
 
     @property
-    def cleaned_rings(self) -> list[Ring]:
-        keys = {key(load) for load in self.cleaned.values()}
-        return [ring for place, ring in self.rings.items() if place in keys]
+    def zeroed_rings(self) -> list[Ring]:
+        keys = {ring_key(load) for load in self.zeroed.values()}
+        return [ring for key, ring in self.rings.items() if key in keys]
 
     @property
-    def room(self) -> int:
-        """Bytes in which a program cleans a tile or gets its own."""
-        loads = [ring.load for ring in self.cleaned_rings] + self.own[:1]
+    def scratch_bytes(self) -> int:
+        """Bytes of a consumer's scratch tile, which is also where its private tile lies."""
+        loads = [ring.load for ring in self.zeroed_rings] + self.private[:1]
         return max((tile_bytes(load) for load in loads), default=0)
 
-    def own_place(self, which: str) -> str:
-        """Which tile of the room of all programs is a program's own."""
-        return _times(which, self.room // tile_bytes(self.own[0]))
+    def private_tile_index(self, consumer: str) -> str:
+        """Index a consumer's private tile in the scratch memory of all consumers."""
+        return _times(consumer, self.scratch_bytes // tile_bytes(self.private[0]))
 
-    def clean_place(self, which: str) -> str:
-        """Which tile of the room is where a program cleans."""
-        return _times(which, self.room // tile_bytes(self.cleaned_rings[0].load) if self.own else 1)
+    def scratch_tile_index(self, consumer: str) -> str:
+        """Index a consumer's scratch tile."""
+        return _times(consumer, self.scratch_bytes // tile_bytes(self.zeroed_rings[0].load) if self.private else 1)
 
-    def fetched(self, right: Value) -> Op | None:
-        """The load that a right operand comes from."""
-        return self.cleaned.get(right) or loaded(right)
+    def ring_load(self, right: Value) -> Op | None:
+        """Return the load that a right operand comes from."""
+        return self.zeroed.get(right) or load_of(right)
 
 
-def _times(which: str, count: int) -> str:
-    return which if count == 1 else f"{which} * {count}"
+def _times(index: str, count: int) -> str:
+    return index if count == 1 else f"{index} * {count}"
 
 
 def tile_bytes(load: Op) -> int:
-    """With its padding."""
+    """Return the bytes of a tile with its padding."""
     found = load.result.dtype.bytes
     for side in load.result.shape:
         found *= padded(side)
     return found
 
 
-def key(load: Op) -> tuple[int, tuple[int | None, ...]]:
+def ring_key(load: Op) -> RingKey:
     return load.attrs["tensor"].index, load.attrs["extents"]
 
 
-def analyse(kernel: Kernel, descriptors: Descriptors) -> Streams | str:
-    """What is fetched and by which loops, or why this cannot be."""
+def analyse(kernel: Kernel, descriptors: Descriptors) -> Pipeline | str:
+    """Return what is fetched and by which loops, or a sentence that says why this cannot be."""
     top = kernel.body.ops
-    programs = [op for op in top if op.kind == "program_id"]
+    program_ids = [op for op in top if op.kind == "program_id"]
     loops = [op for op in top if op.kind == "for" and any(o.kind == "dot" for o in walk(op.blocks[0]))]
-    if len(programs) != 1:
+    if len(program_ids) != 1:
         return "The kernel does not call program_id exactly once."
     if not loops:
         return "The kernel has no loop over blocks with a dot in it."
-    streams = Streams(programs[0], loops)
+    pipeline = Pipeline(program_ids[0], loops)
     for op in walk(kernel.body):
         if op.kind == "gather":
             return "The kernel gathers single elements of a tensor by index; the producer warp copies whole tiles."
@@ -120,41 +122,43 @@ def analyse(kernel: Kernel, descriptors: Descriptors) -> Streams | str:
         if op.kind == "dot" and not any(op is o for loop in loops for o in walk(loop.blocks[0])):
             return "The kernel has a dot outside its loops over blocks."
     for loop in loops:
-        found = _loop(streams, loop, descriptors)
-        if found is not None:
-            return found
-    problem = _places(kernel, streams) or _tiles(kernel, streams)
+        problem = _add_loop(pipeline, loop, descriptors)
+        if problem is not None:
+            return problem
+    problem = _position_problem(kernel, pipeline) or _tile_problem(kernel, pipeline)
     if problem is None:
-        streams.arms = {id(loop): arms for loop in loops if (arms := arms_of(kernel, loop)) is not None}
-        streams.own = _own(streams, descriptors)
-    return problem or streams
+        pipeline.cases = {id(loop): cases for loop in loops if (cases := find_cases(kernel, loop)) is not None}
+        pipeline.private = _private_loads(pipeline, descriptors)
+    return problem or pipeline
 
 
-def _own(streams: Streams, descriptors: Descriptors) -> list[Op]:
-    """Loads of a tensor that arms read in tiles like their results, at most one in each: of the first such tensor."""
+def _private_loads(pipeline: Pipeline, descriptors: Descriptors) -> list[Op]:
+    """Return the loads of a tensor that block cases read in tiles of the shape of their scores, at most one in each:
+    those of the first such tensor."""
     found: list[Op] = []
-    for arms in streams.arms.values():
-        for body in arms.bodies:
+    for cases in pipeline.cases.values():
+        for body in cases.bodies:
             (inside,) = body.blocks
             for op in inside.ops:
-                if op.kind == "load" and len(op.result.shape) == 2 and op.result not in streams.shared:
-                    places = tuple(v for v in op.operands if v is not inside.params[0])
-                    plain = descriptors.brings(op) and scalar_slice(places) is not None
-                    alike = not found or key(found[0]) == key(op)
-                    if not plain or not alike or op.result.shape[0] != streams.rows:
+                if op.kind == "load" and len(op.result.shape) == 2 and op.result not in pipeline.shared:
+                    positions = tuple(v for v in op.operands if v is not inside.params[0])
+                    plain = descriptors.can_copy(op) and scalar_slice(positions) is not None
+                    alike = not found or ring_key(found[0]) == ring_key(op)
+                    if not plain or not alike or op.result.shape[0] != pipeline.rows:
                         return []
                     found.append(op)
             if sum(op in found for op in inside.ops) > 1:
                 return []
-    return found if len(streams.cleaned_rings) <= 1 else []
+    return found if len(pipeline.zeroed_rings) <= 1 else []
 
 
-def _loop(streams: Streams, loop: Op, descriptors: Descriptors) -> str | None:
+def _add_loop(pipeline: Pipeline, loop: Op, descriptors: Descriptors) -> str | None:
+    """Add the operands of a loop's dots; return the problem if there is one."""
     body = loop.blocks[0]
     inside = {id(op) for op in walk(body)}
     if any(op.kind == "for" for op in walk(body)):
         return "A loop with a dot contains another loop."
-    met: dict[tuple[int, tuple[int | None, ...]], tuple[Value, ...]] = {}
+    read: dict[RingKey, tuple[Value, ...]] = {}
     for op in walk(body):
         if op.kind != "dot":
             continue
@@ -162,120 +166,121 @@ def _loop(streams: Streams, loop: Op, descriptors: Descriptors) -> str | None:
         if left.dtype not in (float16, bfloat16) or right.dtype is not left.dtype:
             return f"A dot multiplies {left.dtype}; the consumers' wgmma multiplies float16 or bfloat16."
         rows, depth, width = left.shape[0], padded(left.shape[1]), padded(right.shape[1])
-        if rows not in (64, 128) or width not in SIDES or depth not in SIDES or streams.rows not in (0, rows):
+        if rows not in (64, 128) or width not in SIDES or depth not in SIDES or pipeline.rows not in (0, rows):
             form = "64 or 128 rows, the same in every dot, and sides that are powers of two from 16 to 512"
             return f"A dot of {rows} x {depth} x {width} does not fit wgmma: it needs {form}."
-        streams.rows = rows
-        streams.widths += [width] if width not in streams.widths else []
-        load = loaded(right) or _cleaned(streams, right)
-        if load is None or id(load) not in inside or not descriptors.fits(load):
+        pipeline.rows = rows
+        pipeline.widths += [width] if width not in pipeline.widths else []
+        load = load_of(right) or _zeroed_load(pipeline, right)
+        if load is None or id(load) not in inside or not descriptors.feeds_dot(load):
             return "The right operand of a dot is not a tile of memory that TMA can copy in that loop."
-        if met.setdefault(key(load), load.operands) != load.operands:
+        if read.setdefault(ring_key(load), load.operands) != load.operands:
             return "One iteration of a loop reads two blocks of one tensor."
-        streams.rings.setdefault(key(load), Ring(load, load.attrs["tensor"].name))
-        streams.shared |= {right, load.result}
-        own = loaded(left)
-        if own is not None:
-            if id(own) in inside or not descriptors.fits(own) or left is not own.result:
+        pipeline.rings.setdefault(ring_key(load), Ring(load, load.attrs["tensor"].name))
+        pipeline.shared |= {right, load.result}
+        resident = load_of(left)
+        if resident is not None:
+            if id(resident) in inside or not descriptors.feeds_dot(resident) or left is not resident.result:
                 return "The left operand of a dot is loaded inside the loop; it must be computed, or loaded before it."
-            streams.resident += [own] if own not in streams.resident else []
-            streams.shared.add(left)
-    if len(met) != len(streams.rings):
+            pipeline.resident += [resident] if resident not in pipeline.resident else []
+            pipeline.shared.add(left)
+    if len(read) != len(pipeline.rings):
         return "The loops over blocks read different tensors."
     return None
 
 
-def _cleaned(streams: Streams, right: Value) -> Op | None:
+def _zeroed_load(pipeline: Pipeline, right: Value) -> Op | None:
+    """Return the load of a tile that has rows replaced by zero."""
     op = right.op
     if op is None or op.kind != "where" or not is_zero(op.operands[2]) or 1 not in op.operands[0].shape[1:]:
         return None
     load = op.operands[1].op
     if load is not None and load.kind == "load":
-        streams.cleaned[right] = load
+        pipeline.zeroed[right] = load
         return load
     return None
 
 
-def loaded(value: Value) -> Op | None:
-    """The load an operand is, or is the transpose of."""
-    op = value.op
-    if op is not None and op.kind == "trans":
-        op = op.operands[0].op
+def load_of(value: Value) -> Op | None:
+    """Return the load that an operand is, or is the transpose of."""
+    op = untransposed(value)[0].op
     return op if op is not None and op.kind == "load" else None
 
 
-def _places(kernel: Kernel, streams: Streams) -> str | None:
-    """What is read where: blocks at the same places for all of a group, nothing else by a program that may not be."""
-    last = streams.program.results[-1]
-    for ring in streams.rings.values():
-        if any(depends(v, last, streams) for v in ring.load.operands):
+def _position_problem(kernel: Kernel, pipeline: Pipeline) -> str | None:
+    """Check where tiles are read: blocks at the same positions for all consumers, and nothing else by a consumer whose
+    program may lie outside the grid."""
+    last = pipeline.program_id.results[-1]
+    for ring in pipeline.rings.values():
+        if any(depends(v, last, pipeline) for v in ring.load.operands):
             return "The blocks that a loop reads depend on the last program_id, so that consumers cannot share them."
-    for loop in streams.loops:
+    for loop in pipeline.loops:
         low, high = loop.operands[:2]
         if scalar_slice((low, high)) is None or not is_multiple(low, loop.attrs["step"]):
             return (
                 "A loop's bounds are not plain scalar arithmetic, or its first position is not a multiple of its step."
             )
-    uses = [op for op in walk(kernel.body) for v in op.operands if v in streams.shared]
-    if any(op.kind not in ("dot", "trans") and op.results[0] not in streams.cleaned for op in uses):
+    uses = [op for op in walk(kernel.body) for v in op.operands if v in pipeline.shared]
+    if any(op.kind not in ("dot", "trans") and op.results[0] not in pipeline.zeroed for op in uses):
         return "A tile that a dot reads is also used by something other than a dot."
     for op in kernel.body.ops:
-        own = op.kind == "load" and op not in streams.resident
-        if own and any(depends(v, last, streams) for v in op.operands):
+        other = op.kind == "load" and op not in pipeline.resident
+        if other and any(depends(v, last, pipeline) for v in op.operands):
             return "The kernel loads something outside its loops at a position that depends on the last program_id."
-    if any(scalar_slice(op.operands) is None for op in streams.resident):
+    if any(scalar_slice(op.operands) is None for op in pipeline.resident):
         return "The position of an operand that is loaded before the loops is not plain scalar arithmetic."
     return None
 
 
-def _tiles(kernel: Kernel, streams: Streams) -> str | None:
-    """Everything computed lies as the products' results do: tiles have their rows and one of their widths."""
-    loops = {id(op) for op in streams.loops}
+def _tile_problem(kernel: Kernel, pipeline: Pipeline) -> str | None:
+    """Check that everything computed has the layout of the dots' results: their rows and one of their widths."""
+    loops = {id(op) for op in pipeline.loops}
     for op in walk(kernel.body):
         if op.kind == "for" and id(op) not in loops:
             return "The kernel has a loop without a dot."
-        if op.kind == "trans" and op.operands[0] not in streams.shared:
+        if op.kind == "trans" and op.operands[0] not in pipeline.shared:
             return "The kernel transposes a tile that it computed."
         for value in op.results:
-            named = op.kind in ("expand", "broadcast", "trans")  # like the column of keys of a cleaned tile
-            if len(value.shape) != 2 or named or value in streams.shared or value in streams.cleaned:
+            renamed = op.kind in ("expand", "broadcast", "trans")  # like the column of keys of a zeroed tile
+            if len(value.shape) != 2 or renamed or value in pipeline.shared or value in pipeline.zeroed:
                 continue
             rows, width = value.shape
-            if rows not in (1, streams.rows) or (width != 1 and padded(width) not in streams.widths):
+            if rows not in (1, pipeline.rows) or (width != 1 and padded(width) not in pipeline.widths):
                 return f"The kernel computes a tile of {rows} x {width}, which is not the shape of a dot's result."
     return None
 
 
 def scalar_slice(values: tuple[Value, ...]) -> list[Op] | None:
-    """The ops at the top of a kernel that scalars need, in no order; None when they need more than arithmetic. A
-    block's parameter needs none."""
+    """Return the ops that scalars need, in no order; None when they need more than arithmetic. A block's parameter
+    needs none."""
     found: dict[int, Op] = {}
     stack = list(values)
     while stack:
         op = stack.pop().op
         if op is None or id(op) in found:
             continue
-        if op.kind in SCALAR_ONLY or any(v.shape for v in op.results):
+        if op.kind in NOT_ARITHMETIC or any(v.shape for v in op.results):
             return None
         found[id(op)] = op
         stack += op.operands
     return list(found.values())
 
 
-def depends(value: Value, on: Value, streams: Streams) -> bool:
-    """Whether a scalar is computed from another; what memory or loops give is taken to be."""
+def depends(value: Value, on: Value, pipeline: Pipeline) -> bool:
+    """Return True if a scalar may be computed from another; one that comes from memory or a loop may."""
     if value is on:
         return True
     op = value.op
     if op is None:
         return not isinstance(value.owner, Block) or value is not value.owner.params[0]
-    if op is streams.program:
+    if op is pipeline.program_id:
         return False
-    return op.kind in SCALAR_ONLY or any(depends(v, on, streams) for v in op.operands)
+    return op.kind in NOT_ARITHMETIC or any(depends(v, on, pipeline) for v in op.operands)
 
 
 def is_multiple(value: Value, step: int) -> bool:
-    """Whether a position is a multiple of the step. An end of int32 counts: no loop that begins there has a turn."""
+    """Return True if a position is a multiple of the step. The end of int32 counts as one: a loop that begins there has
+    no iteration."""
     known = constant(value)
     if known is not None:
         return known % step == 0 or known == 2**31 - 1

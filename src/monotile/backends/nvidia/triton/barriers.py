@@ -1,18 +1,17 @@
-"""Where a barrier is needed. Threads of a program share the elements of a tile as Triton sees fit, so an element that
-one
-thread writes may be read, or written again, by another: between two such accesses of one tensor all threads must
-meet."""
+"""Where a barrier is needed. Triton distributes a tile's elements over the threads of a program as it sees fit, so an
+element that one thread writes may be read, or written again, by another: a barrier must separate two such accesses of
+one tensor."""
 
 from __future__ import annotations
 
 from ....ir import Block, Kernel, Op, Value, walk
 from ....ir.affine import linear
 
-Accesses = set[tuple[Op, bool]]  # an op, and whether it is from an earlier turn of the loop around it
+Accesses = set[tuple[Op, bool]]  # an op, and True if it ran in an earlier iteration of the loop around it
 
 
 def barriers(kernel: Kernel) -> set[Op]:
-    """The loads and stores before which all threads must meet."""
+    """Return the loads and stores that need a barrier in front of them."""
     finder = _Finder(kernel)
     finder.block(kernel.body, set())
     return finder.found
@@ -24,11 +23,11 @@ class _Finder:
         self.loops: list[Op] = []
 
     def block(self, block: Block, before: Accesses) -> Accesses:
-        """The accesses since the last barrier, after this block."""
+        """Return the accesses since the last barrier, after this block."""
         since = set(before)
         for op in block.ops:
             if op.kind in ("load", "store", "gather") and op.attrs["tensor"].index in self.written:
-                if op in self.found or any(self.conflict(old, op, turned=turned) for old, turned in since):
+                if op in self.found or any(self.conflict(old, op, earlier=earlier) for old, earlier in since):
                     self.found.add(op)
                     since = set()
                 since = (since - {(op, True)}) | {(op, False)}
@@ -42,14 +41,14 @@ class _Finder:
                 since |= {(old, False) for old, _ in again}
         return since
 
-    def conflict(self, old: Op, new: Op, *, turned: bool) -> bool:
+    def conflict(self, old: Op, new: Op, *, earlier: bool) -> bool:
         if old.attrs["tensor"].index != new.attrs["tensor"].index or "store" not in (old.kind, new.kind):
             return False
-        return not (turned and old is new and len(self.loops) == 1 and _moves_on(new, self.loops[0]))
+        return not (earlier and old is new and len(self.loops) == 1 and _moves_on(new, self.loops[0]))
 
 
 def _moves_on(store: Op, loop: Op) -> bool:
-    """Whether a store in a loop writes other elements in every turn."""
+    """Return True if a store in a loop writes other elements in every iteration."""
     (body,) = loop.blocks
     inside: set[Value] = {v for op in walk(body) for v in op.results} | set(body.params)
     for start, extent in zip(store.operands[1:], store.attrs["extents"], strict=True):

@@ -1,9 +1,9 @@
-"""Tensor descriptors: tiles that the GPU's copy engine (TMA) brings to shared memory.
+"""Tensor descriptors: tiles that TMA copies to shared memory.
 
-A descriptor knows a tensor's lengths, so what lies outside reads as zero without a mask, and padding is not read at
-all: a row of 80 is brought as 80 elements, whatever its tile is padded to. It needs an origin and strides that are
-multiples of 16 bytes, a contiguous last dimension and no empty one. That is looked at when a call is bound and
-launched; where it does not hold, the same kernel without descriptors runs."""
+A descriptor knows a tensor's lengths, so elements outside read as zero without a mask, and padding is not read at all:
+a row of 80 is copied as 80 elements, whatever its tile is padded to. It needs an address and strides that are multiples
+of 16 bytes, a contiguous last dimension and no empty one. That is checked when a call is bound and launched; where it
+does not hold, the same kernel without descriptors runs."""
 
 from __future__ import annotations
 
@@ -16,50 +16,64 @@ from ....ir import Kernel, Op, Value, constant
 from .memory import Memory
 from .padding import padded
 
-MOST_DIMENSIONS = 5
-MOST_ROWS = 256
+MAX_DIMENSIONS = 5
+MAX_ROWS = 256
 ALIGNMENT = 16  # bytes
 
 
 @dataclass(frozen=True)
-class Described:
+class DescribedTensor:
     """A tensor some loads of which go through a descriptor."""
 
     index: int
     bytes: int  # of an element
     dims: tuple[int, ...]  # words with its lengths
     strides: tuple[int, ...]  # words with its strides, but the last
-    sides: tuple[int, ...] = ()  # of the tile, where the host makes the descriptor
+    block: tuple[int, ...] = ()  # the shape that a copy has, where the host makes the descriptor
+
+
+def described(tensor_index: int, memory: Memory, block: tuple[int, ...] = ()) -> DescribedTensor:
+    """Return where a launch finds the lengths and strides of a tensor."""
+    tensor = memory.kernel.tensors[tensor_index]
+    first = memory.word_at[tensor.index] + 1
+    dims = tuple(first + axis for axis in range(tensor.rank))
+    strides = tuple(first + tensor.rank + axis for axis in range(tensor.rank - 1))
+    return DescribedTensor(tensor.index, tensor.dtype.bytes, dims, strides, block)
+
+
+def descriptor_name(tensor: str) -> str:
+    """Name the parameter of a descriptor that the host makes."""
+    return f"{tensor}_desc"
 
 
 class Descriptors:
-    """Which loads use a descriptor, and the lines that make them."""
+    """Finds the loads that use a descriptor and writes the lines that make descriptors on the GPU."""
 
     def __init__(self, kernel: Kernel, memory: Memory, uses: Mapping[Value, list[Op]]) -> None:
         self.kernel, self.memory, self.uses = kernel, memory, uses
         self.names: dict[tuple[int, tuple[int, ...]], str] = {}
         self.lines: list[str] = []
-        self.described: dict[int, Described] = {}
+        self.described: dict[int, DescribedTensor] = {}
 
     def load(self, op: Op, starts: Sequence[str]) -> str | None:
-        """The text of a load by descriptor, or None where there is none for it."""
-        if not self.fits(op):
+        """Write a load through a descriptor; None where it cannot have one."""
+        if not self.feeds_dot(op):
             return None
-        sides = [padded(extent or 1) for extent in op.attrs["extents"]]
-        name = self._descriptor(op, tuple(sides))
-        shape = [side for side, extent in zip(sides, op.attrs["extents"], strict=True) if extent is not None]
+        block = [padded(extent or 1) for extent in op.attrs["extents"]]
+        name = self._descriptor(op, tuple(block))
+        shape = [side for side, extent in zip(block, op.attrs["extents"], strict=True) if extent is not None]
         tile = f"{name}.load([{', '.join(starts)}])"
-        return tile if len(shape) == len(sides) else f"tl.reshape({tile}, {shape})"
+        return tile if len(shape) == len(block) else f"{self.memory.tl}.reshape({tile}, {shape})"
 
-    def fits(self, op: Op) -> bool:
-        """A tile that a product reads, and that a descriptor brings."""
-        return self.brings(op) and self._multiplied(op.result)
+    def feeds_dot(self, op: Op) -> bool:
+        """Return True if TMA can copy a load's tile and a dot reads it."""
+        return self.can_copy(op) and self._multiplied(op.result)
 
-    def brings(self, op: Op) -> bool:
-        """A tile of rows of contiguous memory."""
+    def can_copy(self, op: Op) -> bool:
+        """Return True if TMA can copy a load's tile: rows of contiguous memory."""
         tensor, extents = op.attrs["tensor"], op.attrs["extents"]
         last = tensor.rank - 1
-        if tensor.index in self.kernel.written or not 2 <= tensor.rank <= MOST_DIMENSIONS or tensor.unit != last:
+        if tensor.index in self.kernel.written or not 2 <= tensor.rank <= MAX_DIMENSIONS or tensor.unit != last:
             return False
         if (
             any(v.dtype is not int32 for v in op.operands)
@@ -73,7 +87,7 @@ class Descriptors:
         rows, width = (padded(side) for side in op.result.shape)
         known = [s for s in tensor.strides[:-1] if s is not None]
         even = all(s >= 0 and s * tensor.dtype.bytes % ALIGNMENT == 0 for s in known)
-        return even and rows <= MOST_ROWS and width * tensor.dtype.bytes >= 2 * ALIGNMENT
+        return even and rows <= MAX_ROWS and width * tensor.dtype.bytes >= 2 * ALIGNMENT
 
     @staticmethod
     def _padding_is_outside(op: Op, axis: int) -> bool:
@@ -89,75 +103,71 @@ class Descriptors:
             op.kind == "dot" or (op.kind in ("trans", "where") and self._multiplied(op.result)) for op in readers
         )
 
-    def _descriptor(self, op: Op, sides: tuple[int, ...]) -> str:
-        tensor, memory = op.attrs["tensor"], self.memory
-        key = tensor.index, sides
+    def _descriptor(self, op: Op, block: tuple[int, ...]) -> str:
+        tensor, memory, tl = op.attrs["tensor"], self.memory, self.memory.tl
+        key = tensor.index, block
         if key not in self.names:
-            name = self.names[key] = memory.names.fresh(f"{tensor.name}_tiles")
+            name = self.names[key] = memory.names.fresh(descriptor_name(tensor.name))
             axes = range(tensor.rank)
             lengths = ", ".join(str(memory.dim(tensor, axis)) for axis in axes)
-            strides = ", ".join(f"tl.cast({memory.stride(tensor, axis)}, tl.int64)" for axis in axes[:-1])
-            made = f"{memory.pointer(tensor)}, [{lengths}], [{strides}, 1], {list(sides)}"
-            self.lines.append(f"{name} = tl.make_tensor_descriptor({made})")
-            first = memory.word_at[tensor.index] + 1
-            dims = tuple(first + axis for axis in axes)
-            self.described[tensor.index] = Described(
-                tensor.index, tensor.dtype.bytes, dims, tuple(first + tensor.rank + axis for axis in axes[:-1])
-            )
+            strides = ", ".join(f"{tl}.cast({memory.stride(tensor, axis)}, {tl}.int64)" for axis in axes[:-1])
+            made = f"{memory.pointer(tensor)}, [{lengths}], [{strides}, 1], {list(block)}"
+            self.lines.append(f"{name} = {tl}.make_tensor_descriptor({made})")
+            self.described[tensor.index] = described(tensor.index, memory)
         return self.names[key]
 
 
-def apply(described: Sequence[Described], words: Sequence[int]) -> bool:
-    """Whether the lengths and strides of a call are such as descriptors need."""
-    for tensor in described:
+def can_describe(tensors: Sequence[DescribedTensor], words: Sequence[int]) -> bool:
+    """Return True if descriptors can have the lengths and strides of a call."""
+    for tensor in tensors:
         if any(words[at] < 1 for at in tensor.dims):
             return False
-        least = 0 if tensor.sides else 1  # the host can describe a tensor that is repeated along a dimension
+        least = 0 if tensor.block else 1  # the host can describe a tensor that is repeated along a dimension
         if any(words[at] < least or words[at] * tensor.bytes % ALIGNMENT for at in tensor.strides):
             return False
     return True
 
 
-def copied(dtype: DType) -> DType:
-    """As what elements are copied: the copy engine knows no bool."""
+def copied_dtype(dtype: DType) -> DType:
+    """Return the element type of a copy: TMA has no bool."""
     return uint8 if dtype is bool_ else dtype
 
 
-def shared_layout(tile: Described) -> Any:
-    """How a tile that the host describes lies in shared memory: as the matrix units read it."""
+def swizzle_bytes(tensor: DescribedTensor) -> int:
+    """Return the width of the swizzle in which a tile's rows lie in shared memory."""
+    return min(128, tensor.block[-1] * tensor.bytes)
+
+
+def shared_layout(tensor: DescribedTensor) -> Any:
+    """Return the layout of a copied tile in shared memory: the one that wgmma reads."""
     from triton.experimental.gluon.language import NVMMASharedLayout
 
-    return NVMMASharedLayout(swizzle_bytes(tile), 8 * tile.bytes, len(tile.sides))
+    return NVMMASharedLayout(swizzle_bytes(tensor), 8 * tensor.bytes, len(tensor.block))
 
 
-def swizzle_bytes(tile: Described) -> int:
-    """Return the width of the swizzle in which a tile's rows lie in shared memory."""
-    return min(128, tile.sides[-1] * tile.bytes)
+class CachedDescriptor:
+    """A descriptor as Triton's launcher reads it, with the kernel arguments that it was encoded as (launcher.py)."""
 
-
-class Brief:
-    """As much of a descriptor as Triton's launcher looks at, and what it passes for it (launcher.py)."""
-
-    __slots__ = ("address", "shape", "strides", "words")
+    __slots__ = ("address", "arguments", "shape", "strides")
     padding = "zero"
 
-    def __init__(self, address: int, tile: Described, words: Sequence[int]) -> None:
+    def __init__(self, address: int, tensor: DescribedTensor, words: Sequence[int]) -> None:
         self.address = address
-        self.shape = [words[at] for at in tile.dims]
-        self.strides = [*[words[at] for at in tile.strides], 1]
-        self.words: list[Any] = []
+        self.shape = [words[at] for at in tensor.dims]
+        self.strides = [*[words[at] for at in tensor.strides], 1]
+        self.arguments: list[Any] = []  # none until it is encoded
 
     @property
-    def base(self) -> Brief:
+    def base(self) -> CachedDescriptor:
         return self
 
     def data_ptr(self) -> int:
         return self.address
 
 
-def whole(tile: Described, words: Sequence[int], base: Any) -> Any:
-    """A descriptor as Triton's compiler wants it. `base` has an address and a torch dtype."""
+def tensor_descriptor(tensor: DescribedTensor, words: Sequence[int], base: Any) -> Any:
+    """Make a descriptor as Triton's compiler wants it. `base` has an address and a torch dtype."""
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    brief = Brief(0, tile, words)
-    return TensorDescriptor(base, brief.shape, brief.strides, list(tile.sides), shared_layout(tile))
+    facts = CachedDescriptor(0, tensor, words)
+    return TensorDescriptor(base, facts.shape, facts.strides, list(tensor.block), shared_layout(tensor))

@@ -1,118 +1,133 @@
-"""Functions that Triton does not have as the language wants them, as Triton text; a module gets those it uses.
+"""Helper functions for what Triton does not have as the language wants it; a module gets those it calls.
 
 `exp`: Triton's own multiplies by log2(e) and rounds, which far from zero costs dozens of units in the last place.
-Here the whole powers of two are split off first (Cody and Waite). `to_bf16`, `from_bf16` and `whole` are for Triton's
-interpreter only: its own conversion cuts off, it multiplies the bits of bfloat16, and before Triton 3.7 its numbers are
-no bounds of a loop with NumPy 2.4.
+Here the whole powers of two are split off first (Cody and Waite). `to_bf16`, `from_bf16` and `python_int` are for
+Triton's interpreter only: its own conversion truncates, it multiplies the bits of bfloat16, and before Triton 3.7 its
+numbers cannot be bounds of a loop with NumPy 2.4.
 
 `tanh` is y = s / sqrt(1 + s^2) where s stands for sinh: 16 instructions for sm_90 without a branch, one of them on the
 unit for special functions. An error of s counts for 1 / (1 + s^2) of itself in the result, so a polynomial of degree
 13 does for sinh: its coefficients are a minimax fit of the result, good to 2^-27. With r = 1 / sqrt(1 + s^2), y^2 + r^2
-would be 1; half of what is missing, times y, takes off the error of the hardware's rsqrt and most of the rounding. NaN
-has to pass the clamp, for which Gluon has no words of its own.
+would be 1; half of the difference, times y, removes the error of the hardware's rsqrt and most of the rounding. NaN has
+to pass the clamp, which is written with Triton's own module: Gluon has no PropagateNan.
 
-`either` and `both` fold truth values in bytes: Triton's own folds widen them to 32 bits, and the warps of a program
-exchange them in shared memory.
+`bool_or` and `bool_and` reduce bools as bytes: Triton's own reductions widen them to 32 bits, and the warps of a
+program exchange them in shared memory.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from string import Template
+
+from .text import Dialect
+
+# $jit and $tl are the dialect's. Of an assembly text, $0 and the like stay.
 FUNCTIONS = {
     "exp_f32": """\
-@triton.jit
+@$jit
 def exp_f32(x):
-    n = tl.minimum(tl.maximum(tl.floor(x * 1.4426950408889634), -150.0), 128.0)
+    n = $tl.minimum($tl.maximum($tl.floor(x * 1.4426950408889634), -150.0), 128.0)
     rest = (x - n * 0.693359375) + n * 2.12194440e-4
-    return tl.exp2(n) * tl.exp2(rest * 1.4426950408889634)
+    return $tl.exp2(n) * $tl.exp2(rest * 1.4426950408889634)
 """,
     "tanh_f32": """\
-@triton.jit
+@$jit
 def tanh_f32(x):
     z = x * x
-    p = tl.fma(tl.fma(z, 2.2785696e-10, 2.3345837e-08), z, 2.7729384e-06)
-    p = tl.fma(tl.fma(tl.fma(p, z, 1.9834159e-04), z, 8.333441e-03), z, 0.16666663)
-    s = tl.fma(x * z, p, x)
+    p = $tl.fma($tl.fma(z, 2.2785696e-10, 2.3345837e-08), z, 2.7729384e-06)
+    p = $tl.fma($tl.fma($tl.fma(p, z, 1.9834159e-04), z, 8.333441e-03), z, 0.16666663)
+    s = $tl.fma(x * z, p, x)
     s = triton.language.clamp(s, -16384.0, 16384.0, propagate_nan=triton.language.PropagateNan.ALL)
-    r = tl.rsqrt(tl.fma(s, s, 1.0))
+    r = $tl.rsqrt($tl.fma(s, s, 1.0))
     y = s * r
-    rest = tl.fma(-y, y, tl.fma(-r, r, 1.0))
-    return tl.fma(y * rest, 0.5, y)
+    rest = $tl.fma(-y, y, $tl.fma(-r, r, 1.0))
+    return $tl.fma(y * rest, 0.5, y)
 """,
-    "either": """\
-@triton.jit
-def either(a, b):
+    "bool_or": """\
+@$jit
+def bool_or(a, b):
     return a | b
 """,
-    "both": """\
-@triton.jit
-def both(a, b):
+    "bool_and": """\
+@$jit
+def bool_and(a, b):
     return a & b
 """,
     "reciprocal_f32": """\
-@triton.jit
+@$jit
 def reciprocal_f32(x):
-    return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+    return $tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], $tl.float32, is_pure=True, pack=1)
 """,
     "floordiv": '''\
-@triton.jit
+@$jit
 def floordiv(a, b):
     """Rounded down; 0 when b is 0. Division by -1 is negation, so that the least integer wraps."""
     plain = (b != 0) & (b != -1)
-    divisor = tl.where(plain, b, 1)
+    divisor = $tl.where(plain, b, 1)
     q = a // divisor
     r = a - q * divisor
-    q = tl.where((r != 0) & ((r < 0) != (divisor < 0)), q - 1, q)
-    return tl.where(plain, q, tl.where(b == 0, 0, 0 - a))
+    q = $tl.where((r != 0) & ((r < 0) != (divisor < 0)), q - 1, q)
+    return $tl.where(plain, q, $tl.where(b == 0, 0, 0 - a))
 ''',
     "modulo": '''\
-@triton.jit
+@$jit
 def modulo(a, b):
     """The remainder with the sign of b; 0 when b is 0."""
     plain = (b != 0) & (b != -1)
-    divisor = tl.where(plain, b, 1)
+    divisor = $tl.where(plain, b, 1)
     r = a - (a // divisor) * divisor
-    r = tl.where((r != 0) & ((r < 0) != (divisor < 0)), r + divisor, r)
-    return tl.where(plain, r, 0)
+    r = $tl.where((r != 0) & ((r < 0) != (divisor < 0)), r + divisor, r)
+    return $tl.where(plain, r, 0)
 ''',
     "float_to_int": '''\
-@triton.jit
-def float_to_int(x, least: tl.constexpr, most: tl.constexpr, via: tl.constexpr, dtype: tl.constexpr):
+@$jit
+def float_to_int(x, least: $tl.constexpr, most: $tl.constexpr, via: $tl.constexpr, dtype: $tl.constexpr):
     """Drops the fraction, stops at the ends of the type, NaN is 0."""
     below = x <= least * 1.0
     above = x >= most + 1.0
-    inside = tl.where((x == x) & ~(below | above), x, 0.0).to(via)
-    return tl.where(below, least, tl.where(above, most, inside)).to(dtype)
+    inside = $tl.where((x == x) & ~(below | above), x, 0.0).to(via)
+    return $tl.where(below, least, $tl.where(above, most, inside)).to(dtype)
 ''',
-    "hide_bytes": '''\
-@triton.jit
-def hide_bytes(x, seen):
+    "mask_by_bytes": '''\
+@$jit
+def mask_by_bytes(x, seen):
     """-inf where a byte is zero, two at a time."""
-    one: tl.constexpr = "and.b32 t, $4, 0xff; setp.ne.u32 p, t, 0; selp.b32 $0, $2, 0xff800000, p;"
-    other: tl.constexpr = "and.b32 t, $4, 0xff00; setp.ne.u32 p, t, 0; selp.b32 $1, $3, 0xff800000, p;"
-    asm: tl.constexpr = "{ .reg .pred p; .reg .b32 t; " + one + other + " }"
-    return tl.inline_asm_elementwise(asm, "=r,=r,r,r,r", [x, seen], tl.float32, is_pure=True, pack=2)
+    one: $tl.constexpr = "and.b32 t, $4, 0xff; setp.ne.u32 p, t, 0; selp.b32 $0, $2, 0xff800000, p;"
+    other: $tl.constexpr = "and.b32 t, $4, 0xff00; setp.ne.u32 p, t, 0; selp.b32 $1, $3, 0xff800000, p;"
+    asm: $tl.constexpr = "{ .reg .pred p; .reg .b32 t; " + one + other + " }"
+    return $tl.inline_asm_elementwise(asm, "=r,=r,r,r,r", [x, seen], $tl.float32, is_pure=True, pack=2)
 ''',
-    "hide_numbers": '''\
-@triton.jit
-def hide_numbers(x, mask):
+    "mask_by_numbers": '''\
+@$jit
+def mask_by_numbers(x, mask):
     """-inf where the mask is."""
-    asm: tl.constexpr = "{ .reg .pred p; setp.neu.f32 p, $2, 0fFF800000; selp.b32 $0, $1, 0xff800000, p; }"
-    return tl.inline_asm_elementwise(asm, "=r,r,r", [x, mask], tl.float32, is_pure=True, pack=1)
+    asm: $tl.constexpr = "{ .reg .pred p; setp.neu.f32 p, $2, 0fFF800000; selp.b32 $0, $1, 0xff800000, p; }"
+    return $tl.inline_asm_elementwise(asm, "=r,r,r", [x, mask], $tl.float32, is_pure=True, pack=1)
 ''',
     "to_bf16": """\
-@triton.jit
+@$jit
 def to_bf16(x):
-    bits = x.to(tl.int32, bitcast=True)
-    rounded = tl.where(x == x, (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16, 0x7FC0)
-    return rounded.to(tl.int16).to(tl.bfloat16, bitcast=True)
+    bits = x.to($tl.int32, bitcast=True)
+    rounded = $tl.where(x == x, (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16, 0x7FC0)
+    return rounded.to($tl.int16).to($tl.bfloat16, bitcast=True)
 """,
     "from_bf16": """\
-@triton.jit
+@$jit
 def from_bf16(x):
-    return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    return (x.to($tl.int16, bitcast=True).to($tl.int32) << 16).to($tl.float32, bitcast=True)
 """,
-    "whole": """\
-def whole(x):
-    return int(x.handle.data.item()) if isinstance(x, tl.tensor) else x
+    "python_int": """\
+def python_int(x):
+    return int(x.handle.data.item()) if isinstance(x, $tl.tensor) else x
 """,
 }
+
+
+def sources(names: Collection[str], dialect: Dialect) -> list[str]:
+    """Return the text of the functions that a module calls."""
+    return [
+        Template(source).safe_substitute(jit=dialect.jit, tl=dialect.module)
+        for name, source in FUNCTIONS.items()
+        if name in names
+    ]

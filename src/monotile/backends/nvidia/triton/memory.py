@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ....ir import Kernel, Op, Tensor, Value, constant
 from ....ir.affine import linear
 from ....ir.intervals import nonnegative
 from ....passes.facts import loop_of
 from .padding import padded
-from .text import Names, Text
+from .text import Dialect, Names, Text
 
 NARROW = 2**31
 
@@ -19,23 +20,32 @@ NARROW = 2**31
 class Argument:
     """A parameter of the Triton function. `index` is a tensor's number, a word of the launch, or a scalar's number."""
 
-    kind: str  # pointer, dim, stride, scalar, or laps: how often a group of programs goes on
+    kind: str  # pointer, dim, stride, scalar, or tiles_per_cta of a persistent kernel
     name: str
     index: int
 
 
-class Memory:
-    """Addresses and masks as text. `wide` computes offsets within a tile in 64 bits where a stride is not known;
-    `emulate`
-    writes for Triton's interpreter."""
+class Origin(NamedTuple):
+    """The address of a tile's first element: a pointer, and what is added to it."""
 
-    def __init__(self, kernel: Kernel, names: Names, wide: bool, emulate: bool) -> None:
+    pointer: str
+    terms: list[str]
+
+    def __str__(self) -> str:
+        return " + ".join([self.pointer, *self.terms])
+
+
+class Memory:
+    """Addresses and masks as text."""
+
+    def __init__(self, kernel: Kernel, names: Names, dialect: Dialect, *, wide: bool, emulate: bool) -> None:
         self.kernel, self.names, self.wide, self.emulate = kernel, names, wide, emulate
+        self.tl = dialect.module
         self.loops = loop_of(kernel)
         self.arguments: dict[tuple[str, int | str], Argument] = {}
         self.aligned: set[str] = set()  # lengths that masks along contiguous memory compare with
         self.iotas: dict[int, str] = {}
-        self.reach: list[list[tuple[int, int]]] = []  # of each access: words of strides, and how often each is added
+        self.spans: list[list[tuple[int, int]]] = []  # of each access: words of its strides, and the last position
         self.word_at, words = [], 0
         for tensor in kernel.tensors:
             self.word_at.append(words)
@@ -52,10 +62,10 @@ class Memory:
         return self._argument("pointer", tensor.index, f"{tensor.name}_ptr", tensor.index)
 
     def dim(self, tensor: Tensor, axis: int) -> Text:
-        """A length; equal symbols are equal lengths and share a parameter."""
+        """Return a length; equal symbols are equal lengths and share a parameter."""
         length = tensor.dims[axis]
         if isinstance(length, int):
-            return Text(str(length), literal=True)
+            return Text(str(length), constant=length)
         return Text(self._argument("dim", length, length, self.word_at[tensor.index] + 1 + axis))
 
     def scalar(self, name: str) -> str:
@@ -72,53 +82,53 @@ class Memory:
         return self._argument("stride", word, f"{tensor.name}_s{axis}", word)
 
     def iota(self, side: int, place: int = 0, rank: int = 1) -> str:
-        """0, 1, ... of a padded side, made once at the top. `place` and `rank`: along which dimension of a tile."""
+        """Return 0, 1, ... of a padded side, made once at the top; `place` and `rank` say along which dimension."""
         if side not in self.iotas:
             self.iotas[side] = self.names.fresh(f"iota_{side}")
         return self.iotas[side]
 
     # ---- addresses ---------------------------------------------------------------------------------------------------
 
-    def origin(self, tensor: Tensor, starts: list[Text]) -> str:
-        """The tensor's pointer plus the offset of the tile's first element, in 64 bits."""
-        fixed, terms = 0, []
+    def origin(self, tensor: Tensor, starts: list[Text]) -> Origin:
+        """Return the address of the tile's first element: the tensor's pointer plus an offset in 64 bits."""
+        fixed, terms = 0, list[str]()
         for axis, start in enumerate(starts):
-            stride = self.stride(tensor, axis) if start.text != "0" else 0
+            stride = self.stride(tensor, axis) if start.constant != 0 else 0
             if stride == 0:
                 continue
-            if start.literal and isinstance(stride, int):
-                fixed += int(start.text) * stride
+            if start.constant is not None and isinstance(stride, int):
+                fixed += int(start.constant) * stride
             elif start.literal:
-                terms.append(f"tl.full([], {start}, tl.int64) * {stride}")
+                terms.append(f"{self.tl}.full([], {start}, {self.tl}.int64) * {stride}")
             else:
-                wide = f"{start}.to(tl.int64)"
+                wide = f"{start}.to({self.tl}.int64)"
                 terms.append(wide if stride == 1 else f"{wide} * {stride}")
         if fixed:
             terms.append(str(fixed))
-        return " + ".join([self.pointer(tensor), *terms])
+        return Origin(self.pointer(tensor), terms)
 
     def offsets(self, tensor: Tensor, extents: tuple[int | None, ...]) -> str:
-        """The offsets of a tile's elements from its first one."""
+        """Return the offsets of a tile's elements from its first one; nothing for a single element."""
         axes = [axis for axis, extent in enumerate(extents) if extent is not None]
-        terms, reach = [], []
+        terms, spans = [], []
         for place, axis in enumerate(axes):
             side = padded(extents[axis] or 1)
             iota, stride = self.iota(side, place, len(axes)), self.stride(tensor, axis)
             if isinstance(stride, str):
-                reach.append((self.word_at[tensor.index] + 1 + tensor.rank + axis, side - 1))
+                spans.append((self.word_at[tensor.index] + 1 + tensor.rank + axis, side - 1))
                 far = self.wide
             else:
                 far = abs(stride) * (side - 1) >= NARROW // 2
-            wide = f"{iota}.to(tl.int64)" if far else iota
+            wide = f"{iota}.to({self.tl}.int64)" if far else iota
             positions = spread(wide, place, len(axes))
             terms.append(positions if stride == 1 else f"{positions} * {stride}")
-        self.reach.append(reach)
+        self.spans.append(spans)
         return " + ".join(terms)
 
     # ---- masks -------------------------------------------------------------------------------------------------------
 
     def mask(self, op: Op, starts: list[Text]) -> str:
-        """What of a load's or store's tile is inside the tensor and is not padding; empty when all of it is."""
+        """Return the mask of a load or store: inside the tensor and not padding; empty where the whole tile is."""
         extents = op.attrs["extents"]
         rank = sum(extent is not None for extent in extents)
         scalars, tiles, place = [], [], 0
@@ -132,7 +142,7 @@ class Memory:
         return self._all_of(scalars, tiles, extents)
 
     def _tests(self, op: Op, axis: int, start: Text, place: int, rank: int) -> list[str]:
-        """Tests along one dimension, of the positions in the tile."""
+        """Return tests along one dimension, of the positions in the tile."""
         tensor, extent, checked = op.attrs["tensor"], op.attrs["extents"][axis], op.attrs["checked"][axis]
         value = op.operands[(op.kind == "store") + axis]
         length = self.dim(tensor, axis) if checked else None
@@ -142,29 +152,28 @@ class Memory:
         if extent is None:
             if length is None:
                 return []
-            start = start if not start.literal else Text(f"tl.full([], {start}, tl.int32)")
+            start = start if not start.literal else Text(f"{self.tl}.full([], {start}, {self.tl}.int32)")
             return ([] if from_zero else [f"{start} >= 0"]) + [f"{start} < {length}"]
         iota, padding = self.iota(padded(extent), place, rank), padded(extent) != extent
         if length is None:
             return [f"{iota} < {extent}"] if padding else []
         if from_zero:
-            rest = str(length) if start.text == "0" else f"{length} - {start}"
-            if length.literal and start.literal:
-                rest = str(int(length.text) - int(start.text))
-                return [f"{iota} < {min(int(rest), extent)}"]
-            return [f"{iota} < tl.minimum({rest}, {extent})" if padding else f"{iota} < {rest}"]
+            if length.constant is not None and start.constant is not None:
+                return [f"{iota} < {min(int(length.constant - start.constant), extent)}"]
+            rest = str(length) if start.constant == 0 else f"{length} - {start}"
+            return [f"{iota} < {self.tl}.minimum({rest}, {extent})" if padding else f"{iota} < {rest}"]
         bounds = [f"{start} + {iota} >= 0", f"{start} + {iota} < {length}"]
         return bounds + ([f"{iota} < {extent}"] if padding else [])
 
     def padding_mask(self, shape: tuple[int, ...]) -> list[str]:
-        """Tests that leave out the padding of a tile."""
+        """Return tests that are false in the padding of a tile."""
         sides = [(n, s) for n, s in enumerate(shape) if padded(s) != s]
         return [spread(f"({self.iota(padded(s), n, len(shape))} < {s})", n, len(shape)) for n, s in sides]
 
     # ---- gathers -----------------------------------------------------------------------------------------------------
 
     def gather(self, op: Op, text: Callable[[Value], Text]) -> tuple[str, str]:
-        """The addresses and the mask of a gather."""
+        """Return the addresses and the mask of a gather."""
         tensor: Tensor = op.attrs["tensor"]
         checked = op.attrs.get("checked") or (True,) * tensor.rank
         terms = [self.pointer(tensor)]
@@ -173,9 +182,9 @@ class Memory:
             index, stride = text(value), self.stride(tensor, axis)
             known = constant(value)
             if index.literal:
-                index = Text(f"tl.full([], {index}, tl.int32)")
+                index = Text(f"{self.tl}.full([], {index}, {self.tl}.int32)")
             if known != 0 and stride != 0:
-                wide = f"{index}.to(tl.int64)"
+                wide = f"{index}.to({self.tl}.int64)"
                 terms.append(wide if stride == 1 else f"{wide} * {stride}")
             found = [f"({index} >= 0)", f"({index} < {self.dim(tensor, axis)})"] if checked[axis] else []
             tests[not index.shape] += found
@@ -184,7 +193,8 @@ class Memory:
         )
 
     def _all_of(self, scalars: list[str], tiles: list[str], extents: tuple[int | None, ...]) -> str:
-        """A mask. A bool that is spread over a tile becomes an integer in Triton's interpreter, which `!= 0` undoes."""
+        """Join tests to a mask. A bool that is broadcast over a tile becomes an integer in Triton's interpreter, which
+        `!= 0` undoes."""
         sides = [padded(e) for e in extents if e is not None]
         if not (self.emulate and scalars and sides):
             return " & ".join([*scalars, *tiles])
@@ -193,7 +203,7 @@ class Memory:
 
 
 def spread(text: str, place: int, rank: int) -> str:
-    """A row of positions along one dimension of a tile."""
+    """Place positions along one dimension of a tile."""
     if rank < 2:
         return text
     return f"{text}[:, None]" if place == 0 else f"{text}[None, :]"

@@ -1,8 +1,8 @@
-"""Tiles of any side in a language whose tiles have powers of two.
+"""Tiles of any shape in a language whose tiles have powers of two.
 
 A side of 1 stays 1 (it broadcasts); every other side becomes a power of two of at least 16, which is what a matrix unit
-takes. What lies between a tile's own side and the padded one is *padding*. Nobody promises what padding holds, except
-where `holds_zero` says so; therefore folds replace it by what changes nothing, and stores leave it out.
+takes. The elements between a tile's own side and the padded one are *padding*. Padding may hold anything, except where
+`holds_zero` says that it is zero; therefore reductions replace it by their identity, and stores mask it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ def padded_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def holds_zero(value: Value, axis: int) -> bool:
-    """Whether a value's padding along an axis is known to be zero. A product's is not: zero times infinity is NaN."""
+    """Return True if a value's padding along an axis is known to be zero. A product's is not: zero times infinity is
+    NaN."""
     op = value.op
     if op is None:
         return False
@@ -43,7 +44,7 @@ def holds_zero(value: Value, axis: int) -> bool:
 
 
 def identity(fold: str, dtype: DType) -> str:
-    """The Triton literal that a fold does not notice."""
+    """Return the identity of a reduction, as Triton writes it."""
     if fold == "sum":
         return "0.0" if dtype.is_float else "0"
     if dtype.is_float:

@@ -1,4 +1,4 @@
-"""The parts of a Triton module while it is written: lines, names, and what each value is called."""
+"""The parts of a generated module: the dialect, lines, names, and the text of each value."""
 
 from __future__ import annotations
 
@@ -15,26 +15,71 @@ RESERVED = {*keyword.kwlist, *keyword.softkwlist, "tl", "triton", "range", "floa
 
 
 @dataclass(frozen=True)
+class Dialect:
+    """How the words that Triton and Gluon share are spelled."""
+
+    module: str  # the language's module, as the text imports it
+    jit: str  # the decorator
+    barrier: str  # a call at which all threads of a program or consumer meet
+
+    def type(self, dtype: DType) -> str:
+        return f"{self.module}.int1" if dtype is bool_ else f"{self.module}.{dtype.name}"
+
+    def number(self, value: Any, dtype: DType) -> str:
+        """Write a constant as a scalar of its type."""
+        if dtype is bfloat16:
+            value = float(to_numpy(bfloat16).type(value))
+        plain, kind = literal(value, float32 if dtype.is_float else int32), self.type(dtype)
+        if dtype.is_float and repr(value) == "-0.0":
+            return f"{self.module}.full([], 0.0, {kind}) * -1.0"
+        if dtype.is_float and plain is None:  # a subnormal or huge number: Triton takes such a literal for a float64
+            return f"{self.module}.full([], {value!r}, {self.module}.float64).to({kind})"
+        return f"{self.module}.full([], {int(value) if not dtype.is_float else plain}, {kind})"
+
+
+TRITON = Dialect("tl", "triton.jit", "tl.debug_barrier()")
+GLUON = Dialect("gl", "gluon.jit", "gl.thread_barrier()")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A register layout in Gluon: one that the module defines, or a slice of it for vectors."""
+
+    name: str
+    sliced: int | None = None  # the dimension that a slice leaves out
+
+    def __str__(self) -> str:
+        return self.name if self.sliced is None else f"gl.SliceLayout({self.sliced}, {self.name})"
+
+    @property
+    def parent(self) -> Layout:
+        return Layout(self.name)
+
+    def slice(self, dim: int) -> Layout:
+        return Layout(self.name, dim)
+
+
+@dataclass(frozen=True)
 class Text:
-    """A Triton expression: its text, and the shape it has, which may still have to be broadcast to the value's own.
-    A literal is a Python number, whose type is chosen by what it meets."""
+    """A Triton expression: its text, and the shape it has, which may still have to be broadcast to the value's own."""
 
     text: str
     shape: tuple[int, ...] = ()
-    literal: bool = False
-    layout: str = ""  # in Gluon, of a tile: its layout, or nothing while what it meets decides
-    vector: str = ""  # of a vector that became a row or column: the vector
+    constant: int | float | None = None  # of a bare Python number, whose type is chosen by what it meets
+    layout: Layout | None = None  # in Gluon, of a tile in registers; None while what it meets decides
+    shared: bool = False  # in Gluon: a tile in shared memory
+    vector: str = ""  # in Gluon, of a vector that became a row or column: the vector
+
+    @property
+    def literal(self) -> bool:
+        return self.constant is not None
 
     def __str__(self) -> str:
         return self.text
 
 
-def triton_type(dtype: DType) -> str:
-    return "tl.int1" if dtype is bool_ else f"tl.{dtype.name}"
-
-
-def number(value: Any, dtype: DType) -> str | None:
-    """A plain literal for a constant, or None where Triton would give it another type or lose its sign."""
+def literal(value: Any, dtype: DType) -> str | None:
+    """Write a constant as a bare number; None where Triton would give it another type or lose its sign."""
     if dtype is float32:
         if value != value:
             return 'float("nan")'
@@ -47,25 +92,12 @@ def number(value: Any, dtype: DType) -> str | None:
     return None
 
 
-def typed_number(value: Any, dtype: DType) -> str:
-    """A constant as a scalar of its type."""
-    if dtype is bfloat16:
-        value = float(to_numpy(bfloat16).type(value))
-    plain = number(value, float32 if dtype.is_float else int32)
-    kind = triton_type(dtype)
-    if dtype.is_float and repr(value) == "-0.0":
-        return f"tl.full([], 0.0, {kind}) * -1.0"
-    if dtype.is_float and plain is None:  # a subnormal or huge number: Triton takes such a literal for a float64
-        return f"tl.full([], {value!r}, tl.float64).to({kind})"
-    return f"tl.full([], {int(value) if not dtype.is_float else plain}, {kind})"
-
-
 def shape_text(shape: tuple[int, ...]) -> str:
     return f"[{', '.join(map(str, shape))}]"
 
 
 def meet(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that Triton gives an elementwise expression of these."""
+    """Return the shape that Triton gives an elementwise expression of these."""
     rank = max((len(s) for s in shapes), default=0)
     tiles = [s for s in shapes if s]
     return tuple(max(s[axis] for s in tiles) for axis in range(rank))
@@ -100,7 +132,7 @@ class Lines:
 
 
 def function_name(kernel: Kernel, options: str) -> str:
-    """The kernel's name, its constants as far as they are short, and a fingerprint of everything."""
+    """Name a module's function: the kernel, its constants as far as they are short, and a fingerprint of everything."""
     parts = [f"{n}{v}" if not isinstance(v, bool) else n for n, v in kernel.consts.items() if _short(v)]
     stem = re.sub(r"\W", "", "_".join([kernel.name, *parts]), flags=re.ASCII)[:80]
     return f"{stem}_{cache.fingerprint(show(kernel), options, cache.compiler_fingerprint())[:10]}"

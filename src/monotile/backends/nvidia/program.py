@@ -1,0 +1,266 @@
+"""A compiled kernel: its variants, the variant that fits a call, and the launch on the current stream."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ... import ir
+from ...dtypes import DType, int64
+from ...errors import ArgumentShape
+from ...passes.grid import Grid
+from ..base import Program
+from . import build, launcher, paths
+from .device import gpu, runtime
+from .gluon import persistent
+from .paths import Path
+from .schedule import Schedule, choose
+from .triton import descriptors
+from .triton.descriptors import CachedDescriptor
+
+MAX_PROGRAMS = 2**31 - 1
+INT32_SPAN = 2**31  # elements from which on a tile needs 64-bit offsets
+MAX_CACHED_DESCRIPTORS = 64
+
+
+@dataclass(slots=True)
+class BoundLaunch:
+    """A launch but for addresses and scalars."""
+
+    variant: Variant
+    words: Sequence[int]
+    lengths: list[Any]  # the lengths and strides that the function takes
+    grid: int | None  # None when it depends on scalars
+    tiles_per_cta: int = 1
+    compiled: dict[Any, Any] = field(default_factory=dict)  # by alignment of the addresses, scalar types and device
+    without_descriptors: BoundLaunch | None = None
+    descriptors: dict[tuple[int, int], CachedDescriptor] = field(default_factory=dict)  # by tensor and address
+    device: int | None = None  # None for the current one
+
+
+class Variant:
+    """One rendering of a kernel, loaded."""
+
+    def __init__(self, kernel: ir.Kernel, path: Path, *, wide: bool) -> None:
+        self.schedule = path.schedule
+        self.source = path.render(kernel, wide=wide, emulate=build.interpreting())
+        self.function: Any = build.load(self.source)
+        arguments = self.source.arguments
+        self.pointers = [a.index for a in arguments if a.kind == "pointer"]
+        self.words = [a.index for a in arguments if a.kind in ("dim", "stride")]
+        self.scalars = [a.index for a in arguments if a.kind == "scalar"]
+        # Triton passes an int64 in 32 bits where that is enough, and compiles another kernel then.
+        self.int64_scalars = [n for n in self.scalars if kernel.scalars[n][1] is int64]
+        self.described = [d.index for d in self.source.described]
+        self.persistent = any(a.kind == persistent.ARGUMENT for a in arguments)
+        self.host_described = [d for d in self.source.described if d.block]  # whose descriptors the host makes
+
+
+class NvidiaProgram(Program):
+    """A kernel as Triton functions: one with 32-bit offsets within tiles, others when a call needs them."""
+
+    def __init__(self, kernel: ir.Kernel, schedule: Schedule) -> None:
+        self.kernel, self.schedule = kernel, schedule
+        self.path = paths.select(kernel, schedule, interpreted=build.interpreting())
+        self.variants: dict[tuple[bool, bool], Variant] = {}
+        described = schedule.tensor_descriptors if self.path.pipeline is None else True
+        self.default = self.variant(wide=False, descriptors=described)
+
+    @property
+    def why_plain(self) -> str:
+        """Why this is not a Gluon module; nothing where it is one."""
+        return self.path.why_plain
+
+    def variant(self, *, wide: bool, descriptors: bool) -> Variant:
+        """Return the variant with descriptors as the path has it; without them, plain Triton. A Gluon module needs
+        descriptors, so that its plain variant has the rule's schedule."""
+        if (wide, descriptors) not in self.variants:
+            path = self.path
+            if path.pipeline is not None:
+                path = path if descriptors else Path(choose(self.kernel), None)
+            elif not self.schedule.consumers:
+                path = replace(path, schedule=replace(path.schedule, tensor_descriptors=descriptors))
+            self.variants[wide, descriptors] = Variant(self.kernel, path, wide=wide)
+        return self.variants[wide, descriptors]
+
+    def bind(self, words: Sequence[int], device: str = "cpu") -> BoundLaunch:
+        """Choose a variant by lengths and strides. One with descriptors comes with another for addresses that they
+        cannot have."""
+        tensors = self.default.source.described
+        if not tensors or not self._can_run(device) or not descriptors.can_describe(tensors, words):
+            return self._bind(words, device, descriptors=False)
+        bound = self._bind(words, device, descriptors=True)
+        bound.without_descriptors = self._bind(words, device, descriptors=False)
+        return bound
+
+    def _can_run(self, device: str) -> bool:
+        """Return True if a device can run the path. One that is not CUDA stands for a GPU that is not there."""
+        if self.path.pipeline is None or not device.startswith("cuda"):
+            return True
+        return gpu(device).architecture == paths.GLUON_ARCHITECTURE
+
+    def _bind(self, words: Sequence[int], device: str, *, descriptors: bool) -> BoundLaunch:
+        variant = self.variant(wide=False, descriptors=descriptors)
+        if any(sum(abs(words[at]) * count for at, count in span) >= INT32_SPAN for span in variant.source.spans):
+            variant = self.variant(wide=True, descriptors=descriptors)
+        expression, tiles = variant.source.grid, 1
+        grid = None if expression.needs_scalars else _checked(expression.programs(words, ()))
+        _, _, number = device.partition(":")
+        index = int(number) if number else None
+        if variant.persistent and grid:
+            grids = {n: Grid(self.kernel, self.schedule.consumers * n) for n in persistent.CANDIDATES}
+            count = runtime().multiprocessors(index)
+            tiles = persistent.tiles_per_cta(lambda n: grids[n].programs(words, ()), count)
+            grid = grids[tiles].programs(words, ())
+        return BoundLaunch(variant, words, [words[n] for n in variant.words], grid, tiles, device=index)
+
+    def launch(
+        self, bound: BoundLaunch, arrays: Sequence[Any], addresses: Sequence[int], scalars: Sequence[Any],
+        threads: int | None,
+    ) -> None:  # fmt: skip
+        if bound.without_descriptors is not None:
+            bits = 0
+            for n in bound.variant.described:
+                bits |= addresses[n]
+            if bits % descriptors.ALIGNMENT:  # a power of two
+                bound = bound.without_descriptors
+        variant, grid = bound.variant, bound.grid
+        if grid is None:
+            grid = _checked(variant.source.grid.programs(bound.words, scalars))
+        if grid == 0:
+            return
+        pointers = [addresses[n] for n in variant.pointers]
+        described = [addresses[tensor.index] for tensor in variant.host_described]
+        rest = [*bound.lengths, *[scalars[n] for n in variant.scalars]]
+        if variant.persistent:
+            rest.append(bound.tiles_per_cta)
+        if build.interpreting():
+            _interpret(self.kernel, variant, grid, pointers, rest)
+        else:
+            widths = tuple([_width(scalars[n]) for n in variant.int64_scalars])
+            _launch(self.kernel, bound, grid, described, pointers, rest, widths)
+
+
+def _checked(programs: int) -> int:
+    if programs > MAX_PROGRAMS:
+        raise ArgumentShape(f"the grid has {programs} programs, of at most {MAX_PROGRAMS}; use larger blocks")
+    return programs
+
+
+# ---- on a GPU --------------------------------------------------------------------------------------------------------
+
+
+def _launch(
+    kernel: ir.Kernel, bound: BoundLaunch, grid: int, described: list[int], pointers: list[int], rest: list[Any],
+    widths: tuple[int, ...],
+) -> None:  # fmt: skip
+    """Launch with the addresses of described tensors and others, and the arguments that come after them."""
+    gpu = runtime()
+    device = gpu.current_device()
+    if bound.device is not None and bound.device != device:
+        with gpu.device(bound.device):
+            return _launch(kernel, bound, grid, described, pointers, rest, widths)
+    variant = bound.variant
+    if variant.described and not variant.host_described:
+        gpu.set_allocator(_allocate)
+    bits = 0
+    for pointer in pointers:
+        bits |= pointer
+    aligned = bits & 15 == 0 or tuple([pointer & 15 == 0 for pointer in pointers])
+    compiled = bound.compiled.get((device, aligned, widths))
+    if compiled is None:
+        arguments = _typed_arguments(kernel, bound, described, pointers)
+        bound.compiled[device, aligned, widths] = compile_and_launch(variant, grid, arguments, rest)
+        return None
+    _, run, function, packed = compiled
+    stream = gpu.current_stream(device)
+    if not described:
+        run(grid, 1, 1, stream, function, packed, None, None, None, *pointers, *rest)
+        return None
+    cached = [bound.descriptors.get(key) or _new_descriptor(bound, *key) for key in enumerate(described)]
+    run(grid, 1, 1, stream, function, packed, None, None, None, *cached, *pointers, *rest)
+    return None
+
+
+def _typed_arguments(kernel: ir.Kernel, bound: BoundLaunch, described: list[int], pointers: list[int]) -> list[Any]:
+    """Return descriptors and pointers as Triton's compiler wants them."""
+    found: list[Any] = []
+    for tensor, address in zip(bound.variant.host_described, described, strict=True):
+        base = Pointer(address, descriptors.copied_dtype(kernel.tensors[tensor.index].dtype))
+        found.append(descriptors.tensor_descriptor(tensor, bound.words, base))
+    dtypes = [kernel.tensors[n].dtype for n in bound.variant.pointers]
+    return found + [Pointer(pointer, dtype) for pointer, dtype in zip(pointers, dtypes, strict=True)]
+
+
+def _new_descriptor(bound: BoundLaunch, n: int, address: int) -> CachedDescriptor:
+    """Make a descriptor and keep it for the next launch with the same tensor."""
+    if len(bound.descriptors) >= MAX_CACHED_DESCRIPTORS:
+        bound.descriptors.clear()
+    found = bound.descriptors[n, address] = CachedDescriptor(address, bound.variant.host_described[n], bound.words)
+    return found
+
+
+def _allocate(size: int, alignment: int, stream: int | None) -> Any:
+    """Allocate memory for the descriptors that programs make."""
+    import torch
+
+    return torch.empty(size, device="cuda", dtype=torch.int8)
+
+
+def _width(number: Any) -> int:
+    """Return the bits in which Triton passes a whole number."""
+    return 32 if -(2**31) <= number < 2**31 else 64
+
+
+class Pointer:
+    """As much of a tensor as Triton looks at: its address, and its element type."""
+
+    def __init__(self, address: int, dtype: DType) -> None:
+        import torch
+
+        self.address, self.dtype = address, getattr(torch, dtype.name)
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+def compile_and_launch(variant: Variant, grid: int, arguments: list[Any], rest: list[Any]) -> Any:
+    """Compile for these arguments, launch, and return what later launches need."""
+    try:
+        kernel = variant.function[(grid,)](*arguments, *rest, **variant.schedule.options)
+    except Exception as error:
+        raise build.translated(error, variant.source.name) or error from None
+    run = launcher.with_cached_descriptors(kernel.run) if variant.host_described else kernel.run
+    return kernel, run, kernel.function, kernel.packed_metadata
+
+
+# ---- in Triton's interpreter -----------------------------------------------------------------------------------------
+
+
+class HostPointer(Pointer):
+    """As much of a tensor as Triton's interpreter asks for: it copies tensors to this machine's memory and back, and
+    here they are already there."""
+
+    def __init__(self, address: int, dtype: DType) -> None:
+        self.address, self.dtype = address, dtype.name  # which needs no torch
+
+    def _itself(self, *args: Any, **words: Any) -> HostPointer:
+        return self
+
+    untyped_storage = cpu = new_empty = set_ = copy_ = _itself
+
+    def _nothing(self) -> int:
+        return 0
+
+    storage_offset = size = stride = _nothing
+
+
+def _interpret(kernel: ir.Kernel, variant: Variant, grid: int, pointers: list[int], rest: list[Any]) -> None:
+    """Run on arrays in this machine's memory. Only their addresses matter: the strides are arguments."""
+    dtypes = [kernel.tensors[n].dtype for n in variant.pointers]
+    arguments = [HostPointer(pointer, dtype) for pointer, dtype in zip(pointers, dtypes, strict=True)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's, of NaN and overflow
+        variant.function[(grid,)](*arguments, *rest)

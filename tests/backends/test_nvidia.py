@@ -137,7 +137,8 @@ def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(errors.UnknownBackend, match=r"no NVIDIA GPU; use backend='cpu', or .*TRITON_INTERPRET=1"):
         scale_rows(x, x.copy(), backend="nvidia")
     with pytest.raises(errors.UnknownBackend, match="'nvidia' cannot run here"):  # what a CUDA tensor asks for
-        scale_rows._backend({0: View(float32, (4, 4), (4, 1), "cuda:0")}, None)
+        far = View(float32, (4, 4), (4, 1), "cuda:0")
+        scale_rows.plan((far, far), 2, {}, None)
 
 
 @pytest.mark.parametrize("package", ["torch", "triton"])
@@ -159,11 +160,15 @@ def test_arrays_on_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
         scale_rows(x, x.copy(), backend="nvidia")
     near, far, other = (View(float32, (4, 4), (4, 1), device) for device in ("cpu", "cuda:0", "cuda:1"))
     with pytest.raises(errors.ArgumentDevice, match=r"'cpu' cannot use arrays on 'cuda:0'; move them with .cpu\(\)"):
-        scale_rows._backend({0: far, 1: far}, "cpu")
-    for views in ({0: near, 1: far}, {0: far, 1: other}):
+        scale_rows.plan((far, far), 2, {}, "cpu")
+    for views in ((near, far), (far, other)):
         with pytest.raises(errors.ArgumentDevice, match=r"different devices: x on .*, y on cuda.*; move them to one"):
-            scale_rows._backend(views, None)
-    assert scale_rows._backend({0: far, 1: far}, None) is nvidia.BACKEND
+            scale_rows.plan(views, 2, {}, None)
+    asked = []
+    monkeypatch.setattr(nvidia.BACKEND, "compile", lambda kernel: asked.append(kernel.name) or pytest.fail("compiled"))
+    with pytest.raises(pytest.fail.Exception, match="compiled"):
+        scale_rows.plan((far, far), 2, {}, None)
+    assert asked == ["scale_rows"]
 
 
 def test_complaints_of_triton_are_translated() -> None:

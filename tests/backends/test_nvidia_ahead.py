@@ -302,15 +302,16 @@ def test_which_differences_are_fused(name: str) -> None:
 
 @compiled
 @pytest.mark.parametrize(
-    "options", [{}, {"causal": "lower_right"}, {"causal": "lower_right", "left": 100}, {"softcap": 9.0}, {"fine": True}]
+    "options",
+    [{}, {"causal": "lower_right"}, {"causal": "lower_right", "left": 100}, {"softcap": 9.0}, {"masked": True}],
 )
 def test_every_form_of_the_forward_kernel_can_share(options: dict[str, Any]) -> None:
     pipeline = gluon.pipeline_of(shared_call(128, **options))
     assert not isinstance(pipeline, str), pipeline
-    assert bool(pipeline.zeroed) == ("left" in options or "fine" in options)
+    assert bool(pipeline.zeroed) == ("left" in options or "masked" in options)
     assert [ring.name for ring in pipeline.rings.values()] == ["k", "v"]
-    assert {op.attrs["tensor"].name for op in pipeline.private} == ({"mask"} if "fine" in options else set())
-    assert {len(cases.bodies) for cases in pipeline.cases.values()} == ({3} if "fine" in options else set())
+    assert {op.attrs["tensor"].name for op in pipeline.private} == ({"mask"} if "masked" in options else set())
+    assert {len(cases.bodies) for cases in pipeline.cases.values()} == ({3} if "masked" in options else set())
 
 
 @compiled

@@ -27,7 +27,6 @@ from ..errors import (
     MonotileError,
     OverlappingOutput,
     ReadOnlyOutput,
-    UnknownBackend,
 )
 from ..ir import Kernel as KernelIR
 from ..ir.builder import GlobalRead
@@ -227,10 +226,8 @@ class Kernel:
 
 def _choose_backend(name: str | None, call: Arguments) -> Backend:
     """Return the named backend, or the one at home on the arrays' device."""
-    if name is not None and not isinstance(name, str):
-        raise UnknownBackend(f"a backend is chosen by name, found {type(name).__name__}; pass backend='cpu'")
     device = call.device
-    chosen = backends.usable(name if name is not None else backends.home(device))
+    chosen = backends.usable(backends.check_name(name) or backends.home(device))
     if not chosen.accepts(device):
         cures = {"mlx": "pass numpy.array(x)", "cpu": "move them with .cuda()"}
         cure = cures.get(device, "move them with .cpu()")

@@ -113,7 +113,7 @@ def _add_forward(
         assert BQ is not None and BK is not None
         block_map = builder.temporary(_map_shape(inputs.mask.shape, BQ, BK), uint8)
         _add_mask_blocks(builder, inputs.mask, block_map, BQ, BK, threads, covered=covered)
-        block_map = block_map.broadcast((*mask.shape[:2], *block_map.shape[2:]))
+        block_map = block_map.broadcast(_map_shape(mask.shape, BQ, BK))  # as the mask is: along heads and rows
     args = inputs.q, inputs.k, inputs.v, mask, block_map, inputs.sinks, *outputs, SCALE
     builder.launch(attention_kernel, *args, choice=choice, threads=threads, options=options, covered=covered)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import partial
 
 from ...ir import Op
-from .dots import Multiply, Operand
+from .dots import DotOperand, MultiplyAdd
 from .emit import Emitter, Index, Reg
 from .fuse import Nest
 from .nests import NestEmitter
@@ -22,7 +22,7 @@ from .target import Target
 INTRINSIC = "llvm.x86.avx512bf16.dpbf16ps.512"
 
 
-def in_pairs(target: Target, dot: Op, load: Op, lanes: Operand, others: Operand, *, inner: bool) -> bool:
+def streams_pairs(target: Target, dot: Op, load: Op, lanes: DotOperand, others: DotOperand, *, inner: bool) -> bool:
     """Whether a streamed dot can be done so: both operands are bfloat16, nothing is done to the tile on its way, and
     there are whole vectors (of an inner product's contraction the last one may be half)."""
     if not target.bfloat16_pairs or lanes.base is not load.result or others.deep is None or lanes.free is None:
@@ -32,7 +32,7 @@ def in_pairs(target: Target, dot: Op, load: Op, lanes: Operand, others: Operand,
     return whole and all(v.dtype.name == "bfloat16" for v in dot.operands) and others.base.dtype.name == "bfloat16"
 
 
-def in_panels(target: Target, dot: Op, nest: Nest, lanes: Operand, others: Operand) -> bool:
+def packs_panels(target: Target, dot: Op, nest: Nest, lanes: DotOperand, others: DotOperand) -> bool:
     """Whether a dot from scratch can be done so, panel by panel."""
     if not target.bfloat16_pairs or others.deep is None or nest.lane is None or nest.lane in others.at(0, 0):
         return False
@@ -40,11 +40,11 @@ def in_panels(target: Target, dot: Op, nest: Nest, lanes: Operand, others: Opera
     return whole and all(v.dtype.name == "bfloat16" for v in (*dot.operands, lanes.base, others.base))
 
 
-class Packed:
+class PackedRows:
     """The rows of a dot as bfloat16, packed when this is made: each row by itself if they lie along the contraction,
     else two steps of it interleaved."""
 
-    def __init__(self, nests: NestEmitter, others: Operand, height: int) -> None:
+    def __init__(self, nests: NestEmitter, others: DotOperand, height: int) -> None:
         assert others.deep is not None
         self.e, self._depth = nests.e, others.deep.extent
         self._others, self._scratch = others, nests.ev.scratch
@@ -69,7 +69,7 @@ class Packed:
             e.splat(self._scratch.read(others.buffer, Point(others.at(row, e.add(k, i)), others.free)))
             for i in range(2)
         ]
-        e.store(interleaved(e, *both).text, self._at(row, k), e.vector_type("i32"), 2)
+        e.store(interleave(e, *both).text, self._at(row, k), e.vector_type("i32"), 2)
 
     def _at(self, row: Index, k: Index) -> str:
         e = self.e
@@ -82,10 +82,10 @@ class Packed:
 
     def words(self, row: Index, k: Index, *, half: bool) -> Reg:
         """As many pairs from k on as there are lanes."""
-        return stretch(self.e, self._at(row, k), half=half)
+        return load_pairs(self.e, self._at(row, k), half=half)
 
 
-def stretch(e: Emitter, pointer: str, *, half: bool) -> Reg:
+def load_pairs(e: Emitter, pointer: str, *, half: bool) -> Reg:
     """A vector of pairs, one after the other in memory, or half a vector and zeros."""
     if not half:
         return Reg(e.load(pointer, e.vector_type("i32"), 2), "i32", True)
@@ -96,14 +96,14 @@ def stretch(e: Emitter, pointer: str, *, half: bool) -> Reg:
     return Reg(text, "i32", True)
 
 
-def interleaved(e: Emitter, first: Reg, second: Reg) -> Reg:
+def interleave(e: Emitter, first: Reg, second: Reg) -> Reg:
     """The words of two steps, from numbers that are bfloat16 already."""
     low, high = (e.convert("bitcast", x, "i32") for x in (first, second))
     low = e.binary("lshr", low, e.number(16, "i32"))
     return e.binary("or", low, e.binary("and", high, e.number(-65536, "i32")))
 
 
-def add_products(e: Emitter, a: Reg, b: Reg, total: Reg) -> Reg:
+def add_pair_products(e: Emitter, a: Reg, b: Reg, total: Reg) -> Reg:
     """total + the two products of each lane."""
     pairs, sums = f"<{2 * e.lanes} x bfloat>", e.vector_type("float")
     words = [e.op(f"bitcast {e.vector_type('i32')} {x.text} to {pairs}") for x in (a, b)]
@@ -111,7 +111,7 @@ def add_products(e: Emitter, a: Reg, b: Reg, total: Reg) -> Reg:
     return Reg(text, "float", True)
 
 
-def outer(nests: NestEmitter, load: Op, lanes: Operand, packed: Packed) -> Multiply:
+def outer(nests: NestEmitter, load: Op, lanes: DotOperand, packed: PackedRows) -> MultiplyAdd:
     """A tile that is contiguous along the lanes: two rows of it at a time, interleaved."""
     e = nests.e
 
@@ -135,12 +135,17 @@ def outer(nests: NestEmitter, load: Op, lanes: Operand, packed: Packed) -> Multi
                 found.append(Reg(text, "i32", True))
         return found
 
-    return Multiply(2, vectors, packed.word, lambda x, v, total: add_products(e, v, x, total))
+    return MultiplyAdd(2, vectors, packed.word, lambda x, v, total: add_pair_products(e, v, x, total))
 
 
 def panel(
-    nests: NestEmitter, lanes: Operand, packed: Packed, points: list[Point], steps: tuple[Index, Index], width: int
-) -> Multiply:
+    nests: NestEmitter,
+    lanes: DotOperand,
+    packed: PackedRows,
+    points: list[Point],
+    steps: tuple[Index, Index],
+    width: int,
+) -> MultiplyAdd:
     """A panel of the operand with the lanes, packed here: two steps interleaved, from one step to another. A panel has
     `width` lanes."""
     e, scratch = nests.e, nests.ev.scratch
@@ -154,10 +159,10 @@ def panel(
     def pack(k: Index) -> None:
         for pt in points:
             both = [lanes.vector(pt, e.add(k, i)) for i in range(2)]
-            e.store(interleaved(e, *both).text, at(pt, k), e.vector_type("i32"), 2)
+            e.store(interleave(e, *both).text, at(pt, k), e.vector_type("i32"), 2)
 
     def vectors(points: list[Point], k: Index) -> list[Reg]:
         return [Reg(e.load(at(pt, k), e.vector_type("i32"), 2), "i32", True) for pt in points]
 
     e.loop(*steps, 2, pack)
-    return Multiply(2, vectors, packed.word, lambda x, v, total: add_products(e, v, x, total))
+    return MultiplyAdd(2, vectors, packed.word, lambda x, v, total: add_pair_products(e, v, x, total))

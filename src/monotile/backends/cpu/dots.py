@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ...ir import Op, Value
 from .axes import Axis
 from .emit import Index, Reg
-from .fuse import Nest, strip
+from .fuse import Nest, unviewed
 from .layout import Layout
 from .nests import NestEmitter, Panel
 from .point import Point
@@ -23,12 +23,12 @@ UNROLL = 8
 CHUNK = 64  # steps of a long contraction that are summed at once
 
 
-class Operand:
+class DotOperand:
     """A dot's operand in scratch, addressed by its position along the free axis (rows or lanes) and the contraction."""
 
     def __init__(self, nests: NestEmitter, value: Value, free_first: bool) -> None:
         self.nests = nests
-        self.base = strip(value)
+        self.base = unviewed(value)
         # Follow the changes of shape back: which of the two positions each dimension of the base has.
         place: list[str] = ["free", "deep"] if free_first else ["deep", "free"]
         while value is not self.base:
@@ -64,7 +64,7 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Multiply:
+class MultiplyAdd:
     """How a contraction goes on: so many steps of it at once, vectors along the lanes, one element for each row, and
     what adds their product to a sum. `before` is told of every step."""
 
@@ -84,7 +84,7 @@ class DotEmitter(NestEmitter):
         else:
             self.dot(nest, nest.dot, panel, edge)
 
-    def found_in_place(self, nest: Nest, inside: str | None, copy: Callable[[], None]) -> bool:
+    def read_in_place(self, nest: Nest, inside: str | None, copy: Callable[[], None]) -> bool:
         """A tile whose rows follow one another in memory as they would in scratch is read where it is."""
         load = nest.made[0] if nest.made else None
         if load is None or load not in self.layout.in_place:
@@ -102,25 +102,25 @@ class DotEmitter(NestEmitter):
             buffer.place = e.op(f"select i1 {there}, ptr {tile.base}, ptr {buffer.name}")
         return True
 
-    def operands(self, nest: Nest, dot: Op) -> tuple[Operand, Operand, Axis | None]:
+    def operands(self, nest: Nest, dot: Op) -> tuple[DotOperand, DotOperand, Axis | None]:
         """The operand with the lanes, the one with the rows, and the axis of the rows."""
         m, _, n = self.axes.dots[dot]
-        a, b = Operand(self, dot.operands[0], True), Operand(self, dot.operands[1], False)
+        a, b = DotOperand(self, dot.operands[0], True), DotOperand(self, dot.operands[1], False)
         return (b, a, m) if nest.lane is not None and nest.lane is n else (a, b, n)
 
     def dot(self, nest: Nest, dot: Op, panel: Panel, edge: bool) -> None:
         lanes, others, rows = self.operands(nest, dot)
-        how = self.singly(lanes.vector, others)
+        how = self.float32_steps(lanes.vector, others)
         self.blocks(nest, how, others.deep, rows, dot.operands[0].shape[1], panel, edge)
 
-    def singly(self, vector: Callable[[Point, Index], Reg], others: Operand) -> Multiply:
+    def float32_steps(self, vector: Callable[[Point, Index], Reg], others: DotOperand) -> MultiplyAdd:
         """In float32, step by step."""
-        return Multiply(1, lambda points, k: [vector(pt, k) for pt in points], others.element, self.e.fma)
+        return MultiplyAdd(1, lambda points, k: [vector(pt, k) for pt in points], others.element, self.e.fma)
 
     def blocks(
         self,
         nest: Nest,
-        how: Multiply,
+        how: MultiplyAdd,
         deep: Axis | None,
         rows: Axis | None,
         depth: int,
@@ -128,7 +128,7 @@ class DotEmitter(NestEmitter):
         edge: bool,
     ) -> None:
         """Register block by register block over the lanes and rows of the result."""
-        low, high = self.rows_done(rows)
+        low, high = self.row_range(rows)
 
         def group(points: list[Point]) -> None:
             totals = self.open_folds(nest, len(points))
@@ -136,7 +136,7 @@ class DotEmitter(NestEmitter):
 
             def block(row: Index, count: int) -> None:
                 grid = [[self.below(pt, rows, self.e.add(row, i)) for pt in points] for i in range(count)]
-                self.fetch_share(nest, rows, panel, row)
+                self.prefetch_shared(nest, rows, panel, row)
                 sums = self._accumulate(points, row, count, depth, how, deep)
                 for line, values in zip(grid, sums, strict=True):
                     for i, (pt, value) in enumerate(zip(line, values, strict=True)):
@@ -153,7 +153,7 @@ class DotEmitter(NestEmitter):
 
         self.each_group(nest.lane, panel, edge, {}, group)
 
-    def fetch_share(self, nest: Nest, rows: Axis | None, panel: Panel, row: Index) -> None:
+    def prefetch_shared(self, nest: Nest, rows: Axis | None, panel: Panel, row: Index) -> None:
         """Asks for a part of what the dot will read in the next turn of a loop, if nothing else does."""
 
     def below(self, pt: Point, rows: Axis | None, row: Index) -> Point:
@@ -175,7 +175,7 @@ class DotEmitter(NestEmitter):
         row: Index,
         count: int,
         depth: int,
-        how: Multiply,
+        how: MultiplyAdd,
         deep: Axis | None,
     ) -> list[list[Reg]]:
         """For each step of the contraction one row of vectors, and one broadcast element per row. A long contraction is
@@ -215,7 +215,7 @@ class DotEmitter(NestEmitter):
             e.loop(first, e.add(first, CHUNK), UNROLL, lambda k: steps(k, UNROLL))
             flush()
 
-        low, high = self.rows_done(deep)
+        low, high = self.row_range(deep)
         if not isinstance(high, int):
             e.loop(low, high, self.target.rows, lambda first: steps(first, self.target.rows))
         elif depth <= 2 * CHUNK:

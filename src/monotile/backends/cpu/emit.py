@@ -38,9 +38,9 @@ def float_literal(value: float) -> str:
 class Emitter:
     """Builds one function."""
 
-    def __init__(self, lanes: int, *, scales: bool = False) -> None:
+    def __init__(self, lanes: int, *, has_scalef: bool = False) -> None:
         self.lanes = lanes
-        self.scales = scales  # the processor scales whole vectors by powers of two
+        self.has_scalef = has_scalef  # the processor scales whole vectors by powers of two
         self.declarations: set[str] = set()
         self.entry: list[str] = []
         self.lines: list[str] = []

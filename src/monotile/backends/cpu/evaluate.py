@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ...dtypes import DType
 from ...ir import ELEMENTWISE, Op, Value
 from .axes import Axes, Axis
-from .bool_reductions import some_or_every
+from .bool_reductions import any_or_all
 from .emit import Emitter, Reg
 from .functions import FUNCTIONS
 from .point import Point
@@ -69,14 +69,14 @@ class Evaluator:
             return self.tensors.read_scattered(op, [self.operand(op, v, pt) for v in op.operands], pt)
         if op.kind == "reduce":  # over a side of 1
             return self.only_element(op, pt)
-        load = self._or_nothing(op) if op.kind == "where" else None
+        load = self._masked_load(op) if op.kind == "where" else None
         if load is not None:
             there = pt.translated(self.axes.dims(value), self.axes.dims(load.result))
             return self.tensors.read(load, there, self.operand(op, op.operands[0], pt))
         operands = [self.operand(op, v, pt) for v in op.operands]
         return self.elementwise(op, operands) if op.kind in ELEMENTWISE else operands[0]
 
-    def _or_nothing(self, op: Op) -> Op | None:
+    def _masked_load(self, op: Op) -> Op | None:
         """`where(test, load, 0)`: a load that leaves out what fails the test."""
         load, other = op.operands[1].op, op.operands[2].op
         zero = other is not None and other.kind == "const" and str(other.attrs["value"]) == "0.0"  # and not -0.0
@@ -204,7 +204,7 @@ class Evaluator:
         """The lanes of a vector folded into one, in halves: the same tree whatever the length of the tile."""
         e = self.e
         if total.type == "i1" and fold != "sum":
-            return some_or_every(e, fold, total)
+            return any_or_all(e, fold, total)
         width, text, kind = e.lanes, total.text, e.vector_type(total.type)
         while width > 1:
             width //= 2

@@ -53,7 +53,7 @@ class Segment:
     nests: list[Nest] = field(default_factory=list)
 
 
-def strip(value: Value) -> Value:
+def unviewed(value: Value) -> Value:
     """The value behind changes of shape."""
     while value.op is not None and value.op.kind in ("expand", "trans"):
         value = value.op.operands[0]
@@ -72,13 +72,13 @@ class Fusion:
     """The schedule of a whole kernel: for each block its segments and the loops and branches between them."""
 
     def __init__(
-        self, kernel: Kernel, axes: Axes, lane: Lane, eager: set[Op], apart: set[Op], inlined: set[Op] | None = None
+        self, kernel: Kernel, axes: Axes, lane: Lane, eager: set[Op], isolated: set[Op], inlined: set[Op] | None = None
     ) -> None:
-        self.axes, self.lane, self.eager, self.apart = axes, lane, eager, eager | apart
+        self.axes, self.lane, self.eager, self.isolated = axes, lane, eager, eager | isolated
         self.users = uses(kernel.body)
         self.home: dict[Value, Nest] = {}
         self.inlined: set[Op] = set(inlined or ())
-        operands = (strip(v) for op in walk(kernel.body) if op.kind == "dot" for v in op.operands)
+        operands = (unviewed(v) for op in walk(kernel.body) if op.kind == "dot" for v in op.operands)
         self.operands = {v for v in operands if v.op not in self.inlined}
         self.plan: dict[Block, list[Segment | Op]] = {}
         self._block(kernel.body)
@@ -109,7 +109,7 @@ class Fusion:
         for operand in op.operands:
             yield from self.reads(operand)
 
-    def crossed(self, op: Op) -> set[Value]:
+    def misaligned(self, op: Op) -> set[Value]:
         """The made values an op reads at another place than its own: through a view that kept axes of its own."""
         found: set[Value] = set()
 
@@ -155,7 +155,7 @@ class Fusion:
                 self._segment(item)
 
     def _segment(self, segment: Segment) -> None:
-        sums = self._sums(segment.ops)
+        sums = self._accumulations(segment.ops)
         swallowed = {dot for dot, _ in sums.values()}
         for op in segment.ops:
             if op.kind == "store":
@@ -177,7 +177,7 @@ class Fusion:
                 nest.made.append(op)
                 self.home[op.result] = nest
 
-    def _sums(self, ops: list[Op]) -> dict[Op, tuple[Op, Value]]:
+    def _accumulations(self, ops: list[Op]) -> dict[Op, tuple[Op, Value]]:
         """`x + dot(...)`: the add, the dot it swallows and the x. A lone elementwise x is computed on the spot."""
         sums: dict[Op, tuple[Op, Value]] = {}
         here = set(ops)
@@ -220,7 +220,7 @@ class Fusion:
         source = op.operands[0]
         folded = self.axes.dims(source)[op.attrs["axis"]]
         begun = self.home.get(source)
-        if begun is not None and begun in segment.nests and self._goes_on(begun, op, folded):
+        if begun is not None and begun in segment.nests and self._completes(begun, op, folded):
             begun.ends[source.op] = op  # type: ignore[index]
             self.home[op.result] = begun
             return
@@ -232,7 +232,7 @@ class Fusion:
             nest.fold_axis = folded
         self.home[op.result] = nest
 
-    def _goes_on(self, nest: Nest, op: Op, folded: Axis | None) -> bool:
+    def _completes(self, nest: Nest, op: Op, folded: Axis | None) -> bool:
         """Whether a fold over the rows of a nest only finishes one along its lanes: then there is one fold of all
         elements."""
         (source,) = op.operands
@@ -252,11 +252,11 @@ class Fusion:
 
     def _find(self, segment: Segment, op: Op, like: Value, folded: Axis | None = None) -> Nest | None:
         """The newest nest over the axes of `like` that can take the op."""
-        if op in self.apart:
+        if op in self.isolated:
             return None
         domain, lane = frozenset(self.axes.of(like)), self.lane(like)
         needed = [v for operand in op.operands for v in self.reads(operand)]
-        crossed = self.crossed(op)
+        misaligned = self.misaligned(op)
         for nest in reversed(segment.nests):
             made = [v for v in needed if self.home.get(v) is nest]
             fits = nest.axes == domain and nest.lane is lane and not nest.moves
@@ -264,8 +264,8 @@ class Fusion:
             fits = fits and not any(
                 v.op in nest.folds or not v.shape for v in made
             )  # a fold is ready when its nest ends
-            fits = fits and not any(v in crossed for v in made)
-            fits = fits and not any(o in self.apart for o in (*nest.made, *nest.stores))
+            fits = fits and not any(v in misaligned for v in made)
+            fits = fits and not any(o in self.isolated for o in (*nest.made, *nest.stores))
             if nest.dot is not None and folded is not None and folded is nest.lane:
                 fits = False  # a dot finishes one group of lanes before it starts the next
             if fits:
@@ -283,7 +283,7 @@ class Fusion:
         if nest.start is not None:
             roots.append(nest.start)
         if nest.dot is not None:
-            roots += [v for v in nest.dot.operands if strip(v).op in self.inlined]
+            roots += [v for v in nest.dot.operands if unviewed(v).op in self.inlined]
         return {v for root in roots for v in self.reads(root)}
 
     def _stored(self) -> set[Value]:

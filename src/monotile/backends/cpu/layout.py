@@ -14,7 +14,7 @@ from itertools import pairwise
 from ...ir import ELEMENTWISE, Kernel, Op, Value, uses, walk
 from ...ir.affine import linear
 from .axes import Axes, Axis
-from .fuse import strip
+from .fuse import unviewed
 from .target import STREAMED_ROWS, Target
 
 
@@ -28,16 +28,16 @@ class Layout:
         self._required: dict[Value, Axis] = {}
         self._preferred = self._vote()
         self.streamed: dict[Op, Op] = {}  # dots whose tile with the lanes is read from its tensor as it is used
-        self.on_the_way: set[Op] = set()  # what is done to such a tile between its tensor and the dot
+        self.stream_ops: set[Op] = set()  # what is done to such a tile between its tensor and the dot
         for dot in self._dots:
             lane = self.lane(dot.result)
-            load, way = self._stream(dot, lane, kernel)
+            load, way = self._streamable(dot, lane, kernel)
             if load is not None:
                 self.streamed[dot] = load
-                self.on_the_way |= set(way)
+                self.stream_ops |= set(way)
             for operand in dot.operands:
-                base = strip(operand)
-                if base.op in self.on_the_way:
+                base = unviewed(operand)
+                if base.op in self.stream_ops:
                     continue
                 if load is not None and base is not load.result and self.unit(load) is not lane:
                     lane_ = self.unit(load)  # an inner product: both operands run along the contraction
@@ -45,13 +45,13 @@ class Layout:
                         self._required[base] = lane_
                 elif lane is not None and lane in axes.of(base):
                     self._required.setdefault(base, lane)
-        self.next_streamed = self._order_streams(kernel)
+        self.next_streamed = self._order_streamed_loads(kernel)
         self.eager = {op for op in self._ops if op.kind == "load" and op.result.shape and self._needs_copy(op, kernel)}
-        self.next_turn = self._turned_loads() | self._strips()
+        self.next_iteration = self._transposed_loads() | self._strips()
         self.shared = self._shared_tiles(kernel)
-        self.in_place = {op for op in self.eager if self._lies_as_kept(op, kernel)}
+        self.in_place = {op for op in self.eager if self._may_stay_in_place(op, kernel)}
         self.eager |= {o for o in self._ops if o.kind == "gather" and o.result.shape and self._keep_gather(o, kernel)}
-        self.apart = {op for op in self._ops if op.kind == "store" and self._transposes(op)}
+        self.isolated = {op for op in self._ops if op.kind == "store" and self._stores_transposed(op)}
 
     def lane(self, value: Value) -> Axis | None:
         found = self.axes.of(value)
@@ -82,7 +82,7 @@ class Layout:
         """Whether a dot meets its tile with the lanes in few rows only: streaming it then beats a copy in panels."""
         m, _, n = self.axes.dots[dot]
         rows = m if lane is n else n
-        found = self._way(strip(dot.operands[1 if lane is n else 0]), _block_of(kernel, dot))
+        found = self._single_load(unviewed(dot.operands[1 if lane is n else 0]), _block_with(kernel, dot))
         few = rows is None or rows.extent <= STREAMED_ROWS
         return few and found is not None and self.unit(found[0]) is lane
 
@@ -113,7 +113,7 @@ class Layout:
 
     # ---- streams -----------------------------------------------------------------------------------------------------
 
-    def _stream(self, dot: Op, lane: Axis | None, kernel: Kernel) -> tuple[Op | None, list[Op]]:
+    def _streamable(self, dot: Op, lane: Axis | None, kernel: Kernel) -> tuple[Op | None, list[Op]]:
         """The load whose tile a dot can stream: used by this dot alone, once for each of few rows. And what is done to
         it on the way."""
         m, k, n = self.axes.dots[dot]
@@ -121,7 +121,7 @@ class Layout:
             return None, []
         rows = m if lane is n else n
         height = rows.extent if rows is not None else 1
-        found = self._way(strip(dot.operands[1 if lane is n else 0]), _block_of(kernel, dot))
+        found = self._single_load(unviewed(dot.operands[1 if lane is n else 0]), _block_with(kernel, dot))
         if found is None or height > STREAMED_ROWS:
             return None, []
         load, way = found
@@ -130,7 +130,7 @@ class Layout:
         unit = self.unit(load)
         return (load, way) if unit is lane or (unit is k and not way) else (None, [])
 
-    def _way(self, value: Value, home: set[Op]) -> tuple[Op, list[Op]] | None:
+    def _single_load(self, value: Value, home: set[Op]) -> tuple[Op, list[Op]] | None:
         """The one load a tile is made of element by element, and the ops on the way; everything else it is made of
         runs along fewer axes. None if anything on the way has another use."""
         loads: dict[Op, None] = {}
@@ -151,7 +151,7 @@ class Layout:
 
         return (next(iter(loads)), list(way)) if visit(value) and len(loads) == 1 else None
 
-    def _order_streams(self, kernel: Kernel) -> dict[Op, tuple[Op, tuple[int, ...]]]:
+    def _order_streamed_loads(self, kernel: Kernel) -> dict[Op, tuple[Op, tuple[int, ...]]]:
         """For each streamed load the one after it in its loop, and how far along each dimension of its tile that will
         be."""
         following: dict[Op, tuple[Op, tuple[int, ...]]] = {}
@@ -161,10 +161,10 @@ class Layout:
             for here, there in pairwise(loads):
                 following[here] = (there, (0,) * len(there.result.shape))
             if loads:
-                following[loads[-1]] = (loads[0], _turn(loads[0], body.params[0], loop.attrs["step"]))
+                following[loads[-1]] = (loads[0], _shift_per_iteration(loads[0], body.params[0], loop.attrs["step"]))
         return following
 
-    def _turned_loads(self) -> dict[Op, tuple[int, ...]]:
+    def _transposed_loads(self) -> dict[Op, tuple[int, ...]]:
         """For each load whose tile is turned on the way in, and moves along its rows from one turn of a loop to the
         next: how far along each dimension. Nothing else fetches such a tile: its rows lie far apart."""
         found = {}
@@ -173,9 +173,9 @@ class Layout:
             for op in walk(body):
                 unit = self.unit(op) if op in self.eager else None
                 if unit is not None and unit is not self.lane(op.result):
-                    turns = _turn(op, body.params[0], loop.attrs["step"])
-                    if turns[self.axes.dims(op.result).index(unit)]:
-                        found[op] = turns
+                    shift = _shift_per_iteration(op, body.params[0], loop.attrs["step"])
+                    if shift[self.axes.dims(op.result).index(unit)]:
+                        found[op] = shift
         return found
 
     def _shared_tiles(self, kernel: Kernel) -> dict[Value, tuple[Op, tuple[int, ...]]]:
@@ -185,14 +185,14 @@ class Layout:
         for loop in (op for op in self._ops if op.kind == "for" and self.panel_axis is not None):
             (body,) = loop.blocks
             for dot in (op for op in walk(body) if op.kind == "dot"):
-                for tile in (strip(v) for v in dot.operands if self.panel_axis not in self.axes.of(v)):
-                    way = self._way(tile, _block_of(kernel, dot))
-                    turns = _turn(way[0], body.params[0], loop.attrs["step"]) if way is not None else ()
-                    if way is not None and len(turns) == 2 and any(turns):
-                        found[tile] = (way[0], turns)
+                for tile in (unviewed(v) for v in dot.operands if self.panel_axis not in self.axes.of(v)):
+                    way = self._single_load(tile, _block_with(kernel, dot))
+                    shift = _shift_per_iteration(way[0], body.params[0], loop.attrs["step"]) if way is not None else ()
+                    if way is not None and len(shift) == 2 and any(shift):
+                        found[tile] = (way[0], shift)
         return found
 
-    def _lies_as_kept(self, op: Op, kernel: Kernel) -> bool:
+    def _may_stay_in_place(self, op: Op, kernel: Kernel) -> bool:
         """Whether memory may hold a load's tile as scratch would, so that dots can read it where it is: float32, in
         whole vectors along the lanes. Strides and bounds are known when the kernel runs."""
         value, tensor, lane = op.result, op.attrs["tensor"], self.lane(op.result)
@@ -214,7 +214,9 @@ class Layout:
         for around in (op for op in self._ops if op.kind == "for"):
             for loop in (op for op in walk(around.blocks[0]) if op.kind == "for"):
                 for op in (o for o in loop.blocks[0].ops if o in loads - set(self.streamed.values())):
-                    along, across = (_turn(op, x.blocks[0].params[0], x.attrs["step"]) for x in (loop, around))
+                    along, across = (
+                        _shift_per_iteration(op, x.blocks[0].params[0], x.attrs["step"]) for x in (loop, around)
+                    )
                     unit = self.unit(op)
                     at = self.axes.dims(op.result).index(unit) if unit is not None else -1
                     if unit is self.lane(op.result) and at >= 0 and along[at] and any(across) and not across[at]:
@@ -238,14 +240,14 @@ class Layout:
         return op.attrs["tensor"].index in kernel.written or self._feeds_dot(op.result)
 
     def _feeds_dot(self, value: Value) -> bool:
-        return any(strip(v) is value for dot in self._dots for v in dot.operands)
+        return any(unviewed(v) is value for dot in self._dots for v in dot.operands)
 
-    def _transposes(self, op: Op) -> bool:
+    def _stores_transposed(self, op: Op) -> bool:
         value, unit = op.operands[0], self.unit(op)
         return unit is not None and unit is not self.lane(value)
 
 
-def _turn(load: Op, counter: Value, step: int) -> tuple[int, ...]:
+def _shift_per_iteration(load: Op, counter: Value, step: int) -> tuple[int, ...]:
     """How far a load's tile moves along each of its dimensions when the loop's counter takes one step."""
     moves = []
     for start, extent in zip(load.operands, load.attrs["extents"], strict=True):
@@ -255,7 +257,7 @@ def _turn(load: Op, counter: Value, step: int) -> tuple[int, ...]:
     return tuple(moves)
 
 
-def _block_of(kernel: Kernel, op: Op) -> set[Op]:
+def _block_with(kernel: Kernel, op: Op) -> set[Op]:
     return next(ops for ops in _blocks(kernel) if op in ops)
 
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from ...ir import ELEMENTWISE, Block, Kernel, Op
 from .emit import Index, Reg
 from .fuse import Segment
-from .loop_state import Carrying
+from .loop_state import LoopState
 from .point import Point
-from .row_skipping import Cut, find_cut, row_range
+from .row_skipping import SkippableRows, find_skippable_rows, visible_rows
 from .scalars import Scalars
-from .streamed_dots import StreamEmitter
+from .streamed_dots import StreamedDotEmitter
 from .target import Target
 from .vectors import register_type
 
@@ -32,7 +32,7 @@ def lower(kernel: Kernel, target: Target, triple: str) -> Lowered:
     main = Lowering(kernel, target)
     main.run()
     scratch_bytes = main.scratch.finish()
-    counter = Counting(kernel, target)
+    counter = ProgramCounter(kernel, target)
     counter.run()
     attributes = f'nounwind "min-legal-vector-width"="512" "prefer-vector-width"="{32 * target.lanes}"'
     parts = [
@@ -45,7 +45,7 @@ def lower(kernel: Kernel, target: Target, triple: str) -> Lowered:
     return Lowered("\n".join(parts), scratch_bytes)
 
 
-class Counting(Scalars):
+class ProgramCounter(Scalars):
     """`programs`: the product of the grid's sizes, from the scalars before `program_id`."""
 
     def run(self) -> None:
@@ -61,14 +61,14 @@ class Counting(Scalars):
         self.e.do(f"ret i64 {total}")
 
 
-class Lowering(Carrying):
+class Lowering(LoopState):
     """`kernel`: one program."""
 
     def __init__(self, kernel: Kernel, target: Target) -> None:
         super().__init__(kernel, target)
-        self.nests = StreamEmitter(self.e, target, self.fusion, self.ev)
+        self.nests = StreamedDotEmitter(self.e, target, self.fusion, self.ev)
         self.nests.layout = self.layout
-        self._cut: Cut | None = None  # what the loop around allows to leave out
+        self._skippable: SkippableRows | None = None  # what the loop around allows to leave out
 
     def run(self) -> None:
         self.block(self.kernel.body)
@@ -84,14 +84,14 @@ class Lowering(Carrying):
             if isinstance(item, Segment):
                 following = items[n + 1] if n + 1 < len(items) else None
                 if isinstance(following, Op) and following.kind == "for":
-                    self.enter(item, following, block)
+                    self.enter_loop(item, following, block)
                 if following is None:
-                    self.leave(item, block)
+                    self.leave_block(item, block)
                 self.segment(item)
             elif item.kind == "for":
                 self._for(item)
             else:
-                self.pass_on(item, block, items[n + 1 :])
+                self.forward_results(item, block, items[n + 1 :])
                 self._if(item)
 
     # ---- control flow ------------------------------------------------------------------------------------------------
@@ -107,7 +107,10 @@ class Lowering(Carrying):
         self.targets[body] = tuple(p if p.shape else None for p in body.params[1:])
         began = self.scratch.clock
 
-        outer, self._cut = self._cut, find_cut(body, self.axes, self.layout.panel_axis, self.target.rows)
+        outer, self._skippable = (
+            self._skippable,
+            find_skippable_rows(body, self.axes, self.layout.panel_axis, self.target.rows),
+        )
 
         def turn(counter: Index) -> None:
             text = str(counter) if isinstance(counter, int) else e.op(f"trunc i64 {counter} to i32")
@@ -120,7 +123,7 @@ class Lowering(Carrying):
                     e.set(variables[param], self.ev.scalars[value].text)
 
         e.loop(self.index(loop.operands[0]), self.index(loop.operands[1]), loop.attrs["step"], turn)
-        self._cut = outer
+        self._skippable = outer
         self.scratch.clock += 1
         for param in body.params[1:]:
             if param.shape:
@@ -164,13 +167,13 @@ class Lowering(Carrying):
                 if value in self.fusion.stored and value.shape and value not in self.ev.buffers:
                     self.ev.buffers[value] = self.buffer(value)
         waiting = list(segment.ops)
-        waiting = self._scalars(waiting)
+        waiting = self._emit_ready(waiting)
         panel_axis = self.layout.panel_axis
         inside = [n for n in segment.nests if panel_axis is not None and panel_axis in n.axes]
         for nest in segment.nests:
             if nest not in inside:
                 self.nests.emit(nest, None)
-                waiting = self._scalars(waiting)
+                waiting = self._emit_ready(waiting)
         if inside:
             assert panel_axis is not None
             whole, rest = divmod(panel_axis.extent, self.target.panel)
@@ -180,11 +183,11 @@ class Lowering(Carrying):
                     for nest in inside:
                         self.nests.emit(nest, (number, lanes))
 
-                if self._cut is None:
+                if self._skippable is None:
                     work()
                     return
-                low, high = self._cut_rows(self._cut, number, lanes)
-                self.nests.cut = (self._cut.axis, low, high)
+                low, high = self._visible_rows(self._skippable, number, lanes)
+                self.nests.cut = (self._skippable.axis, low, high)
                 self.e.when(self.e.compare("slt", low, high), work)
                 self.nests.cut = None
 
@@ -196,7 +199,7 @@ class Lowering(Carrying):
                 panel(whole, rest)
             self.scratch.end_loop(began)
 
-    def _cut_rows(self, cut: Cut, number: Index, lanes: int) -> tuple[Index, Index]:
+    def _visible_rows(self, cut: SkippableRows, number: Index, lanes: int) -> tuple[Index, Index]:
         """The rows a panel may see."""
         e = self.e
         rests: list[Index] = []
@@ -205,9 +208,9 @@ class Lowering(Carrying):
             for value, factor in bound.rest.terms.items():
                 rest = e.add(rest, e.mul(self.index(value), factor))
             rests.append(rest)
-        return row_range(e, cut, rests, e.mul(number, self.target.panel), lanes, self.target.rows)
+        return visible_rows(e, cut, rests, e.mul(number, self.target.panel), lanes, self.target.rows)
 
-    def _scalars(self, waiting: list[Op]) -> list[Op]:
+    def _emit_ready(self, waiting: list[Op]) -> list[Op]:
         """Emits every waiting scalar and tile address whose inputs are known; returns the rest."""
         left = []
         for op in waiting:

@@ -12,7 +12,7 @@ from functools import partial
 
 from ...ir import Op, Value
 from .axes import Axis
-from .bool_reductions import BYTES_PER_LANE, count, counted, only_truths
+from .bool_reductions import BYTES_PER_LANE, count, counted_bools, reduces_only_bools
 from .emit import Emitter, Index, Reg, Var
 from .evaluate import Evaluator
 from .fuse import Fusion, Nest
@@ -37,10 +37,10 @@ class NestEmitter:
         self.ev.making = set(nest.values)
         tiles = [self.ev.tensors.tiles[op] for op in self.lazy_loads(nest)]
         self.e.lanes = self.target.lanes
-        if only_truths(nest, tiles, self.target.lanes * BYTES_PER_LANE):
+        if reduces_only_bools(nest, tiles, self.target.lanes * BYTES_PER_LANE):
             self.e.lanes *= BYTES_PER_LANE
         numbers = [op for op in (*nest.folds, *nest.made, *nest.ends.values()) if not op.result.shape]
-        self._numbers = {op.result: self._number(op) for op in numbers}
+        self._scalar_folds = {op.result: self._scalar_variable(op) for op in numbers}
         inside = self._inside(nest)
 
         def body() -> None:
@@ -51,9 +51,9 @@ class NestEmitter:
                     inside, lambda: self._body(nest, panel, edge=False), lambda: self._body(nest, panel, edge=True)
                 )
 
-        if not self.found_in_place(nest, inside, body):
+        if not self.read_in_place(nest, inside, body):
             body()
-        for value, variable in self._numbers.items():
+        for value, variable in self._scalar_folds.items():
             self.ev.scalars[value] = Reg(self.e.get(variable), variable.type)
         self.ev.making = set()
         self.e.lanes = self.target.lanes
@@ -61,7 +61,8 @@ class NestEmitter:
 
     def _body(self, nest: Nest, panel: Panel, edge: bool) -> None:
         crossing = next(
-            (op for op in (*nest.made, *nest.stores) if op in self.fusion.apart and self._crosses(op, nest)), None
+            (op for op in (*nest.made, *nest.stores) if op in self.fusion.isolated and self._needs_transpose(op, nest)),
+            None,
         )
         if crossing is not None:
             self._transposed(nest, crossing, panel, edge)
@@ -69,9 +70,9 @@ class NestEmitter:
         rows = next((a for a in nest.axes if a is not nest.lane), None)
         along_rows = nest.fold_axis is not None and nest.fold_axis is rows
         if panel is not None or along_rows or (rows is None and nest.fold_axis is None):
-            self._lanes_outside(nest, rows, panel, edge)
+            self._lane_groups(nest, rows, panel, edge)
         else:
-            self._rows_outside(nest, rows, edge)
+            self._row_by_row(nest, rows, edge)
 
     # ---- bounds ------------------------------------------------------------------------------------------------------
 
@@ -120,7 +121,7 @@ class NestEmitter:
 
     # ---- walking -----------------------------------------------------------------------------------------------------
 
-    def _lanes_outside(self, nest: Nest, rows: Axis | None, panel: Panel, edge: bool) -> None:
+    def _lane_groups(self, nest: Nest, rows: Axis | None, panel: Panel, edge: bool) -> None:
         """Group of lanes by group of lanes; the rows pass inside."""
 
         def group(points: list[Point]) -> None:
@@ -130,7 +131,7 @@ class NestEmitter:
                     self.finish(nest, pt, [t[n] for t in totals])
             else:
                 self.prepare(nest, points, {nest.lane})
-                low, high = self.rows_done(rows)
+                low, high = self.row_range(rows)
                 step = next(s for s in (4, 2, 1) if rows.extent % s == 0 and self.target.rows % s == 0)
                 step = 1 if edge else step
 
@@ -148,13 +149,13 @@ class NestEmitter:
 
         self.each_group(nest.lane, panel, edge, {}, group)
 
-    def rows_done(self, axis: Axis | None) -> tuple[Index, Index]:
+    def row_range(self, axis: Axis | None) -> tuple[Index, Index]:
         """From which row to which a panel works along an axis."""
         if self.cut is not None and self.cut[0] is axis:
             return self.cut[1], self.cut[2]
         return 0, axis.extent if axis is not None else 1
 
-    def _rows_outside(self, nest: Nest, rows: Axis | None, edge: bool) -> None:
+    def _row_by_row(self, nest: Nest, rows: Axis | None, edge: bool) -> None:
         """Row by row; folds run along the lanes, and those of all elements over the rows too."""
         loads = [] if edge else self.lazy_loads(nest)
         whole = dict(zip(nest.folds, self.open_folds(nest, self.target.vectors), strict=True)) if nest.ends else {}
@@ -167,7 +168,7 @@ class NestEmitter:
 
             def group(points: list[Point]) -> None:
                 for load in loads:
-                    self.fetch_next(load, points)
+                    self.prefetch_next(load, points)
                 for n, pt in enumerate(points):
                     pt.memo = dict(outer.memo)
                     self.finish(nest, pt, [t[n] for t in totals])
@@ -191,7 +192,7 @@ class NestEmitter:
 
     def _joined(self, nest: Nest, op: Op, variables: list[Var]) -> Reg:
         """The vectors a fold along the lanes has filled, as one number."""
-        counts = counted(nest, op) is not None
+        counts = counted_bools(nest, op) is not None
         read = self._scalar if counts else self._vector
         total = read(op, variables[0])
         for other in variables[1:]:
@@ -251,7 +252,7 @@ class NestEmitter:
         """Folds, then everything that is kept: all is computed before anything is written, so updates may be in
         place."""
         for op, variable in zip(nest.folds, totals, strict=True):
-            if counted(nest, op) is not None:
+            if counted_bools(nest, op) is not None:
                 self._count(variable, op, pt)
                 continue
             x = (
@@ -290,7 +291,7 @@ class NestEmitter:
         variables = []
         for op in nest.folds:
             empty = self.ev.identity(op.attrs["fold"], op.operands[0].dtype)
-            empty = self.e.splat(empty) if nest.lane is not None and counted(nest, op) is None else empty
+            empty = self.e.splat(empty) if nest.lane is not None and counted_bools(nest, op) is None else empty
             variables.append([self.e.var(self.e.type_of(empty), empty.text) for _ in range(count)])
         return variables
 
@@ -303,9 +304,9 @@ class NestEmitter:
         if value.shape:
             self.ev.scratch.write(self.ev.buffers[value], pt, reg)
         else:
-            self.e.set(self._numbers[value], reg.text)
+            self.e.set(self._scalar_folds[value], reg.text)
 
-    def _number(self, op: Op) -> Var:
+    def _scalar_variable(self, op: Op) -> Var:
         """Where a fold leaves a scalar, whichever copy of the nest runs."""
         empty = self.ev.identity(op.attrs["fold"], op.operands[0].dtype)
         return self.e.var(empty.type, empty.text)
@@ -316,24 +317,24 @@ class NestEmitter:
     def _scalar(self, op: Op, variable: Var) -> Reg:
         return Reg(self.e.get(variable), variable.type)
 
-    def found_in_place(self, nest: Nest, inside: str | None, copy: Callable[[], None]) -> bool:
+    def read_in_place(self, nest: Nest, inside: str | None, copy: Callable[[], None]) -> bool:
         """Whether a nest is a copy that may not be needed; then it is made where it is."""
         return False
 
-    def fetch_next(self, load: Op, points: list[Point]) -> None:
+    def prefetch_next(self, load: Op, points: list[Point]) -> None:
         """Asks for what a load will read at these points in the next turn of a loop, if nothing else does."""
 
     # ---- across the lanes --------------------------------------------------------------------------------------------
 
-    def _crosses(self, op: Op, nest: Nest) -> bool:
+    def _needs_transpose(self, op: Op, nest: Nest) -> bool:
         """Whether the tensor is contiguous along the rows of the nest, so that squares of it can be turned in
         registers."""
         if op.kind == "gather" or len(nest.axes) != 2:
             return False
         dims = self.ev.tensors.tiles[op].dims
         unit = [d for d in dims if d.stride == 1 and d.axis is not None]
-        turns = op.attrs["tensor"].dtype.is_float or (op.kind == "load" and op.attrs["tensor"].dtype.kind == "bool")
-        return bool(unit) and unit[0].axis is not nest.lane and turns
+        shift = op.attrs["tensor"].dtype.is_float or (op.kind == "load" and op.attrs["tensor"].dtype.kind == "bool")
+        return bool(unit) and unit[0].axis is not nest.lane and shift
 
     def _transposed(self, nest: Nest, op: Op, panel: Panel, edge: bool) -> None:
         """A copy or store whose tensor runs along the rows: squares of `lanes` x `lanes` elements are transposed."""
@@ -353,7 +354,7 @@ class NestEmitter:
             ]
             if op.kind == "load":
                 if not edge:
-                    self.fetch_next(op, outer)
+                    self.prefetch_next(op, outer)
                 columns = [self.ev.tensors.read(op, p) for p in outer]
                 truths = columns[0].type == "i1"  # turned as zeros and ones
                 floats = [(e.convert("uitofp", c, "float") if truths else c).text for c in columns]

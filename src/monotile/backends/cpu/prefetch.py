@@ -19,11 +19,11 @@ from .tiles import Tile
 from .vectors import BYTES
 
 LINE = 64  # bytes fetched at once
-MOST_AT_ONCE = 64  # lines: what is asked for faster than it comes is lost
+MAX_LINES = 64  # lines: what is asked for faster than it comes is lost
 
 
 @dataclass(frozen=True)
-class Ahead:
+class NextTile:
     """The next tile: where it starts, how far apart its rows are, and how many."""
 
     base: str
@@ -32,10 +32,10 @@ class Ahead:
     rows: int
 
 
-class FetchEmitter(DotEmitter):
+class PrefetchEmitter(DotEmitter):
     # ---- streamed tiles ----------------------------------------------------------------------------------------------
 
-    def fetch_rows(self, ahead: Ahead | None, steps: int, points: list[Point], k: Index) -> None:
+    def prefetch_rows(self, ahead: NextTile | None, steps: int, points: list[Point], k: Index) -> None:
         """Asks for the same place of the next tile, and again half a tile later: what is asked for while memory is busy
         may be forgotten."""
         e = self.e
@@ -48,15 +48,15 @@ class FetchEmitter(DotEmitter):
             for pt in points:
                 assert pt.lane is not None
                 for place in rows:
-                    self.fetch_line(ahead, place, pt.at[pt.lane], self._known(pt))
+                    self.prefetch_line(ahead, place, pt.at[pt.lane], self._constant_lanes(pt))
 
-    def _known(self, pt: Point) -> int:
+    def _constant_lanes(self, pt: Point) -> int:
         """Which vector of its group a point is, in lanes."""
         assert pt.lane is not None
         at = pt.at[pt.lane]
         return at if isinstance(at, int) else pt.group * self.e.lanes
 
-    def find_ahead(self, load: Op, in_order: bool) -> Ahead | None:
+    def find_next_tile(self, load: Op, in_order: bool) -> NextTile | None:
         """Where the tile that is streamed after this one lies, if it has the same shape. A tile that is read in order
         and followed by its own next turn needs no help."""
         following = self.layout.next_streamed.get(load)
@@ -64,26 +64,26 @@ class FetchEmitter(DotEmitter):
             return None
         if following[0] is load and in_order:
             return None
-        op, turns = following
+        op, shift = following
         e, tile = self.e, self.ev.tensors.tiles[op]
         mine = self.ev.tensors.tiles[load]
         if [d.extent for d in tile.dims] != [d.extent for d in mine.dims] or tile.dims[-1].stride != 1 != mine.dims[
             -1
         ].stride:
             return None
-        base = e.element(tile.base, self._moved(tile, turns), tile.element)
-        return Ahead(base, tile.element, tile.dims[0].stride, tile.dims[0].extent)
+        base = e.element(tile.base, self._offset(tile, shift), tile.element)
+        return NextTile(base, tile.element, tile.dims[0].stride, tile.dims[0].extent)
 
     # ---- tiles that panels share -------------------------------------------------------------------------------------
 
-    def fetch_share(self, nest: Nest, rows: Axis | None, panel: Panel, row: Index) -> None:
+    def prefetch_shared(self, nest: Nest, rows: Axis | None, panel: Panel, row: Index) -> None:
         """Register blocks of all panels divide the lines of the next tile among them: spread so over the arithmetic of
         a turn, no line has to wait for another."""
         assert nest.dot is not None
         found = self.layout.shared.get(self.operands(nest, nest.dot)[1].base)
         if found is None or panel is None or rows is None:
             return
-        load, turns = found
+        load, shift = found
         tile = self.ev.tensors.tiles[load]
         high, wide = tile.dims
         if wide.stride != 1:
@@ -94,13 +94,13 @@ class FetchEmitter(DotEmitter):
         panels = -(-nest.lane.extent // self.target.panel) if nest.lane is not None else 1
         wanted = -(-lines * high.extent // (blocks * panels))
         each = next((n for n in range(wanted, lines) if lines % n == 0), -(-wanted // lines) * lines)
-        if each > MOST_AT_ONCE:
+        if each > MAX_LINES:
             return
         first = e.mul(e.add(e.mul(panel[0], blocks), self._divided(row, self.height)), each)
         start, column = self._divided(first, lines), self._rest(first, lines)
         for n in range(each):
             place = e.add(e.mul(e.add(start, n // lines), high.stride), e.mul(e.add(column, n % lines), LINE // size))
-            self._ask(e.element(tile.base, e.add(self._moved(tile, turns), place), tile.element))
+            self._prefetch(e.element(tile.base, e.add(self._offset(tile, shift), place), tile.element))
 
     def _divided(self, a: Index, b: int) -> Index:
         return a // b if isinstance(a, int) else self.e.op(f"udiv i64 {a}, {b}")
@@ -110,36 +110,36 @@ class FetchEmitter(DotEmitter):
 
     # ---- tiles that are turned, and strips ---------------------------------------------------------------------------
 
-    def fetch_next(self, load: Op, points: list[Point]) -> None:
-        turns, at, lane = self.layout.next_turn.get(load), points[0].at, points[0].lane
-        if turns is None:
+    def prefetch_next(self, load: Op, points: list[Point]) -> None:
+        shift, at, lane = self.layout.next_iteration.get(load), points[0].at, points[0].lane
+        if shift is None:
             return
         tile = self.ev.tensors.tiles[load]
         if any(d.axis not in at for d in tile.dims if d.axis is not None):
             return
         if not any(d.axis is lane and d.stride == 1 for d in tile.dims):
             return
-        offset = self._moved(tile, turns)
+        offset = self._offset(tile, shift)
         for pt in points:
-            if self._known(pt) * BYTES[tile.element] % LINE == 0:
-                self._ask(self.e.element(self.ev.tensors.address(load, pt), offset, tile.element))
+            if self._constant_lanes(pt) * BYTES[tile.element] % LINE == 0:
+                self._prefetch(self.e.element(self.ev.tensors.address(load, pt), offset, tile.element))
 
-    def _moved(self, tile: Tile, turns: tuple[int, ...]) -> Index:
+    def _offset(self, tile: Tile, shift: tuple[int, ...]) -> Index:
         """How far away in memory a tile is that lies so far along each dimension."""
         offset: Index = 0
-        for dim, step in zip(tile.dims, turns, strict=True):
+        for dim, step in zip(tile.dims, shift, strict=True):
             offset = self.e.add(offset, self.e.mul(dim.stride, step))
         return offset
 
-    def _ask(self, pointer: str) -> None:
+    def _prefetch(self, pointer: str) -> None:
         """For a line of memory, in the second-level cache."""
         self.e.call("void", "llvm.prefetch.p0", ("ptr", pointer), ("i32", "0"), ("i32", "2"), ("i32", "1"))
 
-    def fetch_line(self, ahead: Ahead | None, row: Index, column: Index, offset: int) -> None:
+    def prefetch_line(self, ahead: NextTile | None, row: Index, column: Index, offset: int) -> None:
         """Asks for the line at a place of the next tile; `offset` is the part of the column known now, so that each
         line is asked for once."""
         e = self.e
         if ahead is None or offset * BYTES[ahead.element] % LINE:
             return
         at = e.element(ahead.base, e.add(e.mul(row, ahead.stride), column), ahead.element)
-        self._ask(at)
+        self._prefetch(at)

@@ -16,7 +16,7 @@ from .emit import Emitter, Index
 
 
 @dataclass(frozen=True)
-class Bound:
+class RowLimit:
     """`sign * row + factor * lane + rest < 0` wherever something is visible."""
 
     sign: int
@@ -25,14 +25,14 @@ class Bound:
 
 
 @dataclass(frozen=True)
-class Cut:
+class SkippableRows:
     """The axis whose rows may be left out, and what bounds them."""
 
     axis: Axis
-    bounds: tuple[Bound, ...]
+    bounds: tuple[RowLimit, ...]
 
 
-def find_cut(body: Block, axes: Axes, lanes: Axis | None, unit: int) -> Cut | None:
+def find_skippable_rows(body: Block, axes: Axes, lanes: Axis | None, unit: int) -> SkippableRows | None:
     """What the `visible` mark of a loop allows; `unit` is the number of rows that are done together."""
     marks = [op for op in body.ops if op.kind == "visible"]
     if not marks or lanes is None:
@@ -45,8 +45,8 @@ def find_cut(body: Block, axes: Axes, lanes: Axis | None, unit: int) -> Cut | No
     rows = dims[1 - along]
     if rows is None or rows.extent % unit or _escapes(body, axes, lanes, rows):
         return None
-    bounds = [b for test in tests if (b := _bound(test, along)) is not None]
-    return Cut(rows, tuple(bounds)) if bounds else None
+    bounds = [b for test in tests if (b := _row_limit(test, along)) is not None]
+    return SkippableRows(rows, tuple(bounds)) if bounds else None
 
 
 def _masked_by(op: Op, tests: list[Op], axes: Axes) -> tuple[Axis | None, ...] | None:
@@ -66,17 +66,19 @@ def _escapes(body: Block, axes: Axes, lanes: Axis, rows: Axis) -> bool:
     return any(both(v) for op in ends for v in op.operands)
 
 
-def _bound(test: Op, along: int) -> Bound | None:
+def _row_limit(test: Op, along: int) -> RowLimit | None:
     form = below(test)
     if form is None:
         return None
     sign = form.iotas.get(1 - along, 0)
     if sign not in (1, -1):
         return None
-    return Bound(sign, form.iotas.get(along, 0), Linear(form.const, form.terms))
+    return RowLimit(sign, form.iotas.get(along, 0), Linear(form.const, form.terms))
 
 
-def row_range(e: Emitter, cut: Cut, rests: list[Index], first: Index, lanes: int, unit: int) -> tuple[Index, Index]:
+def visible_rows(
+    e: Emitter, cut: SkippableRows, rests: list[Index], first: Index, lanes: int, unit: int
+) -> tuple[Index, Index]:
     """The rows a panel of `lanes` lanes from `first` on may see, in whole units. `rests` are the bounds' scalar
     parts."""
     low: Index = 0

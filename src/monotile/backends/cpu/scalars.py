@@ -18,7 +18,7 @@ class Scalars:
 
     def __init__(self, kernel: Kernel, target: Target) -> None:
         self.kernel, self.target = kernel, target
-        self.e = Emitter(target.lanes, scales=target.scales)
+        self.e = Emitter(target.lanes, has_scalef=target.has_scalef)
         self.axes = Axes(kernel)
         self.scratch = Scratch(self.e)
         self.tensors = Tensors(self.e, self.axes, kernel.tensors)

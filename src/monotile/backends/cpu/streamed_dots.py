@@ -17,46 +17,46 @@ from functools import partial
 
 from ...ir import Op
 from .axes import Axis
-from .bf16_pairs import Packed, add_products, in_pairs, in_panels, outer, stretch
-from .bf16_pairs import panel as in_panel
-from .dots import Operand
+from .bf16_pairs import PackedRows, add_pair_products, load_pairs, outer, packs_panels, streams_pairs
+from .bf16_pairs import panel as panel_steps
+from .dots import DotOperand
 from .emit import Emitter, Index, Reg
 from .evaluate import Evaluator
-from .fuse import Fusion, Nest, strip
+from .fuse import Fusion, Nest, unviewed
 from .nests import Panel
 from .point import Point
-from .prefetch import LINE, Ahead, FetchEmitter
+from .prefetch import LINE, NextTile, PrefetchEmitter
 from .target import Target
 from .transpose import exchange, lane_sums
 from .vectors import BYTES, lane_mask
 
-AT_ONCE = 512  # bytes of a tile that are read in any order
-FEW = 4  # rows: with fewer, what is read of them is little beside the tile
-MUCH_WORK = 128  # multiply-adds for a line of memory that take longer than the line
+UNORDERED_BYTES = 512  # bytes of a tile that are read in any order
+SHARING_ROWS = 4  # rows: with fewer, what is read of them is little beside the tile
+COMPUTE_BOUND = 128  # multiply-adds for a line of memory that take longer than the line
 
 
 @dataclass(frozen=True)
-class Inner:
+class InnerProduct:
     """A dot whose streamed tile is contiguous along the contraction."""
 
     load: Op
-    lanes: Operand
-    others: Operand
+    lanes: DotOperand
+    others: DotOperand
     height: int
     edge: bool
-    ahead: Ahead | None
-    packed: Packed | None  # the rows as pairs of bfloat16, if they are multiplied so
+    ahead: NextTile | None
+    packed: PackedRows | None  # the rows as pairs of bfloat16, if they are multiplied so
 
 
-class StreamEmitter(FetchEmitter):
+class StreamedDotEmitter(PrefetchEmitter):
     def __init__(self, emitter: Emitter, target: Target, fusion: Fusion, evaluator: Evaluator) -> None:
         super().__init__(emitter, target, fusion, evaluator)
-        self.packed: dict[Op, Packed] = {}
+        self.packed: dict[Op, PackedRows] = {}
 
     def lazy_loads(self, nest: Nest) -> list[Op]:
         if nest.dot is None or nest.dot not in self.layout.streamed:
             return super().lazy_loads(nest)
-        streamed = strip(nest.dot.operands[1] if self._lanes_second(nest, nest.dot) else nest.dot.operands[0])
+        streamed = unviewed(nest.dot.operands[1] if self._lanes_second(nest, nest.dot) else nest.dot.operands[0])
         return [*super().lazy_loads(nest), *self.loads_of([streamed])]
 
     def _lanes_second(self, nest: Nest, dot: Op) -> bool:
@@ -65,7 +65,7 @@ class StreamEmitter(FetchEmitter):
     def dot(self, nest: Nest, dot: Op, panel: Panel, edge: bool) -> None:
         load = self.layout.streamed.get(dot)
         if load is None and dot in self.packed and panel is not None:
-            self._paired(nest, dot, panel, edge)
+            self._paired_panels(nest, dot, panel, edge)
             return
         if load is None:
             super().dot(nest, dot, panel, edge)
@@ -78,19 +78,19 @@ class StreamEmitter(FetchEmitter):
                 assert pt.lane is not None
                 return self.ev.value(lanes.base, Point(lanes.at(pt.at[pt.lane], k), lanes.free, pt.valid, edge))
 
-            how = self.singly(vector, others)
-            if not edge and in_pairs(self.target, dot, load, lanes, others, inner=False):
-                how = outer(self, load, lanes, Packed(self, others, height))
+            how = self.float32_steps(vector, others)
+            if not edge and streams_pairs(self.target, dot, load, lanes, others, inner=False):
+                how = outer(self, load, lanes, PackedRows(self, others, height))
             whole_rows = self._shape(nest, load, height)
-            ahead = None if edge else self.find_ahead(load, whole_rows)
-            how = replace(how, before=partial(self.fetch_rows, ahead, how.steps))
+            ahead = None if edge else self.find_next_tile(load, whole_rows)
+            how = replace(how, before=partial(self.prefetch_rows, ahead, how.steps))
             self.blocks(nest, how, others.deep, rows, dot.operands[0].shape[1], panel, edge)
             self.vectors, self.height = self.target.vectors, self.target.rows
         else:
-            paired = not edge and in_pairs(self.target, dot, load, lanes, others, inner=True)
-            packed = Packed(self, others, height) if paired else None
-            ahead = None if edge else self.find_ahead(load, True)
-            self._inner(nest, Inner(load, lanes, others, height, edge, ahead, packed), rows)
+            paired = not edge and streams_pairs(self.target, dot, load, lanes, others, inner=True)
+            packed = PackedRows(self, others, height) if paired else None
+            ahead = None if edge else self.find_next_tile(load, True)
+            self._inner(nest, InnerProduct(load, lanes, others, height, edge, ahead, packed), rows)
 
     def _shape(self, nest: Nest, load: Op, height: int) -> bool:
         """The register block of an outer product: every row of the result, so that the tile is read once, and equal
@@ -98,8 +98,8 @@ class StreamEmitter(FetchEmitter):
         than memory, or where pieces would be short; else the next tile comes better while this one is in two pieces."""
         assert nest.lane is not None
         size = BYTES[self.ev.tensors.tiles[load].element]
-        most = self.target.vectors_for(height)
-        if size == 4 and height * LINE < MUCH_WORK * size:
+        most = self.target.max_vectors(height)
+        if size == 4 and height * LINE < COMPUTE_BOUND * size:
             most = max(1, self.target.accumulators // height)
         row = -(-nest.lane.extent // self.target.lanes)
         pieces = -(-row // most)
@@ -114,20 +114,20 @@ class StreamEmitter(FetchEmitter):
         if dot is None or dot in self.layout.streamed:
             return
         lanes, others, rows = self.operands(nest, dot)
-        if in_panels(self.target, dot, nest, lanes, others) and others.base in self.ev.buffers:
-            self.packed[dot] = Packed(self, others, rows.extent if rows is not None else 1)
+        if packs_panels(self.target, dot, nest, lanes, others) and others.base in self.ev.buffers:
+            self.packed[dot] = PackedRows(self, others, rows.extent if rows is not None else 1)
             self.ev.scratch.clock += 1
 
-    def _paired(self, nest: Nest, dot: Op, panel: Panel, edge: bool) -> None:
+    def _paired_panels(self, nest: Nest, dot: Op, panel: Panel, edge: bool) -> None:
         lanes, others, rows = self.operands(nest, dot)
         found: list[Point] = []
         self.each_group(nest.lane, panel, edge, {}, found.extend)
-        how = in_panel(self, lanes, self.packed[dot], found, self.rows_done(others.deep), self.target.panel)
+        how = panel_steps(self, lanes, self.packed[dot], found, self.row_range(others.deep), self.target.panel)
         self.blocks(nest, how, others.deep, rows, dot.operands[0].shape[1], panel, edge)
 
     # ---- inner products ----------------------------------------------------------------------------------------------
 
-    def _inner(self, nest: Nest, dot: Inner, rows: Axis | None) -> None:
+    def _inner(self, nest: Nest, dot: InnerProduct, rows: Axis | None) -> None:
         """A vector of results at a time: for `lanes` positions of the streamed tile, every row."""
         e, width = self.e, self.target.lanes
         assert nest.lane is not None
@@ -155,7 +155,7 @@ class StreamEmitter(FetchEmitter):
         if nest.lane.extent - whole:
             block(whole, nest.lane.extent - whole)
 
-    def _products(self, dot: Inner, rows: range, start: Index, each: int) -> list[str]:
+    def _products(self, dot: InnerProduct, rows: range, start: Index, each: int) -> list[str]:
         """Sums, still spread over the lanes, of some rows with `each` positions from `start`: row by row."""
         e, lanes = self.e, dot.lanes
         assert lanes.deep is not None and lanes.free is not None
@@ -170,9 +170,9 @@ class StreamEmitter(FetchEmitter):
             for s in starts:
                 k = e.add(first, s)
                 for i in positions if rows.start == 0 else ():  # the first rows fetch for all
-                    self.fetch_line(dot.ahead, e.add(start, i), k, s)
+                    self.prefetch_line(dot.ahead, e.add(start, i), k, s)
                 places = [Point(lanes.at(e.add(start, i), k), lanes.deep, valid, dot.edge) for i in positions]
-                tile = [self._stretch(dot, pt) for pt in places]
+                tile = [self._tile_vector(dot, pt) for pt in places]
                 for r, row in enumerate(rows):
                     add = self._row(dot, row, k, valid)
                     held[r] = [add(t, h) for t, h in zip(tile, held[r], strict=True)]
@@ -186,8 +186,8 @@ class StreamEmitter(FetchEmitter):
         # fastest in its own order. With several rows two positions at least share what is read of them: otherwise
         # there is more than a load for each multiply-add.
         row_bytes = depth * BYTES[self.ev.tensors.tiles[dot.load].element]
-        shared = len(rows) >= (FEW if dot.packed is None else 2 * FEW)
-        most = 2 * AT_ONCE if shared else AT_ONCE
+        shared = len(rows) >= (SHARING_ROWS if dot.packed is None else 2 * SHARING_ROWS)
+        most = 2 * UNORDERED_BYTES if shared else UNORDERED_BYTES
         few = next((n for n in (8, 4, 2) if each % n == 0 and n * row_bytes <= most), 2 - each % 2 if shared else 1)
         for i in range(0, each, few):
             positions = range(i, i + few)
@@ -196,18 +196,18 @@ class StreamEmitter(FetchEmitter):
                 steps(positions, whole, range(0, 1), depth - whole)
         return [e.get(v) for v in sums]
 
-    def _stretch(self, dot: Inner, pt: Point) -> Reg:
+    def _tile_vector(self, dot: InnerProduct, pt: Point) -> Reg:
         """A vector of the streamed tile along the contraction: numbers, or pairs of them."""
         if dot.packed is None:
             return self.ev.tensors.read(dot.load, pt)
-        return stretch(self.e, self.ev.tensors.address(dot.load, pt), half=pt.valid is not None)
+        return load_pairs(self.e, self.ev.tensors.address(dot.load, pt), half=pt.valid is not None)
 
-    def _row(self, dot: Inner, row: int, k: Index, valid: int | None) -> Callable[[Reg, Reg], Reg]:
+    def _row(self, dot: InnerProduct, row: int, k: Index, valid: int | None) -> Callable[[Reg, Reg], Reg]:
         """What adds the products of a vector of the tile with a row to a sum."""
         e = self.e
         if dot.packed is not None:
             words = dot.packed.words(row, k, half=valid is not None)
-            return lambda t, total: add_products(e, t, words, total)
+            return lambda t, total: add_pair_products(e, t, words, total)
         x = self.ev.scratch.read(dot.others.buffer, Point(dot.others.at(row, k), dot.others.deep, valid))
         if valid is not None:  # beyond the tile scratch holds anything, and anything times 0 may be NaN
             x = e.select(Reg(lane_mask(e, valid), "i1", True), x, e.splat(e.number(0.0, "float")))

@@ -29,7 +29,7 @@ class Target:
     bfloat16_pairs: bool = False  # an instruction that adds two products of bfloat16 to a float32
 
     @property
-    def scales(self) -> bool:
+    def has_scalef(self) -> bool:
         """Whether one instruction takes a number apart and one scales by a power of two, for whole vectors."""
         return self.name == "avx512"
 
@@ -42,7 +42,7 @@ class Target:
         """Lanes a register block covers."""
         return self.lanes * self.vectors
 
-    def vectors_for(self, rows: int) -> int:
+    def max_vectors(self, rows: int) -> int:
         """How wide a register block of so many rows may be at most: accumulators, a row of vectors and a broadcast."""
         return max(1, (self.registers - 1) // (rows + 1))
 

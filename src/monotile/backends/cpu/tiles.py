@@ -83,7 +83,7 @@ class Tensors:
         ):
             stride, length = self.strides[tensor.index][n], self.lengths[tensor.index][n]
             wide = op.operands[(op.kind == "store") + n].dtype.bits == 64
-            start = self._near(start) if wide else start
+            start = self._clamp(start) if wide else start
             offset = e.add(offset, e.mul(start, stride))
             if checked:
                 tests = [e.compare("sge", start, 0), e.compare("sle", e.add(start, extent or 1), length)]
@@ -130,7 +130,7 @@ class Tensors:
             mask = uniform if mask is None else e.binary("and", mask, uniform)
         return e.element(tile.base, offset, tile.element), lane, mask
 
-    def _near(self, start: Index) -> Index:
+    def _clamp(self, start: Index) -> Index:
         """A start far outside every tensor, as one less far, with which address arithmetic does not overflow."""
         if isinstance(start, int):
             return max(-FAR, min(start, FAR))
@@ -192,7 +192,7 @@ class Tensors:
         """A gather: every lane has a position of its own; those outside the tensor read zero."""
         e, tensor = self.e, op.attrs["tensor"]
         element = STORED[tensor.dtype.name]
-        run = self._run(op, indices, pt)
+        run = self._contiguous_index(op, indices, pt)
         offset, inside = Reg("0", "i64"), Reg("true", "i1")
         for n, index in enumerate(indices):
             wide = index if index.type == "i64" else e.convert("sext", index, "i64")
@@ -213,7 +213,7 @@ class Tensors:
         pointers = e.op(f"getelementptr {element}, ptr {base}, {e.vector_type('i64')} {e.splat(offset).text}")
         return decode(e, tensor.dtype, Reg(gather_at(e, pointers, element, mask.text), element, True))
 
-    def _run(self, op: Op, indices: list[Reg], pt: Point) -> int | None:
+    def _contiguous_index(self, op: Op, indices: list[Reg], pt: Point) -> int | None:
         """The one index of a gather that changes along the lanes, if it does so step by step and its dimension is
         contiguous: then what lies in the tensor is a run of memory."""
         moving = [n for n, index in enumerate(indices) if index.vector]

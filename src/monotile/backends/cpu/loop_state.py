@@ -1,4 +1,4 @@
-"""Storage of tiles, and what loops and branches carry: where it is kept, and when it may be updated in place."""
+"""Storage of tiles and of loop-carried state: where it is stored, and when it is updated in place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .vectors import register_type
 
 
 class LoopState(Scalars):
-    """Scalars, and storage for what lives longer than a nest."""
+    """Scalars, and storage for values that live longer than a nest."""
 
     def __init__(self, kernel: Kernel, target: Target) -> None:
         super().__init__(kernel, target)
@@ -20,10 +20,10 @@ class LoopState(Scalars):
         layout = self.layout
         self.fusion = Fusion(kernel, self.axes, layout.lane, layout.eager, layout.isolated, layout.stream_ops)
         self.local = self._find_local()
-        self.targets: dict[Block, tuple[Value | None, ...]] = {}  # where a block's yields are kept
+        self.targets: dict[Block, tuple[Value | None, ...]] = {}  # whose storage takes the yields of a block
 
     def forward_results(self, op: Op, block: Block, later: list[Segment | Op]) -> None:
-        """What a branch decides and its block only passes on is kept where the block's owner keeps it: no copy."""
+        """Let a branch write a result that its block only yields straight to the storage of that yield: no copy."""
         yields, targets = block.terminator.operands, self.targets.get(block, ())
         for value, target in zip(yields, targets, strict=False):
             if (
@@ -34,14 +34,14 @@ class LoopState(Scalars):
             ):
                 continue
             ops = [o for item in later for o in (item.ops if isinstance(item, Segment) else [item, *_inner(item)])]
-            ops.append(block.terminator)  # another variable may take the old value
+            ops.append(block.terminator)  # another loop-carried value may take the old one
             if not any(target in self.fusion.reads(v) for o in ops for v in o.operands):
                 self.ev.buffers[value] = self.ev.buffers[target]
 
     def enter_loop(self, segment: Segment, loop: Op, block: Block) -> None:
-        """Gives what the loop carries its storage, and starts it off. What an earlier loop of the same block has
-        carried, and nothing else reads, stays where it is; from outside the block it may be needed once more, by the
-        next turn."""
+        """Allocate and initialise the storage of loop-carried values. The result of an earlier loop of the same block
+        that nothing else reads is carried on in its storage; one from outside the block may be needed again, by the
+        next iteration of an outer loop."""
         (body,) = loop.blocks
         for init, param, result in zip(loop.operands[2:], body.params[1:], loop.results, strict=True):
             if not param.shape:
@@ -54,23 +54,21 @@ class LoopState(Scalars):
                 self.fusion.move(segment, init, param)
 
     def leave_block(self, segment: Segment, block: Block) -> None:
-        """Writes what a block yields to where its owner keeps it."""
+        """Write the yields of a block to the storage of the loop or branch that it belongs to."""
         targets = self.targets.get(block, ())
         yields = block.terminator.operands if block.ops else ()
         pending = []
         for value, target in zip(yields, targets, strict=False):
             if target is None or not target.shape or self.ev.buffers.get(value) is self.ev.buffers[target]:
                 continue
-            kept = self.ev.buffers[target]
+            storage = self.ev.buffers[target]
             others = (v for v in yields if v is not value)
-            wanted = any(
-                self.ev.buffers.get(v) is kept for other in others for v in self.fusion.reads(other)
-            )  # as it was
-            if not wanted and self._in_place(segment, value, target):
+            old_is_read = any(self.ev.buffers.get(v) is storage for other in others for v in self.fusion.reads(other))
+            if not old_is_read and self._in_place(segment, value, target):
                 self.ev.buffers[value] = self.ev.buffers[target]
             else:
                 pending.append((value, target))
-        # A yielded value may itself be carried storage (two variables that change places): then all are read first.
+        # A yielded value may itself be in loop-carried storage (two variables swap): then all are copied apart first.
         carried = {self.ev.buffers.get(t) for t in targets if t is not None}
         if any(self.ev.buffers.get(v) in carried for source, _ in pending for v in self.fusion.reads(source)):
             pending = [(self._copy_apart(segment, value), target) for value, target in pending]
@@ -78,7 +76,7 @@ class LoopState(Scalars):
             self.fusion.move(segment, value, target)
 
     def _copy_apart(self, segment: Segment, value: Value) -> Value:
-        """A copy of a value in storage of its own."""
+        """Copy a value to storage of its own."""
         copy = Value(value.type, value.owner, value.hint)
         self.axes.alias(copy, value)
         self.ev.buffers[copy] = self.buffer(copy)
@@ -86,14 +84,14 @@ class LoopState(Scalars):
         return copy
 
     def _in_place(self, segment: Segment, value: Value, target: Value) -> bool:
-        """Whether the new value may overwrite the old as it is made: nothing later in the turn reads the old one."""
+        """True if the new value may overwrite the old one: nothing later in the iteration reads the old one."""
         home = self.fusion.home.get(value)
         if home not in segment.nests or home is None or value not in home.values or value in self.ev.buffers:
             return False
         if not self._same_layout(value, target):
             return False
         # The nest itself may read the old value, but only at the point it is about to write.
-        if self._crossed(home) or self.axes.split or self._dot_reads(home, target):
+        if self._transposes(home) or self.axes.split or self._dot_reads(home, target):
             return False
         later = segment.nests[segment.nests.index(home) + 1 :]
         return not any(self._nest_reads(n, target) or self._dot_reads(n, target) for n in later)
@@ -102,7 +100,7 @@ class LoopState(Scalars):
         same_lanes = self.layout.lane(value) is self.layout.lane(target)
         return bool(value.shape) and same_lanes and self.axes.dims(value) == self.axes.dims(target)
 
-    def _crossed(self, nest: Nest) -> bool:
+    def _transposes(self, nest: Nest) -> bool:
         return any(op in self.fusion.isolated for op in nest.made)
 
     def _nest_reads(self, nest: Nest, value: Value) -> bool:
@@ -116,7 +114,7 @@ class LoopState(Scalars):
     # ---- storage -----------------------------------------------------------------------------------------------------
 
     def buffer(self, value: Value) -> Buffer:
-        """[panel][row][lane] with the panel axis, else [row][lane]; lanes are padded to whole vectors."""
+        """Allocate [panel][row][lane] for a tile with the panel axis, else [row][lane]; pad lanes to whole vectors."""
         axes = self.axes.of(value)
         lane = self.layout.lane(value)
         element = {"i1": "i8"}.get(register_type(value.dtype), register_type(value.dtype))
@@ -138,7 +136,7 @@ class LoopState(Scalars):
         return self.scratch.new(element, strides, lane, height * width)
 
     def _find_local(self) -> set[Value]:
-        """Values made and read within the nests of one segment: one panel of storage is enough."""
+        """Return the values that only the nests of one segment read: one panel of storage is enough."""
         local: set[Value] = set()
         for items in self.fusion.plan.values():
             for item in items:

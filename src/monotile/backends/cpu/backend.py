@@ -17,7 +17,7 @@ KIND = "cpu"  # of the files in the disk cache
 
 
 class CpuProgram(Program):
-    """A loaded kernel. A bound launch is the argument block with everything in it but addresses and scalars."""
+    """A loaded kernel. A bound launch is the argument block without addresses and scalars."""
 
     def __init__(self, kernel: ir.Kernel, payload: bytes) -> None:
         (self.scratch_bytes,) = struct.unpack_from("<q", payload)
@@ -27,7 +27,8 @@ class CpuProgram(Program):
         self._emit_ready = "".join("f4x" if dtype.is_float else "q" for _, dtype in kernel.scalars)
 
     def bind(self, words: Sequence[int], device: str = "cpu") -> Any:
-        """The argument block as a packer and its values: an address and the bytes behind it by turns, then scalars."""
+        """Return the packer of the argument block and its values: for each tensor its address and the bytes of lengths
+        and strides, then the scalars."""
         layout, values, at = "", [], 0
         for rank in self._ranks:
             layout += f"q{16 * rank}s"

@@ -1,4 +1,4 @@
-"""Elementary functions as straight-line code on float registers, uniform or vector, within 2 ulp; no libm.
+"""Elementary functions as straight-line code on float registers, uniform or vector, within 2 ulp, without libm.
 
 A result below 2^-126, the least normal number, may be off by that much. The coefficients are our own minimax fits
 (iteratively reweighted least squares on Chebyshev points), made float by rounding the lowest order first and fitting

@@ -250,9 +250,8 @@ class Fusion:
             made = [v for v in needed if self.home.get(v) is nest]
             fits = nest.axes == domain and nest.lane is lane and not nest.moves
             fits = fits and (folded is None or nest.fold_axis in (None, folded))
-            fits = fits and not any(
-                v.op in nest.folds or not v.shape for v in made
-            )  # a fold is ready when its nest ends
+            ends_with_nest = any(v.op in nest.folds or not v.shape for v in made)  # results of folds
+            fits = fits and not ends_with_nest
             fits = fits and not any(v in misaligned for v in made)
             fits = fits and not any(o in self.isolated for o in (*nest.made, *nest.stores))
             if nest.dot is not None and folded is not None and folded is nest.lane:

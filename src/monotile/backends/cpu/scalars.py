@@ -36,7 +36,7 @@ class Scalars:
         elif op.kind == "param":
             reg = self._parameter(op)
         elif op.kind == "gather":
-            reg = self.tensors.read_scattered(op, operands, Point({}))
+            reg = self.tensors.read_gather(op, operands, Point({}))
         else:
             reg = self.ev.elementwise(op, operands)
         self.ev.scalars[op.result] = reg

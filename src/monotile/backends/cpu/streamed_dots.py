@@ -128,7 +128,7 @@ class StreamedDotEmitter(PrefetchEmitter):
             self.ev.scratch.clock += 1
 
     def _paired_panels(self, nest: Nest, dot: Op, panel: Panel, edge: bool) -> None:
-        lane_operand, row_operand, rows = self.operands(nest, dot)
+        lane_operand, _, rows = self.operands(nest, dot)
         points: list[Point] = []
         self.each_group(nest.lane, panel, edge, {}, points.extend)
         contraction = panel_contraction(self, lane_operand, self.packed[dot], points)

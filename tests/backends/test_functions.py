@@ -37,7 +37,7 @@ NAMES = list(REFERENCES)
 
 def _module(name: str, lanes: int) -> str:
     """@apply(x, y, n): y[i] = name(x[i]) for i < n, a multiple of the lanes. One lane is a uniform register."""
-    e = Emitter(lanes, scales=target(host()).scales and lanes == HOST_LANES)
+    e = Emitter(lanes, has_scalef=target(host()).has_scalef and lanes == HOST_LANES)
     kind = e.vector_type("float") if lanes > 1 else "float"
 
     def body(i: Index) -> None:

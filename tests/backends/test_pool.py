@@ -25,7 +25,7 @@ from monotile.errors import BadThreadCount, InternalError
 
 SOURCES = str(Path(pool.__file__).parents[3])
 
-# args: [0] programs, [1] loop turns per program, [2] scratch bytes, [8 + p] what program p leaves.
+# args: [0] programs, [1] loop iterations per program, [2] scratch bytes, [8 + p] what program p leaves.
 # `count` adds one to its place; `mark` leaves its scratch address if what it wrote there is still there after a while.
 KERNELS = """
 define i64 @programs(ptr %args) nounwind {
@@ -34,13 +34,13 @@ define i64 @programs(ptr %args) nounwind {
 }
 define internal void @linger(ptr %args) nounwind {
   %p = getelementptr i64, ptr %args, i64 1
-  %turns = load i64, ptr %p
+  %spins = load i64, ptr %p
   br label %loop
 loop:
   %i = phi i64 [ 0, %0 ], [ %i1, %loop ]
   %seen = load volatile i64, ptr %p
   %i1 = add i64 %i, 1
-  %more = icmp slt i64 %i1, %turns
+  %more = icmp slt i64 %i1, %spins
   br i1 %more, label %loop, label %end
 end:
   ret void
@@ -76,7 +76,8 @@ define void @mark(ptr %args, i64 %program, ptr %scratch) nounwind {
 }
 """
 UNLOADED_NEVER: list[object] = []  # code that workers of a test still run when it is over
-MILLISECOND = 1_000_000  # loop turns: between half a millisecond and a few
+MILLISECOND = 1_000_000  # loop iterations: between half a millisecond and a few
+SLEEPING = 3  # the state of a worker's slot
 
 
 @cache
@@ -90,9 +91,9 @@ def loaded() -> None:
     code()
 
 
-def arguments(programs: int, turns: int = 0, scratch_bytes: int = 0) -> np.ndarray[Any, np.dtype[np.int64]]:
+def arguments(programs: int, spins: int = 0, scratch_bytes: int = 0) -> np.ndarray[Any, np.dtype[np.int64]]:
     args = np.zeros(8 + max(programs, 0), np.int64)
-    args[:3] = programs, turns, scratch_bytes
+    args[:3] = programs, spins, scratch_bytes
     return args
 
 
@@ -120,9 +121,9 @@ def fresh_default() -> Iterator[None]:
 @pytest.mark.parametrize("threads", [1, 2, 4, None])
 @pytest.mark.parametrize("programs", [0, 1, 2, 1000])
 def test_every_program_runs_once(programs: int, threads: int | None) -> None:
-    for turns in (0, 200):
+    for spins in (0, 200):
         for _ in range(20):
-            assert launch("count", arguments(programs, turns), threads) == [1] * programs
+            assert launch("count", arguments(programs, spins), threads) == [1] * programs
 
 
 def test_launches_after_pauses_of_every_length() -> None:
@@ -130,6 +131,15 @@ def test_launches_after_pauses_of_every_length() -> None:
     for pause_us in (0, 20, 50, 100, 200, 300, 500, 1000, 3000) * 15:
         time.sleep(pause_us * 1e-6)
         assert launch("count", arguments(7, 50), 3) == [1] * 7
+
+
+def wait_until_asleep() -> None:
+    """Wait until the first worker sleeps, with its own affinity mask; a busy machine takes a while to get there."""
+    slot = pool._teams.with_workers()._shared.slots[1]
+    deadline = time.monotonic() + 10
+    while slot.state != SLEEPING and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert slot.state == SLEEPING
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not say where threads may run")
@@ -145,9 +155,9 @@ def test_waking_a_worker_leaves_it_every_processor() -> None:
             assert launch("count", arguments(40, 2000), 2) == [1] * 40
             (worker,) = set(threading.enumerate()) - before
             for _ in range(5):
-                time.sleep(0.02)
+                wait_until_asleep()
                 assert launch("count", arguments(40, MILLISECOND // 20), 2) == [1] * 40
-            time.sleep(0.02)
+            wait_until_asleep()
             assert worker.native_id is not None and os.sched_getaffinity(worker.native_id) == allowed
             assert os.sched_getaffinity(0) == allowed
         finally:
@@ -163,10 +173,10 @@ def test_a_worker_stays_where_it_was_put_while_it_slept() -> None:
     (worker,) = set(threading.enumerate()) - before
     assert worker.native_id is not None
     for allowed in ({max(os.sched_getaffinity(0))}, {min(os.sched_getaffinity(0))}, os.sched_getaffinity(0)):
-        time.sleep(0.02)
+        wait_until_asleep()
         os.sched_setaffinity(worker.native_id, allowed)
         assert launch("count", arguments(40, MILLISECOND // 20), 2) == [1] * 40
-        time.sleep(0.02)
+        wait_until_asleep()
         assert os.sched_getaffinity(worker.native_id) == allowed
 
 
@@ -299,7 +309,7 @@ def test_interrupts_at_every_moment(threads: int) -> None:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
-    owners = [team._shared.owner for team in (pool._teams.crew(), *pool._teams.soloists)]
+    owners = [team._shared.owner for team in (pool._teams.with_workers(), *pool._teams.without_workers)]
     assert not any(owners)
 
 

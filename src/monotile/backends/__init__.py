@@ -19,9 +19,11 @@ def home(device: str) -> str:
     return HOMES.get(device.partition(":")[0].partition("_")[0], "cpu")
 
 
-def check_name(name: Any) -> str | None:
-    """The name of a backend, or None for none; anything else is an error."""
-    if name is not None and not isinstance(name, str):
+def resolve(name: Any, device: str) -> str:
+    """The backend that the caller names, or that of the device if the name is None."""
+    if name is None:
+        return home(device)
+    if not isinstance(name, str):
         raise UnknownBackend(f"a backend is chosen by name, found {type(name).__name__}; pass backend='cpu'")
     return name
 

@@ -227,7 +227,7 @@ class Kernel:
 def _choose_backend(name: str | None, call: Arguments) -> Backend:
     """Return the named backend, or the one at home on the arrays' device."""
     device = call.device
-    chosen = backends.usable(backends.check_name(name) or backends.home(device))
+    chosen = backends.usable(backends.resolve(name, device))
     if not chosen.accepts(device):
         cures = {"mlx": "pass numpy.array(x)", "cpu": "move them with .cuda()"}
         cure = cures.get(device, "move them with .cpu()")

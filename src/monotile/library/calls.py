@@ -100,7 +100,7 @@ class CallBuilder:
     @property
     def choices(self) -> Choices:
         """Block sizes and schedules of the backend that will run the call."""
-        return backends.get(backends.check_name(self.backend) or backends.home(self.device)).choices
+        return backends.get(backends.resolve(self.backend, self.device)).choices
 
     def input(self, name: str) -> ArrayRef:
         if name not in self.inputs:

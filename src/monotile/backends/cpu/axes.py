@@ -1,7 +1,7 @@
-"""Axes: dimensions that meet in any op are one axis, for the whole kernel.
+"""Axes: dimensions that meet in any op are one axis, for the whole kernel (a union-find).
 
-Everything after this works on axes, so that a transpose or an added dimension costs nothing. An axis is *folded* if
-some reduce or dot sums over it; along an axis nothing folds, every op is pointwise.
+Lowering works on axes, so that a transpose or an added dimension costs nothing. An axis is *folded* if some reduce or
+dot contracts it; along an axis that nothing folds, every op is pointwise.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class Axis:
     def __init__(self, extent: int) -> None:
         self.extent, self.folded = extent, False
         self._up: Axis | None = None
-        self._beside: set[Axis] = set()  # the other dimensions of the things this one is a dimension of
+        self._beside: set[Axis] = set()  # the other dimensions of its tiles
 
     def root(self) -> Axis:
         axis = self
@@ -37,7 +37,7 @@ class Axis:
         b._beside.add(a)
 
     def meets(self, other: Axis) -> bool:
-        """Whether some tile runs over both."""
+        """True if some tile has both axes."""
         a, b = self.root(), other.root()
         return a is not b and any(axis.root() is b for axis in a._beside)
 
@@ -48,18 +48,17 @@ class Axis:
 class Axes:
     """The axis of every dimension of every tile; None for a side of 1, which broadcasts against anything.
 
-    Reductions always join dimensions. Elementwise ops, loops and branches join too, and so do ops that look at a
-    value from another side (expand, trans, dot), unless one tile would then run over the same axis twice (`x[:, None]
-    < x[None, :]`, `x.sum(0) + x.sum(1)`): there the reader keeps an axis of its own and translates positions when it
-    reads. Positions and constants join nothing: the same `arange(64)` may count queries in one place and keys in
-    another.
+    Reductions always join dimensions. Elementwise ops, loops, branches and views (expand, trans, dot operands) join
+    them too, unless one tile would then have the same axis twice (`x[:, None] < x[None, :]`, `x.sum(0) + x.sum(1)`):
+    there the reader keeps a separate axis and translates positions when it reads. Positions and constants join nothing:
+    the same `arange(64)` may count queries in one place and keys in another.
     """
 
     def __init__(self, kernel: Kernel) -> None:
         self._of: dict[Value, list[Axis | None]] = {}
         self._index_like: dict[Value, bool] = {}
         self._meetings: list[tuple[Axis | None, Axis | None]] = []  # dimensions that meet element by element
-        self._views: list[tuple[Axis | None, Axis | None]] = []  # dimensions seen from another side
+        self._views: list[tuple[Axis | None, Axis | None]] = []  # dimensions that meet through a view
         self.dots: dict[Op, tuple[Axis | None, Axis | None, Axis | None]] = {}  # m, k, n of each dot
         for op in walk(kernel.body):
             for block in op.blocks:
@@ -68,7 +67,7 @@ class Axes:
             for result in op.results:
                 self._fresh(result)
             self._visit(op)
-        for op in walk(kernel.body):  # what enters and leaves a loop or branch is one thing
+        for op in walk(kernel.body):  # initial value, parameter, yield and result of a carried value are alike
             if op.kind == "for":
                 (body,) = op.blocks
                 for group in zip(op.operands[2:], body.params[1:], body.terminator.operands, op.results, strict=True):
@@ -77,7 +76,7 @@ class Axes:
                 ends = (b.terminator.operands for b in op.blocks)
                 for group in zip(*ends, op.results, strict=True):
                     self._same(*group)
-        self.split = False  # whether some reader kept an axis of its own
+        self.split = False  # some reader kept a separate axis
         for a, b in self._meetings + self._views:
             if a is not None and b is not None:
                 if a.meets(b):
@@ -90,7 +89,7 @@ class Axes:
         self.dots = {op: tuple(a and a.root() for a in mkn) for op, mkn in self.dots.items()}  # type: ignore[misc]
 
     def index_like(self, value: Value) -> bool:
-        """Positions, constants and what follows from them: cheaper to recompute than to keep."""
+        """True for positions, constants and what is computed from them: cheaper to recompute than to store."""
         if not value.shape:
             return True
         if value not in self._index_like:
@@ -105,11 +104,11 @@ class Axes:
         return tuple(a.root() if a is not None else None for a in self._of.get(value, ()))
 
     def of(self, value: Value) -> tuple[Axis, ...]:
-        """The axes a value really runs over."""
+        """Return the axes of a value, sides of 1 left out."""
         return tuple(a for a in self.dims(value) if a is not None)
 
-    def together(self, op: Op, operand: Value) -> bool:
-        """Whether the op reads the operand along the axes of its own result."""
+    def aligned(self, op: Op, operand: Value) -> bool:
+        """True if the op reads the operand at the position of its own result, along the same axes."""
         mine = list(self.dims(op.result))
         if op.kind == "trans":
             mine.reverse()
@@ -118,7 +117,7 @@ class Axes:
         return all(b is None or a is b for a, b in zip(mine, self.dims(operand), strict=True))
 
     def alias(self, copy: Value, value: Value) -> None:
-        """Lets a value made after the analysis run over the axes of another."""
+        """Give a value made after the analysis the axes of another."""
         self._of[copy] = self._of[value]
         self._index_like[copy] = False
 

@@ -18,23 +18,24 @@ KIND = "cpu"  # of the files in the disk cache
 
 
 class CpuProgram(Program):
-    """A loaded kernel. A bound launch is the argument block with everything in it but addresses and scalars."""
+    """A loaded kernel. A bound launch is the argument block without addresses and scalars."""
 
     def __init__(self, kernel: ir.Kernel, payload: bytes) -> None:
         (self.scratch_bytes,) = struct.unpack_from("<q", payload)
         self._code = loader.load(payload[8:])
         self._kernel, self._programs = self._code.address("kernel"), self._code.address("programs")
         self._ranks = [tensor.rank for tensor in kernel.tensors]
-        self._scalars = "".join("f4x" if dtype.is_float else "q" for _, dtype in kernel.scalars)
+        self._emit_ready = "".join("f4x" if dtype.is_float else "q" for _, dtype in kernel.scalars)
 
     def bind(self, words: Sequence[int], device: str = "cpu") -> Any:
-        """The argument block as a packer and its values: an address and the bytes behind it by turns, then scalars."""
+        """Return the packer of the argument block and its values: for each tensor its address and the bytes of lengths
+        and strides, then the scalars."""
         layout, values, at = "", [], 0
         for rank in self._ranks:
             layout += f"q{16 * rank}s"
             values += [0, struct.pack(f"{2 * rank}q", *words[at + 1 : at + 1 + 2 * rank])]
             at += 1 + 2 * rank
-        return struct.Struct("=" + layout + self._scalars).pack, values
+        return struct.Struct("=" + layout + self._emit_ready).pack, values
 
     def launch(
         self, bound: Any, arrays: Sequence[Any], addresses: Sequence[int], scalars: Sequence[Any], threads: int | None

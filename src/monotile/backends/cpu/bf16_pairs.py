@@ -1,10 +1,9 @@
-"""Products of bfloat16 in pairs, where the processor has them: two steps of a contraction in one instruction, with
-nothing to convert.
+"""bf16 pair products (AVX512-BF16): one instruction takes two steps of a contraction, and nothing is converted.
 
-A lane of the result takes two neighbours along the contraction at once, from a 32-bit word of each operand. The rows,
-which are few, are packed so beforehand. The streamed tile has its words ready if it is contiguous along the
-contraction; along the lanes two of its rows are interleaved. The products are exact in float32, and each is rounded as
-it is added, as by a multiply-add; numbers below 2^-126 count as zero.
+A lane of the result multiplies two neighbours along the contraction at once, from a 32-bit word of each operand. The
+operand with the rows is packed into such words beforehand. A streamed tile consists of them already if it is contiguous
+along the contraction; if it is contiguous along the lanes, two of its rows are interleaved. The products are exact in
+float32, and each is rounded as it is added, as by an FMA; numbers below 2^-126 count as zero.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 
 from ...ir import Op
-from .dots import Multiply, Operand
+from .dots import Contraction, DotOperand
 from .emit import Emitter, Index, Reg
 from .fuse import Nest
 from .nests import NestEmitter
@@ -22,33 +21,45 @@ from .target import Target
 INTRINSIC = "llvm.x86.avx512bf16.dpbf16ps.512"
 
 
-def in_pairs(target: Target, dot: Op, load: Op, lanes: Operand, others: Operand, *, inner: bool) -> bool:
-    """Whether a streamed dot can be done so: both operands are bfloat16, nothing is done to the tile on its way, and
+def streams_pairs(
+    target: Target, dot: Op, load: Op, lane_operand: DotOperand, row_operand: DotOperand, *, inner: bool
+) -> bool:
+    """True if a streamed dot can use pair products: both operands are bfloat16, no op stands between tile and dot, and
     there are whole vectors (of an inner product's contraction the last one may be half)."""
-    if not target.bfloat16_pairs or lanes.base is not load.result or others.deep is None or lanes.free is None:
+    if (
+        not target.bfloat16_pairs
+        or lane_operand.base is not load.result
+        or row_operand.contracted is None
+        or lane_operand.free is None
+    ):
         return False
-    deep = target.lanes if inner else 2 * target.lanes
-    whole = others.deep.extent % deep == 0 and (inner or lanes.free.extent % target.lanes == 0)
-    return whole and all(v.dtype.name == "bfloat16" for v in dot.operands) and others.base.dtype.name == "bfloat16"
+    step = target.lanes if inner else 2 * target.lanes
+    whole = row_operand.contracted.extent % step == 0 and (inner or lane_operand.free.extent % target.lanes == 0)
+    return whole and all(v.dtype.name == "bfloat16" for v in dot.operands) and row_operand.base.dtype.name == "bfloat16"
 
 
-def in_panels(target: Target, dot: Op, nest: Nest, lanes: Operand, others: Operand) -> bool:
-    """Whether a dot from scratch can be done so, panel by panel."""
-    if not target.bfloat16_pairs or others.deep is None or nest.lane is None or nest.lane in others.at(0, 0):
+def packs_panels(target: Target, dot: Op, nest: Nest, lane_operand: DotOperand, row_operand: DotOperand) -> bool:
+    """True if a dot whose operands are in scratch can use pair products, panel by panel."""
+    if (
+        not target.bfloat16_pairs
+        or row_operand.contracted is None
+        or nest.lane is None
+        or nest.lane in row_operand.at(0, 0)
+    ):
         return False
-    whole = others.deep.extent % target.lanes == 0
-    return whole and all(v.dtype.name == "bfloat16" for v in (*dot.operands, lanes.base, others.base))
+    whole = row_operand.contracted.extent % target.lanes == 0
+    return whole and all(v.dtype.name == "bfloat16" for v in (*dot.operands, lane_operand.base, row_operand.base))
 
 
-class Packed:
-    """The rows of a dot as bfloat16, packed when this is made: each row by itself if they lie along the contraction,
-    else two steps of it interleaved."""
+class PackedRows:
+    """The rows of a dot, packed to bfloat16 by the constructor: row by row if their lanes run along the contraction,
+    else with two steps of it interleaved."""
 
-    def __init__(self, nests: NestEmitter, others: Operand, height: int) -> None:
-        assert others.deep is not None
-        self.e, self._depth = nests.e, others.deep.extent
-        self._others, self._scratch = others, nests.ev.scratch
-        self.by_rows = others.free is None or others.buffer.lane is others.deep
+    def __init__(self, nests: NestEmitter, row_operand: DotOperand, height: int) -> None:
+        assert row_operand.contracted is not None
+        self.e, self.axis, self._depth = nests.e, row_operand.contracted, row_operand.contracted.extent
+        self._rows, self._scratch = row_operand, nests.ev.scratch
+        self.by_rows = row_operand.free is None or row_operand.buffer.lane is row_operand.contracted
         self._width = -(-height // self.e.lanes) * self.e.lanes
         size = (height if self.by_rows else self._width) * self._depth
         self._buffer = self._scratch.new("i16", {}, None, size)
@@ -59,34 +70,34 @@ class Packed:
 
     def _pack_row(self, row: Index, k: Index) -> None:
         e = self.e
-        numbers = e.splat(self._scratch.read(self._others.buffer, Point(self._others.at(row, k), self._others.deep)))
+        numbers = e.splat(self._scratch.read(self._rows.buffer, Point(self._rows.at(row, k), self._rows.contracted)))
         bits = e.binary("lshr", e.convert("bitcast", numbers, "i32"), e.number(16, "i32"))
         e.store(e.convert("trunc", bits, "i16").text, self._at(row, k), e.vector_type("i16"), 2)
 
     def _pack_step(self, k: Index, row: Index) -> None:
-        e, others = self.e, self._others
-        both = [
-            e.splat(self._scratch.read(others.buffer, Point(others.at(row, e.add(k, i)), others.free)))
+        e, row_operand = self.e, self._rows
+        steps = [
+            e.splat(self._scratch.read(row_operand.buffer, Point(row_operand.at(row, e.add(k, i)), row_operand.free)))
             for i in range(2)
         ]
-        e.store(interleaved(e, *both).text, self._at(row, k), e.vector_type("i32"), 2)
+        e.store(interleave(e, *steps).text, self._at(row, k), e.vector_type("i32"), 2)
 
     def _at(self, row: Index, k: Index) -> str:
         e = self.e
         offset = e.add(e.mul(row, self._depth), k) if self.by_rows else e.add(e.mul(k, self._width), e.mul(row, 2))
         return e.element(self._scratch.address(self._buffer, {}, None), offset, "i16")
 
-    def word(self, row: Index, k: Index) -> Reg:
-        """The pair from k on, in every lane."""
+    def broadcast_pair(self, row: Index, k: Index) -> Reg:
+        """Load the pair from k on into every lane."""
         return self.e.splat(Reg(self.e.load(self._at(row, k), "i32", 2), "i32"))
 
-    def words(self, row: Index, k: Index, *, half: bool) -> Reg:
-        """As many pairs from k on as there are lanes."""
-        return stretch(self.e, self._at(row, k), half=half)
+    def pairs(self, row: Index, k: Index, *, half: bool) -> Reg:
+        """Load as many pairs from k on as there are lanes."""
+        return load_pairs(self.e, self._at(row, k), half=half)
 
 
-def stretch(e: Emitter, pointer: str, *, half: bool) -> Reg:
-    """A vector of pairs, one after the other in memory, or half a vector and zeros."""
+def load_pairs(e: Emitter, pointer: str, *, half: bool) -> Reg:
+    """Load a vector of pairs that are contiguous in memory, or half a vector and zeros."""
     if not half:
         return Reg(e.load(pointer, e.vector_type("i32"), 2), "i32", True)
     numbers, pairs = f"<{e.lanes} x i16>", f"<{e.lanes // 2} x i32>"
@@ -96,28 +107,28 @@ def stretch(e: Emitter, pointer: str, *, half: bool) -> Reg:
     return Reg(text, "i32", True)
 
 
-def interleaved(e: Emitter, first: Reg, second: Reg) -> Reg:
-    """The words of two steps, from numbers that are bfloat16 already."""
+def interleave(e: Emitter, first: Reg, second: Reg) -> Reg:
+    """Interleave two steps to pairs; the float32 numbers are bfloat16 already."""
     low, high = (e.convert("bitcast", x, "i32") for x in (first, second))
     low = e.binary("lshr", low, e.number(16, "i32"))
     return e.binary("or", low, e.binary("and", high, e.number(-65536, "i32")))
 
 
-def add_products(e: Emitter, a: Reg, b: Reg, total: Reg) -> Reg:
-    """total + the two products of each lane."""
+def add_pair_products(e: Emitter, a: Reg, b: Reg, total: Reg) -> Reg:
+    """Add the two products of each lane to the total."""
     pairs, sums = f"<{2 * e.lanes} x bfloat>", e.vector_type("float")
     words = [e.op(f"bitcast {e.vector_type('i32')} {x.text} to {pairs}") for x in (a, b)]
     text = e.call(sums, INTRINSIC, (sums, total.text), *((pairs, w) for w in words))
     return Reg(text, "float", True)
 
 
-def outer(nests: NestEmitter, load: Op, lanes: Operand, packed: Packed) -> Multiply:
-    """A tile that is contiguous along the lanes: two rows of it at a time, interleaved."""
+def outer_contraction(nests: NestEmitter, load: Op, lane_operand: DotOperand, packed: PackedRows) -> Contraction:
+    """Contract a streamed tile that is contiguous along the lanes: interleave two rows of it at a time."""
     e = nests.e
 
     def row(pt: Point, k: Index, vectors: int) -> str:
         assert pt.lane is not None
-        at = nests.ev.tensors.address(load, Point(lanes.at(pt.at[pt.lane], k), lanes.free))
+        at = nests.ev.tensors.address(load, Point(lane_operand.at(pt.at[pt.lane], k), lane_operand.free))
         return e.load(at, f"<{vectors * e.lanes} x i16>", 2)
 
     def vectors(points: list[Point], k: Index) -> list[Reg]:
@@ -135,17 +146,19 @@ def outer(nests: NestEmitter, load: Op, lanes: Operand, packed: Packed) -> Multi
                 found.append(Reg(text, "i32", True))
         return found
 
-    return Multiply(2, vectors, packed.word, lambda x, v, total: add_products(e, v, x, total))
+    return Contraction(
+        packed.axis, 2, vectors, packed.broadcast_pair, lambda x, v, sums: add_pair_products(e, v, x, sums)
+    )
 
 
-def panel(
-    nests: NestEmitter, lanes: Operand, packed: Packed, points: list[Point], steps: tuple[Index, Index], width: int
-) -> Multiply:
-    """A panel of the operand with the lanes, packed here: two steps interleaved, from one step to another. A panel has
-    `width` lanes."""
-    e, scratch = nests.e, nests.ev.scratch
-    assert lanes.deep is not None
-    buffer = scratch.new("i16", {}, None, lanes.deep.extent * width)
+def panel_contraction(
+    nests: NestEmitter, lane_operand: DotOperand, packed: PackedRows, points: list[Point]
+) -> Contraction:
+    """Pack one panel of the operand with the lanes, two steps interleaved, and contract it. Skipped rows are not
+    packed."""
+    e, scratch, width = nests.e, nests.ev.scratch, nests.target.panel
+    assert lane_operand.contracted is not None
+    buffer = scratch.new("i16", {}, None, lane_operand.contracted.extent * width)
 
     def at(pt: Point, k: Index) -> str:
         assert pt.panel is not None
@@ -153,11 +166,13 @@ def panel(
 
     def pack(k: Index) -> None:
         for pt in points:
-            both = [lanes.vector(pt, e.add(k, i)) for i in range(2)]
-            e.store(interleaved(e, *both).text, at(pt, k), e.vector_type("i32"), 2)
+            steps = [lane_operand.vector(pt, e.add(k, i)) for i in range(2)]
+            e.store(interleave(e, *steps).text, at(pt, k), e.vector_type("i32"), 2)
 
     def vectors(points: list[Point], k: Index) -> list[Reg]:
         return [Reg(e.load(at(pt, k), e.vector_type("i32"), 2), "i32", True) for pt in points]
 
-    e.loop(*steps, 2, pack)
-    return Multiply(2, vectors, packed.word, lambda x, v, total: add_products(e, v, x, total))
+    e.loop(*nests.row_range(packed.axis), 2, pack)
+    return Contraction(
+        packed.axis, 2, vectors, packed.broadcast_pair, lambda x, v, sums: add_pair_products(e, v, x, sums)
+    )

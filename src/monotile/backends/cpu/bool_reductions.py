@@ -1,4 +1,7 @@
-"""Truth values: counted by the bits of a mask, and read as many at a time as a register has bytes."""
+"""Reductions of bools: counted by the bits of a mask, and read one byte per lane.
+
+A vector of bytes has four times the lanes of a vector of float32, 64 with AVX-512, so a nest that only reduces a bool
+tensor reads it four times as fast."""
 
 from __future__ import annotations
 
@@ -7,45 +10,45 @@ from .emit import Emitter, Reg
 from .fuse import Nest
 from .tiles import Tile
 
-BYTES_PER_LANE = 4  # of a float32, for which the lanes are made
+BYTES_PER_LANE = 4  # a lane holds a float32
 
 
-def counted(nest: Nest, fold: Op) -> Value | None:
-    """The truth values a fold along the lanes counts, if it does: a sum of them as integers."""
+def counted_bools(nest: Nest, fold: Op) -> Value | None:
+    """Return the bools that a fold along the lanes counts: it sums them as integers. None for any other fold."""
     cast = fold.operands[0].op
     if fold.attrs["fold"] != "sum" or nest.fold_axis is not nest.lane or nest.dot is not None:
         return None
     if cast is None or cast.kind != "cast" or cast.result.dtype.bits < 32 or not cast.result.dtype.is_int:
         return None
-    truths = cast.operands[0]
-    return truths if truths.dtype.kind == "bool" else None
+    bools = cast.operands[0]
+    return bools if bools.dtype.kind == "bool" else None
 
 
-def only_truths(nest: Nest, tiles: list[Tile], lanes: int) -> bool:
-    """Whether a nest only folds truth values that lie as bytes along its lanes: then a vector may have `lanes` of
-    them, one a byte. A fold along the rows leaves whole vectors, so the lanes must be made of such."""
+def reduces_only_bools(nest: Nest, tiles: list[Tile], lanes: int) -> bool:
+    """True if a nest only folds bools that are contiguous along its lanes, in whole vectors of `lanes` bytes: a fold
+    along the rows writes whole vectors."""
     if nest.lane is None or nest.lane.extent % lanes or nest.dot is not None or nest.stores or nest.moves:
         return False
-    counts = {fold.operands[0] for fold in nest.folds if counted(nest, fold) is not None}
+    counts = {fold.operands[0] for fold in nest.folds if counted_bools(nest, fold) is not None}
     values = {v for op in nest.made for v in (op.result, *op.operands)} | {fold.operands[0] for fold in nest.folds}
-    plain = all(v in counts or (v.dtype.kind == "bool" and v.shape) for v in values)
-    bytes_ = all(
+    only_bools = all(v in counts or (v.dtype.kind == "bool" and v.shape) for v in values)
+    contiguous = all(
         t.tensor.dtype.kind == "bool" and any(d.axis is nest.lane and d.stride == 1 for d in t.dims) for t in tiles
     )
-    return bool(nest.folds) and plain and bool(tiles) and bytes_
+    return bool(nest.folds) and only_bools and bool(tiles) and contiguous
 
 
-def count(e: Emitter, truths: Reg, type_: str) -> Reg:
-    """How many lanes are true."""
-    bits = Reg(e.op(f"bitcast {e.type_of(truths)} {truths.text} to i{e.lanes}"), f"i{e.lanes}")
+def count_true(e: Emitter, bools: Reg, type_: str) -> Reg:
+    """Count the lanes that are true."""
+    bits = Reg(e.op(f"bitcast {e.type_of(bools)} {bools.text} to i{e.lanes}"), f"i{e.lanes}")
     number = e.intrinsic("ctpop", bits)
-    wide = int(type_[1:])
-    if e.lanes == wide:
+    width = int(type_[1:])
+    if e.lanes == width:
         return number
-    return e.convert("zext" if e.lanes < wide else "trunc", number, type_)
+    return e.convert("zext" if e.lanes < width else "trunc", number, type_)
 
 
-def some_or_every(e: Emitter, fold: str, truths: Reg) -> Reg:
-    """Whether some lane is true (max) or every one (min)."""
-    bits = e.op(f"bitcast {e.type_of(truths)} {truths.text} to i{e.lanes}")
+def any_or_all(e: Emitter, fold: str, bools: Reg) -> Reg:
+    """Reduce the lanes: any of them (max) or all of them (min)."""
+    bits = e.op(f"bitcast {e.type_of(bools)} {bools.text} to i{e.lanes}")
     return Reg(e.op(f"icmp {'ne' if fold == 'max' else 'eq'} i{e.lanes} {bits}, {0 if fold == 'max' else -1}"), "i1")

@@ -1,4 +1,4 @@
-"""Passes and lowering: what a kernel needs that is not in the disk cache. Loaded only then."""
+"""Compile a kernel to LLVM IR: passes and lowering. Imported only for a kernel that is not in the disk cache."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .host import Host
 from .lower import Lowered, lower
 from .target import target
 
-# The kernel cuts loops at edges itself, nest by nest, which costs less code than another copy of a loop.
+# Nests check bounds themselves (nests.py), which costs less code than peeling another copy of a loop.
 OPTIONS = pipeline.PipelineOptions(peel_bounds=False, keep_marks=True, last=(detach,))
 
 

@@ -1,8 +1,8 @@
-"""Detaching: a fold of something cheap gets a copy of its own to fold.
+"""Detach: give a fold of cheap ops a separate copy of them.
 
 `visible.max(axis=0)` asks, for each key, whether any query sees it, while the same `visible` also masks the scores.
-Computed once, the two would tie the loops over scores to the fold. Comparisons of positions and loads cost little, so
-the fold gets its own copy of them, with axes of its own, and runs on its own.
+Computed once, it would fuse the fold into the nest of the scores. Comparisons of positions and loads cost little, so
+the fold gets a copy of them, which has separate axes and a nest of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ CHEAP = ELEMENTWISE | {"load", "gather", "arange", "expand", "trans", "broadcast
 
 
 def detach(kernel: Kernel) -> None:
+    """Copy the cheap operands of every fold that other ops read too."""
     used = uses(kernel.body)
     homes = {op: block for block in _blocks(kernel.body) for op in block.ops}
     for op in [o for o in walk(kernel.body) if o.kind == "reduce"]:
@@ -28,9 +29,8 @@ def detach(kernel: Kernel) -> None:
 
 
 def _chain(value: Value, home: Block | None, written: frozenset[int]) -> list[Op]:
-    """The tile ops a value is made of, in order, if all are cheap and stand in the same block; else nothing. What is
-    loaded
-    from a tensor the kernel writes cannot be loaded again later."""
+    """Return the tile ops a value is computed from, in order, if all are cheap and in the same block; else nothing. A
+    load from a tensor that the kernel writes cannot be repeated later."""
     found: dict[Op, None] = {}
 
     def visit(value: Value) -> bool:

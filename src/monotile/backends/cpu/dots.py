@@ -1,8 +1,8 @@
-"""Dots: register blocks of rows x lane vectors, accumulated along the contraction.
+"""Lower dots to register-blocked FMAs: rows x lane vectors, accumulated along the contraction.
 
 One operand has the lanes and is read as vectors, the other is read one element at a time and broadcast. A block of
 `target.rows` x `target.vectors` accumulators stays in registers for the whole contraction. Both operands come from
-scratch in float32, unless a tile is read only once: then it is streamed from its tensor (streams.py).
+scratch in float32, unless a tile is read only once: then it is streamed from its tensor (streamed_dots.py).
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from dataclasses import dataclass
 from ...ir import Op, Value
 from .axes import Axis
 from .emit import Index, Reg
-from .fuse import Nest, strip
+from .fuse import Nest, unviewed
 from .layout import Layout
 from .nests import NestEmitter, Panel
 from .point import Point
 from .scratch import Buffer
 
 UNROLL = 8
-CHUNK = 64  # steps of a long contraction that are summed at once
+CHUNK = 64  # steps of a long contraction that are summed in one chain
 
 
-class Operand:
-    """A dot's operand in scratch, addressed by its position along the free axis (rows or lanes) and the contraction."""
+class DotOperand:
+    """An operand of a dot, addressed by its position along the free axis (rows or lanes) and the contracted one."""
 
     def __init__(self, nests: NestEmitter, value: Value, free_first: bool) -> None:
         self.nests = nests
-        self.base = strip(value)
-        # Follow the changes of shape back: which of the two positions each dimension of the base has.
-        place: list[str] = ["free", "deep"] if free_first else ["deep", "free"]
+        self.base = unviewed(value)
+        # Follow the views back: which of the two axes each dimension of the base is.
+        place: list[str] = ["free", "contracted"] if free_first else ["contracted", "free"]
         while value is not self.base:
             op = value.op
             assert op is not None
@@ -40,12 +40,12 @@ class Operand:
                 place.pop(op.attrs["position"])
             value = op.operands[0]
         dims = nests.axes.dims(self.base)
-        self.free, self.deep = (
-            next((a for a, p in zip(dims, place, strict=True) if p == w), None) for w in ("free", "deep")
+        self.free, self.contracted = (
+            next((a for a, p in zip(dims, place, strict=True) if p == w), None) for w in ("free", "contracted")
         )
 
-    def at(self, free: Index, deep: Index) -> dict[Axis, Index]:
-        places = ((self.free, free), (self.deep, deep))
+    def at(self, free: Index, contracted: Index) -> dict[Axis, Index]:
+        places = ((self.free, free), (self.contracted, contracted))
         return {axis: index for axis, index in places if axis is not None}
 
     @property
@@ -56,7 +56,7 @@ class Operand:
         return self.nests.ev.scratch.read(self.buffer, Point(self.at(row, k)))
 
     def vector(self, pt: Point, k: Index) -> Reg:
-        """Along the lanes of a point."""
+        """Read a vector along the lanes of a point."""
         if pt.lane is None:
             return self.element(0, k)
         where = Point(self.at(pt.at[pt.lane], k), self.free, pt.valid, False, pt.panel)
@@ -64,15 +64,20 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Multiply:
-    """How a contraction goes on: so many steps of it at once, vectors along the lanes, one element for each row, and
-    what adds their product to a sum. `before` is told of every step."""
+class Contraction:
+    """The inner loop of a dot: `add` accumulates the products of vectors along the lanes with one element of each row,
+    for `steps` positions of the contracted axis at once. `before` is called at every step."""
 
+    axis: Axis | None
     steps: int
     vectors: Callable[[list[Point], Index], list[Reg]]
     element: Callable[[Index, Index], Reg]
     add: Callable[[Reg, Reg, Reg], Reg]
     before: Callable[[list[Point], Index], None] = lambda points, k: None
+
+    @property
+    def depth(self) -> int:
+        return self.axis.extent if self.axis is not None else 1
 
 
 class DotEmitter(NestEmitter):
@@ -84,8 +89,8 @@ class DotEmitter(NestEmitter):
         else:
             self.dot(nest, nest.dot, panel, edge)
 
-    def found_in_place(self, nest: Nest, inside: str | None, copy: Callable[[], None]) -> bool:
-        """A tile whose rows follow one another in memory as they would in scratch is read where it is."""
+    def read_in_place(self, nest: Nest, inside: str | None, copy: Callable[[], None]) -> bool:
+        """Read a tile from its tensor if memory holds it as scratch would; the kernel tests strides and bounds."""
         load = nest.made[0] if nest.made else None
         if load is None or load not in self.layout.in_place:
             return False
@@ -94,57 +99,54 @@ class DotEmitter(NestEmitter):
         for dim in tile.dims:
             if dim.axis is not None and dim.stride != buffer.strides[dim.axis]:
                 tests.append(e.compare("eq", dim.stride, buffer.strides[dim.axis]))
-        there = e.all(tests)
-        if there is None:
-            buffer.place = tile.base
+        in_place = e.all(tests)
+        if in_place is None:
+            buffer.pointer = tile.base
         else:
-            e.when(there, lambda: None, copy)
-            buffer.place = e.op(f"select i1 {there}, ptr {tile.base}, ptr {buffer.name}")
+            e.when(in_place, lambda: None, copy)
+            buffer.pointer = e.op(f"select i1 {in_place}, ptr {tile.base}, ptr {buffer.name}")
         return True
 
-    def operands(self, nest: Nest, dot: Op) -> tuple[Operand, Operand, Axis | None]:
-        """The operand with the lanes, the one with the rows, and the axis of the rows."""
+    def operands(self, nest: Nest, dot: Op) -> tuple[DotOperand, DotOperand, Axis | None]:
+        """Return the operand with the lanes, the one with the rows, and the axis of the rows."""
         m, _, n = self.axes.dots[dot]
-        a, b = Operand(self, dot.operands[0], True), Operand(self, dot.operands[1], False)
+        a, b = DotOperand(self, dot.operands[0], True), DotOperand(self, dot.operands[1], False)
         return (b, a, m) if nest.lane is not None and nest.lane is n else (a, b, n)
 
     def dot(self, nest: Nest, dot: Op, panel: Panel, edge: bool) -> None:
-        lanes, others, rows = self.operands(nest, dot)
-        how = self.singly(lanes.vector, others)
-        self.blocks(nest, how, others.deep, rows, dot.operands[0].shape[1], panel, edge)
+        lane_operand, row_operand, rows = self.operands(nest, dot)
+        contraction = self.float32_contraction(lane_operand.vector, row_operand)
+        self.register_blocks(nest, contraction, rows, panel, edge)
 
-    def singly(self, vector: Callable[[Point, Index], Reg], others: Operand) -> Multiply:
-        """In float32, step by step."""
-        return Multiply(1, lambda points, k: [vector(pt, k) for pt in points], others.element, self.e.fma)
+    def float32_contraction(self, vector: Callable[[Point, Index], Reg], row_operand: DotOperand) -> Contraction:
+        """Contract in float32, one position at a time."""
 
-    def blocks(
-        self,
-        nest: Nest,
-        how: Multiply,
-        deep: Axis | None,
-        rows: Axis | None,
-        depth: int,
-        panel: Panel,
-        edge: bool,
+        def vectors(points: list[Point], k: Index) -> list[Reg]:
+            return [vector(pt, k) for pt in points]
+
+        return Contraction(row_operand.contracted, 1, vectors, row_operand.element, self.e.fma)
+
+    def register_blocks(
+        self, nest: Nest, contraction: Contraction, rows: Axis | None, panel: Panel, edge: bool
     ) -> None:
-        """Register block by register block over the lanes and rows of the result."""
-        low, high = self.rows_done(rows)
+        """Loop over the register blocks of the result."""
+        low, high = self.row_range(rows)
 
         def group(points: list[Point]) -> None:
             totals = self.open_folds(nest, len(points))
             self.prepare(nest, points, {nest.lane})
 
             def block(row: Index, count: int) -> None:
-                grid = [[self.below(pt, rows, self.e.add(row, i)) for pt in points] for i in range(count)]
-                self.fetch_share(nest, rows, panel, row)
-                sums = self._accumulate(points, row, count, depth, how, deep)
+                grid = [[self.row_point(pt, rows, self.e.add(row, i)) for pt in points] for i in range(count)]
+                self.prefetch_shared(nest, rows, panel, row)
+                sums = self._accumulate(points, row, count, contraction)
                 for line, values in zip(grid, sums, strict=True):
                     for i, (pt, value) in enumerate(zip(line, values, strict=True)):
-                        self.total(nest, pt, value, points[i])
+                        self.add_total(nest, pt, value, points[i])
                         self.finish(nest, pt, [t[i] for t in totals])
 
             step = self.height
-            whole = high // step * step if isinstance(high, int) else high  # a cut is made of whole blocks
+            whole = high // step * step if isinstance(high, int) else high  # visible rows are whole blocks
             self.e.loop(low, whole, step, lambda row: block(row, step))
             if isinstance(high, int) and isinstance(whole, int) and high > whole:
                 block(whole, high - whole)
@@ -153,33 +155,25 @@ class DotEmitter(NestEmitter):
 
         self.each_group(nest.lane, panel, edge, {}, group)
 
-    def fetch_share(self, nest: Nest, rows: Axis | None, panel: Panel, row: Index) -> None:
-        """Asks for a part of what the dot will read in the next turn of a loop, if nothing else does."""
+    def prefetch_shared(self, nest: Nest, rows: Axis | None, panel: Panel, row: Index) -> None:
+        """Prefetch a part of what the dot reads in the next iteration of a loop, if nothing else does."""
 
-    def below(self, pt: Point, rows: Axis | None, row: Index) -> Point:
-        """The point of one row under a group of lanes."""
+    def row_point(self, pt: Point, rows: Axis | None, row: Index) -> Point:
+        """Return the point of a row for the lanes of a point."""
         at = pt.at | ({rows: row} if rows is not None else {})
         return Point(at, pt.lane, pt.valid, pt.edge, pt.panel, dict(pt.memo))
 
-    def total(self, nest: Nest, pt: Point, value: Reg, group: Point) -> None:
-        """Makes a finished sum known at its point, with what it is added to. Each dot is summed on its own and then
-        added, as the source says: a long sum in blocks rounds less than one chain."""
+    def add_total(self, nest: Nest, pt: Point, value: Reg, group: Point) -> None:
+        """Make the finished sum known at its point, after adding the x of `x + dot(...)`. The dot is summed on its own
+        and then added, as the source says: a long sum in blocks rounds less than one chain."""
         assert nest.total is not None
-        if nest.start is not None:
-            value = self.e.binary("fadd", self.ev.moved(nest.start, nest.total, pt), value)
+        if nest.addend is not None:
+            value = self.e.binary("fadd", self.ev.moved(nest.addend, nest.total, pt), value)
         pt.memo = dict(group.memo) | {nest.total: value}
 
-    def _accumulate(
-        self,
-        points: list[Point],
-        row: Index,
-        count: int,
-        depth: int,
-        how: Multiply,
-        deep: Axis | None,
-    ) -> list[list[Reg]]:
-        """For each step of the contraction one row of vectors, and one broadcast element per row. A long contraction is
-        summed in chunks, which are then added: that rounds less than one chain."""
+    def _accumulate(self, points: list[Point], row: Index, count: int, contraction: Contraction) -> list[list[Reg]]:
+        """Accumulate one register block: at each step one vector for each point, and one broadcast element for each of
+        `count` rows. A long contraction is summed in chunks, which are then added: that rounds less than one chain."""
         e = self.e
         zero = e.number(0.0, "float")
         zero = e.splat(zero) if points[0].lane is not None else zero
@@ -188,13 +182,13 @@ class DotEmitter(NestEmitter):
 
         def steps(first: Index, number: int) -> None:
             held = [[Reg(e.get(v), "float", zero.vector) for v in line] for line in sums]
-            for u in range(0, number, how.steps):
+            for u in range(0, number, contraction.steps):
                 k = e.add(first, u)
-                how.before(points, k)
-                vectors = how.vectors(points, k)
+                contraction.before(points, k)
+                vectors = contraction.vectors(points, k)
                 for i in range(count):
-                    x = how.element(e.add(row, i), k)
-                    held[i] = [how.add(x, v, h) for v, h in zip(vectors, held[i], strict=True)]
+                    x = contraction.element(e.add(row, i), k)
+                    held[i] = [contraction.add(x, v, h) for v, h in zip(vectors, held[i], strict=True)]
             for line, regs in zip(sums, held, strict=True):
                 for variable, reg in zip(line, regs, strict=True):
                     e.set(variable, reg.text)
@@ -215,8 +209,9 @@ class DotEmitter(NestEmitter):
             e.loop(first, e.add(first, CHUNK), UNROLL, lambda k: steps(k, UNROLL))
             flush()
 
-        low, high = self.rows_done(deep)
-        if not isinstance(high, int):
+        depth = contraction.depth
+        low, high = self.row_range(contraction.axis)
+        if not isinstance(high, int):  # some rows are skipped
             e.loop(low, high, self.target.rows, lambda first: steps(first, self.target.rows))
         elif depth <= 2 * CHUNK:
             run(0, depth)

@@ -1,6 +1,7 @@
-"""LLVM text and an object file for programs that know nothing of monotile.
+"""Emit LLVM text and an object file for programs that do not use monotile.
 
-Both have two functions: NAME(words, program, scratch) runs one program, NAME_programs(words) counts them."""
+Both have two functions: NAME(words, program, scratch) runs one program, NAME_programs(words) counts them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from . import jit
 from .compiler import to_llvm
 from .host import Host
 
-PAGE = 4096  # scratch begins on one, and one more may be read
+PAGE = 4096  # scratch begins on a page boundary, and one page behind it may be read
 
 
 def emitted(kernel: Kernel, processor: Host) -> Emitted:
@@ -36,7 +37,7 @@ def emitted(kernel: Kernel, processor: Host) -> Emitted:
 
 
 def _words(kernel: Kernel) -> list[manifest.Entry]:
-    """The 64-bit words of a launch: a float32 lies in the lower half of its word."""
+    """Describe the 64-bit words of a launch; a float32 is in the lower half of its word."""
     words = []
     for tensor in kernel.tensors:
         words.append(manifest.word("address", tensor))

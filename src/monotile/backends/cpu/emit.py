@@ -1,4 +1,4 @@
-"""A builder of LLVM IR text: typed registers, counted loops, branches and variables.
+"""Build LLVM IR text: typed registers, counted loops, branches and variables.
 
 Indices are i64 and may be Python ints, which fold as they are combined. A `Reg` is a typed value that is either
 uniform (one scalar for all lanes) or a vector of `lanes` elements; arithmetic on uniform registers stays scalar until
@@ -23,24 +23,24 @@ class Reg:
 
 @dataclass(frozen=True)
 class Var:
-    """A mutable place; LLVM turns it into registers."""
+    """A mutable variable on the stack, which LLVM turns into registers."""
 
     name: str
     type: str
 
 
 def float_literal(value: float) -> str:
-    """LLVM spells a float constant as the bits of the double equal to it."""
+    """Spell a float constant as LLVM does: the bits of the double equal to it."""
     (single,) = struct.unpack("<f", struct.pack("<f", value)) if abs(value) < 3.5e38 or value != value else (value,)
     return f"0x{struct.unpack('<Q', struct.pack('<d', single))[0]:016X}"
 
 
 class Emitter:
-    """Builds one function."""
+    """Build the text of one function."""
 
-    def __init__(self, lanes: int, *, scales: bool = False) -> None:
+    def __init__(self, lanes: int, *, has_scalef: bool = False) -> None:
         self.lanes = lanes
-        self.scales = scales  # the processor scales whole vectors by powers of two
+        self.has_scalef = has_scalef  # the processor has VSCALEFPS
         self.declarations: set[str] = set()
         self.entry: list[str] = []
         self.lines: list[str] = []
@@ -76,7 +76,7 @@ class Emitter:
         self.do(f"br i1 {condition}, label %{yes}, label %{no}")
 
     def call(self, result: str, name: str, *args: tuple[str, str], flags: str = "") -> str:
-        """A call of an intrinsic; arguments are (type, value)."""
+        """Call an intrinsic; arguments are (type, value)."""
         self.declarations.add(f"declare {result} @{name}({', '.join(t for t, _ in args)})")
         text = f"call {flags + ' ' if flags else ''}{result} @{name}({', '.join(f'{t} {v}' for t, v in args)})"
         if result == "void":
@@ -143,7 +143,7 @@ class Emitter:
         self.do(f"store {variable.type} {value}, ptr {variable.name}")
 
     def loop(self, low: Index, high: Index, step: int, body: Callable[[Index], None]) -> None:
-        """for i in range(low, high, step): body(i). A loop that runs once is not a loop."""
+        """Emit `for i in range(low, high, step): body(i)`, without a loop if it runs once."""
         if isinstance(low, int) and isinstance(high, int):
             if low >= high:
                 return
@@ -191,7 +191,7 @@ class Emitter:
         return Reg(str(bool(value)).lower() if type_ == "i1" else str(int(value)), type_)
 
     def splat(self, reg: Reg) -> Reg:
-        """The register as a vector."""
+        """Broadcast a uniform register to a vector."""
         if reg.vector:
             return reg
         if not reg.text.startswith("%"):
@@ -201,12 +201,12 @@ class Emitter:
         mask = f"<{self.lanes} x i32> zeroinitializer"
         return Reg(self.op(f"shufflevector {whole} {first}, {whole} poison, {mask}"), reg.type, True)
 
-    def together(self, *regs: Reg) -> tuple[Reg, ...]:
-        """All uniform, or all vectors."""
+    def alike(self, *regs: Reg) -> tuple[Reg, ...]:
+        """Broadcast the uniform registers if any of them is a vector."""
         return tuple(self.splat(r) for r in regs) if any(r.vector for r in regs) else regs
 
     def binary(self, instruction: str, a: Reg, b: Reg, result: str | None = None) -> Reg:
-        a, b = self.together(a, b)
+        a, b = self.alike(a, b)
         return Reg(self.op(f"{instruction} {self.type_of(a)} {a.text}, {b.text}"), result or a.type, a.vector)
 
     def unary(self, instruction: str, a: Reg) -> Reg:
@@ -217,8 +217,8 @@ class Emitter:
         return Reg(self.op(f"{instruction} {self.type_of(a)} {a.text} to {to}"), type_, a.vector)
 
     def intrinsic(self, name: str, *args: Reg, result: str | None = None, flags: str = "") -> Reg:
-        """llvm.NAME on registers of one type; the suffix is made here."""
-        args = self.together(*args)
+        """Call llvm.NAME on registers of one type, with the suffix for that type."""
+        args = self.alike(*args)
         first = args[0]
         out = Reg("", result or first.type, first.vector)
         suffix = self.suffix(out) if result is None else f"{self.suffix(out)}.{self.suffix(first)}"
@@ -233,7 +233,7 @@ class Emitter:
         return self.intrinsic("fma", a, b, c)
 
     def select(self, condition: Reg, yes: Reg, no: Reg) -> Reg:
-        yes, no = self.together(yes, no)
+        yes, no = self.alike(yes, no)
         if condition.vector:
             yes, no = self.splat(yes), self.splat(no)
         kind = self.type_of(yes)
@@ -249,5 +249,5 @@ class Emitter:
         return Reg("<" + ", ".join(f"i32 {i}" for i in range(self.lanes)) + ">", "i32", True)
 
     def function(self, header: str) -> str:
-        """The finished function."""
+        """Return the text of the finished function."""
         return "\n".join([f"{header} {{", "entry:", *self.entry, *self.lines, "}"]) + "\n"

@@ -1,4 +1,4 @@
-"""One value at one point of a nest, as LLVM code."""
+"""Emit one value at one point of a nest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ...dtypes import DType
 from ...ir import ELEMENTWISE, Op, Value
 from .axes import Axes, Axis
-from .bool_reductions import some_or_every
+from .bool_reductions import any_or_all
 from .emit import Emitter, Reg
 from .functions import FUNCTIONS
 from .point import Point
@@ -23,7 +23,7 @@ EXTREMES = {"max": float("-inf"), "min": float("inf")}
 
 
 class Evaluator:
-    """Computes values on demand: from storage if another nest made them, else from their operands."""
+    """Compute values on demand: read them from storage if another nest made them, else compute them from operands."""
 
     def __init__(self, emitter: Emitter, axes: Axes, tensors: Tensors, scratch: Scratch) -> None:
         self.e, self.axes, self.tensors, self.scratch = emitter, axes, tensors, scratch
@@ -40,7 +40,7 @@ class Evaluator:
         return known
 
     def operand(self, op: Op, value: Value, pt: Point) -> Reg:
-        """An operand at the point of its op, whatever its dimensions are called."""
+        """Return an operand at the point of its op, whose axes may be others."""
         if not value.shape:
             return self.scalars[value]
         mine = self.axes.dims(op.result)
@@ -51,7 +51,7 @@ class Evaluator:
         return self.value(value, pt.translated(mine, self.axes.dims(value)))
 
     def moved(self, source: Value, target: Value, pt: Point) -> Reg:
-        """A source at a point given in the axes of what it is copied to."""
+        """Return a source at a point that is given in the axes of the target."""
         if not source.shape:
             return self.scalars[source]
         return self.value(source, pt.translated(self.axes.dims(target), self.axes.dims(source)))
@@ -66,18 +66,18 @@ class Evaluator:
         if op.kind == "load":
             return self.tensors.read(op, pt)
         if op.kind == "gather":
-            return self.tensors.read_scattered(op, [self.operand(op, v, pt) for v in op.operands], pt)
+            return self.tensors.read_gather(op, [self.operand(op, v, pt) for v in op.operands], pt)
         if op.kind == "reduce":  # over a side of 1
             return self.only_element(op, pt)
-        load = self._or_nothing(op) if op.kind == "where" else None
+        load = self._masked_load(op) if op.kind == "where" else None
         if load is not None:
             there = pt.translated(self.axes.dims(value), self.axes.dims(load.result))
             return self.tensors.read(load, there, self.operand(op, op.operands[0], pt))
         operands = [self.operand(op, v, pt) for v in op.operands]
         return self.elementwise(op, operands) if op.kind in ELEMENTWISE else operands[0]
 
-    def _or_nothing(self, op: Op) -> Op | None:
-        """`where(test, load, 0)`: a load that leaves out what fails the test."""
+    def _masked_load(self, op: Op) -> Op | None:
+        """Match `where(test, load, 0)`, which is a masked load."""
         load, other = op.operands[1].op, op.operands[2].op
         zero = other is not None and other.kind == "const" and str(other.attrs["value"]) == "0.0"  # and not -0.0
         lazy = load is not None and load.kind == "load" and bool(load.result.shape) and load.result not in self.buffers
@@ -131,7 +131,7 @@ class Evaluator:
         return e.binary((FLOAT if is_float else INTEGER)[kind], x[0], x[1])
 
     def divide(self, kind: str, a: Reg, b: Reg) -> Reg:
-        """Rounds down, as Python does; a zero divisor gives zero, and the least integer over -1 wraps."""
+        """Divide rounding down, as Python does; a zero divisor gives zero, and the least integer over -1 wraps."""
         e = self.e
         zero, one = e.number(0, a.type), e.number(1, a.type)
         least = e.number(-(2 ** (63 if a.type == "i64" else 31)), a.type)
@@ -176,7 +176,7 @@ class Evaluator:
     # ---- folds -------------------------------------------------------------------------------------------------------
 
     def identity(self, fold: str, dtype: DType) -> Reg:
-        """What folding nothing gives."""
+        """Return the neutral element of a fold."""
         type_ = register_type(dtype)
         if fold == "sum":
             return self.e.number(0, type_)
@@ -188,7 +188,7 @@ class Evaluator:
         return self.e.number(-(2**bits) if fold == "max" else 2**bits - 1, type_)
 
     def combine(self, fold: str, total: Reg, x: Reg) -> Reg:
-        """One more element. A NaN loses every comparison, so it never becomes a maximum or minimum."""
+        """Fold one more element. A NaN loses every comparison, so it never becomes a maximum or minimum."""
         e = self.e
         is_float = total.type == "float"
         if fold == "sum":
@@ -201,10 +201,10 @@ class Evaluator:
         return e.select(e.binary(test, x, total, "i1"), x, total)
 
     def across(self, fold: str, total: Reg) -> Reg:
-        """The lanes of a vector folded into one, in halves: the same tree whatever the length of the tile."""
+        """Fold the lanes of a vector by halves: the same tree whatever the length of the tile."""
         e = self.e
         if total.type == "i1" and fold != "sum":
-            return some_or_every(e, fold, total)
+            return any_or_all(e, fold, total)
         width, text, kind = e.lanes, total.text, e.vector_type(total.type)
         while width > 1:
             width //= 2
@@ -219,7 +219,7 @@ def _round_half(e: Emitter, x: Reg) -> Reg:
 
 
 def _round_bfloat(e: Emitter, x: Reg) -> Reg:
-    """To nearest, ties to even; NaN stays NaN."""
+    """Round to nearest, ties to even; NaN stays NaN."""
     bits = e.convert("bitcast", x, "i32")
     odd = e.binary("and", e.binary("lshr", bits, e.number(16, "i32")), e.number(1, "i32"))
     rounded = e.binary("add", bits, e.binary("add", odd, e.number(0x7FFF, "i32")))

@@ -1,4 +1,4 @@
-"""Elementary functions as straight-line code on float registers, uniform or vector, within 2 ulp; no libm.
+"""Elementary functions as straight-line code on float registers, uniform or vector, within 2 ulp, without libm.
 
 A result below 2^-126, the least normal number, may be off by that much. The coefficients are our own minimax fits
 (iteratively reweighted least squares on Chebyshev points), made float by rounding the lowest order first and fitting
@@ -59,7 +59,7 @@ _LEAST_NORMAL = 2.0**-126
 
 def exp2(e: Emitter, x: Reg) -> Reg:
     """2^x = 2^n * 2^r, n = floor(x). Infinity and 0 come out of the scale: 2^128 is infinity and 2^-127 is 0."""
-    if e.scales and x.vector and e.lanes == 16:
+    if e.has_scalef and x.vector and e.lanes == 16:
         return _exp2_avx512(e, x)
     x = _at_most(e, _at_least(e, x, -127.0), 128.0)
     n = e.intrinsic("floor", x)

@@ -1,14 +1,14 @@
-"""Fusion: the tile ops of a kernel grouped into *nests*, loops over the axes of one domain.
+"""Fusion: group the tile ops of a kernel into *nests*, loops over the axes of one domain.
 
-Values come in three sorts. *Virtual* ones (constants, positions and what follows from them, changes of shape) are
-recomputed wherever they are read. *Lazy* ones (loads that need no copy) are read from their tensor where they are
+A value is of one of three kinds. *Virtual* values (constants, positions and what follows from them, changes of shape)
+are recomputed wherever they are read. *Lazy* values (loads that need no copy) are read from their tensor where they are
 used. All others are *made* in one nest: an op joins the newest nest over its own domain that has its inputs; a reduce
-joins the nest of what it folds, and its result is ready when that nest ends; a dot opens a nest and elementwise work
-on its result follows in it; in `x + dot(...)` the x is where the accumulator starts. A value gets storage only if
-another nest reads it.
+joins the nest of its operand, and its result is ready when that nest ends; a dot opens a nest, and elementwise work on
+its result follows in it; in `x + dot(...)` the nest of the dot adds x. A value gets storage only if another nest reads
+it.
 
-The backend says which axis the lanes of a value run along (`lane`), which loads need a copy (`eager`) and which ops
-are emitted in a way of their own and share no nest (`apart`), and what is computed where it is read (`inlined`).
+The layout decides along which axis the lanes of a value run (`lane`), which loads are copied (`eager`), which ops share
+no nest with others (`isolated`), and which are computed where they are read (`inlined`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ...ir import ELEMENTWISE, MEMORY, Block, Kernel, Op, Value, uses, walk
+from ...ir.matchers import Accumulation, accumulation
 from .axes import Axes, Axis
 
 POINTWISE = ELEMENTWISE | {"expand", "trans", "broadcast", "gather"}
@@ -29,39 +30,39 @@ class Nest:
 
     axes: frozenset[Axis]
     lane: Axis | None
-    made: list[Op] = field(default_factory=list)  # elementwise ops, copied loads, and the sum a dot ends in
+    made: list[Op] = field(default_factory=list)  # elementwise ops and copied loads
     folds: list[Op] = field(default_factory=list)
     stores: list[Op] = field(default_factory=list)
-    moves: list[tuple[Value, Value]] = field(default_factory=list)  # (from, to): what a loop or branch carries
+    moves: list[tuple[Value, Value]] = field(default_factory=list)  # (source, target) of loop-carried values
     dot: Op | None = None
-    start: Value | None = None  # where the accumulator starts; zero when None
-    total: Value | None = None  # the value the finished accumulator is
+    addend: Value | None = None  # the x of `x + dot(...)`
+    total: Value | None = None  # the sum: the dot, or `x + dot(...)`
     fold_axis: Axis | None = None
-    ends: dict[Op, Op] = field(default_factory=dict)  # folds that go on over the other axis, and what they end in
+    completed_by: dict[Op, Op] = field(default_factory=dict)  # folds along the lanes, and the fold over the rows
 
     @property
     def values(self) -> list[Value]:
-        """Everything made here, reductions aside."""
+        """Return everything made here but reductions."""
         return [op.result for op in self.made] + ([self.total] if self.total is not None else [])
 
 
 @dataclass(eq=False)
 class Segment:
-    """Ops between two changes of control, in order, and their nests."""
+    """The ops between two loops or branches, in order, and their nests."""
 
     ops: list[Op]
     nests: list[Nest] = field(default_factory=list)
 
 
-def strip(value: Value) -> Value:
-    """The value behind changes of shape."""
+def unviewed(value: Value) -> Value:
+    """Return what a value is before transposes and added dimensions."""
     while value.op is not None and value.op.kind in ("expand", "trans"):
         value = value.op.operands[0]
     return value
 
 
 def _must_follow(op: Op, before: list[Op]) -> bool:
-    """Whether an access must wait for all of the given ops: one of the two writes what the other touches."""
+    """True if an access must wait for all of the given ops: one of the two writes a tensor that the other touches."""
     if op.kind not in MEMORY:
         return False
     same = [o for o in before if o.kind in MEMORY and o.attrs["tensor"] is op.attrs["tensor"]]
@@ -69,22 +70,22 @@ def _must_follow(op: Op, before: list[Op]) -> bool:
 
 
 class Fusion:
-    """The schedule of a whole kernel: for each block its segments and the loops and branches between them."""
+    """The nests of a whole kernel: for each block its segments and the loops and branches between them."""
 
     def __init__(
-        self, kernel: Kernel, axes: Axes, lane: Lane, eager: set[Op], apart: set[Op], inlined: set[Op] | None = None
+        self, kernel: Kernel, axes: Axes, lane: Lane, eager: set[Op], isolated: set[Op], inlined: set[Op] | None = None
     ) -> None:
-        self.axes, self.lane, self.eager, self.apart = axes, lane, eager, eager | apart
+        self.axes, self.lane, self.eager, self.isolated = axes, lane, eager, eager | isolated
         self.users = uses(kernel.body)
         self.home: dict[Value, Nest] = {}
         self.inlined: set[Op] = set(inlined or ())
-        operands = (strip(v) for op in walk(kernel.body) if op.kind == "dot" for v in op.operands)
+        operands = (unviewed(v) for op in walk(kernel.body) if op.kind == "dot" for v in op.operands)
         self.operands = {v for v in operands if v.op not in self.inlined}
         self.plan: dict[Block, list[Segment | Op]] = {}
         self._block(kernel.body)
         self.stored = self._stored()
 
-    # ---- sorts of values ---------------------------------------------------------------------------------------------
+    # ---- kinds of values ---------------------------------------------------------------------------------------------
 
     def virtual(self, value: Value) -> bool:
         op = value.op
@@ -100,7 +101,7 @@ class Fusion:
         return value.op is not None and value.op.kind in ("load", "gather") and value.op not in self.eager
 
     def reads(self, value: Value) -> Iterator[Value]:
-        """The made values a value is computed from, looking through virtual, lazy and inlined ones."""
+        """Yield the made values that a value is computed from, looking through virtual, lazy and inlined ones."""
         op = value.op
         if op is None or op.kind == "reduce" or not (self.virtual(value) or self.lazy(value) or op in self.inlined):
             if value.shape or (op is not None and op.kind == "reduce"):
@@ -109,15 +110,15 @@ class Fusion:
         for operand in op.operands:
             yield from self.reads(operand)
 
-    def crossed(self, op: Op) -> set[Value]:
-        """The made values an op reads at another place than its own: through a view that kept axes of its own."""
+    def misaligned(self, op: Op) -> set[Value]:
+        """Return the made values that an op reads at another position than its own, through a view with other axes."""
         found: set[Value] = set()
 
         def visit(op: Op, across: bool) -> None:
             for operand in op.operands:
                 if not operand.shape:
                     continue
-                there = across or (op.kind in POINTWISE and not self.axes.together(op, operand))
+                there = across or (op.kind in POINTWISE and not self.axes.aligned(op, operand))
                 source = operand.op
                 if (
                     source is None
@@ -155,21 +156,21 @@ class Fusion:
                 self._segment(item)
 
     def _segment(self, segment: Segment) -> None:
-        sums = self._sums(segment.ops)
-        swallowed = {dot for dot, _ in sums.values()}
+        sums = self._accumulations(segment.ops)
+        accumulated = {found.dot for found in sums.values()}
         for op in segment.ops:
             if op.kind == "store":
                 self._place_store(segment, op)
                 continue
-            if not op.results or op.kind == "program_id" or op in swallowed or op in self.inlined:
+            if not op.results or op.kind == "program_id" or op in accumulated or op in self.inlined:
                 continue
             if op.kind == "reduce":
                 self._place_reduce(segment, op)
             elif op.result.shape == () or self.virtual(op.result) or self.lazy(op.result):
                 continue
             elif op in sums:
-                dot, start = sums[op]
-                self._open(segment, op.result, dot=dot, start=start, total=op.result)
+                dot, addend = sums[op]
+                self._open(segment, op.result, dot=dot, addend=addend, total=op.result)
             elif op.kind == "dot":
                 self._open(segment, op.result, dot=op, total=op.result)
             else:
@@ -177,29 +178,18 @@ class Fusion:
                 nest.made.append(op)
                 self.home[op.result] = nest
 
-    def _sums(self, ops: list[Op]) -> dict[Op, tuple[Op, Value]]:
-        """`x + dot(...)`: the add, the dot it swallows and the x. A lone elementwise x is computed on the spot."""
-        sums: dict[Op, tuple[Op, Value]] = {}
+    def _accumulations(self, ops: list[Op]) -> dict[Op, Accumulation]:
+        """Match `x + dot(...)`: the add, the dot and the x. An elementwise x that nothing else reads is inlined."""
+        sums: dict[Op, Accumulation] = {}
         here = set(ops)
         for op in ops:
-            if op.kind != "add":
+            found = accumulation(op, here, self.users)
+            if found is None:
                 continue
-            for value, other in (op.operands, op.operands[::-1]):
-                dot = value.op
-                if dot is None or dot.kind != "dot" or dot not in here or len(self.users[value]) != 1 or op in sums:
-                    continue
-                if value.shape != op.result.shape:
-                    continue
-                if other.op is not None and other.op.kind == "dot" and other.op in {d for d, _ in sums.values()}:
-                    continue
-                sums[op] = (dot, other)
-                if (
-                    other.op is not None
-                    and other.op.kind in ELEMENTWISE
-                    and other.op in here
-                    and len(self.users[other]) == 1
-                ):
-                    self.inlined.add(other.op)
+            sums[op] = found
+            x = found.addend.op
+            if x is not None and x.kind in ELEMENTWISE and x in here and len(self.users[found.addend]) == 1:
+                self.inlined.add(x)
         return sums
 
     def _open(
@@ -207,10 +197,10 @@ class Fusion:
         segment: Segment,
         like: Value,
         dot: Op | None = None,
-        start: Value | None = None,
+        addend: Value | None = None,
         total: Value | None = None,
     ) -> Nest:
-        nest = Nest(frozenset(self.axes.of(like)), self.lane(like), dot=dot, start=start, total=total)
+        nest = Nest(frozenset(self.axes.of(like)), self.lane(like), dot=dot, addend=addend, total=total)
         segment.nests.append(nest)
         if total is not None:
             self.home[total] = nest
@@ -219,10 +209,10 @@ class Fusion:
     def _place_reduce(self, segment: Segment, op: Op) -> None:
         source = op.operands[0]
         folded = self.axes.dims(source)[op.attrs["axis"]]
-        begun = self.home.get(source)
-        if begun is not None and begun in segment.nests and self._goes_on(begun, op, folded):
-            begun.ends[source.op] = op  # type: ignore[index]
-            self.home[op.result] = begun
+        partial = self.home.get(source)
+        if partial is not None and partial in segment.nests and self._completes(partial, op, folded):
+            partial.completed_by[source.op] = op  # type: ignore[index]
+            self.home[op.result] = partial
             return
         nest = self._find(segment, op, source, folded) or self._open(segment, source)
         if folded is None:  # a side of 1: nothing to sum, but NaN rules still apply
@@ -232,9 +222,8 @@ class Fusion:
             nest.fold_axis = folded
         self.home[op.result] = nest
 
-    def _goes_on(self, nest: Nest, op: Op, folded: Axis | None) -> bool:
-        """Whether a fold over the rows of a nest only finishes one along its lanes: then there is one fold of all
-        elements."""
+    def _completes(self, nest: Nest, op: Op, folded: Axis | None) -> bool:
+        """True if a fold over the rows of a nest completes one along its lanes: together they fold all elements."""
         (source,) = op.operands
         inner = source.op
         if inner not in nest.folds or inner is None or inner.attrs["fold"] != op.attrs["fold"] or op.result.shape:
@@ -247,27 +236,26 @@ class Fusion:
         nest.stores.append(op)
 
     def move(self, segment: Segment, source: Value, target: Value) -> None:
-        """Copies a value into the storage of what a loop or branch carries, at the end of the segment."""
+        """Copy a value to the storage of a loop-carried value, at the end of the segment."""
         self._open(segment, target).moves.append((source, target))
 
     def _find(self, segment: Segment, op: Op, like: Value, folded: Axis | None = None) -> Nest | None:
-        """The newest nest over the axes of `like` that can take the op."""
-        if op in self.apart:
+        """Return the newest nest over the axes of `like` that can take the op."""
+        if op in self.isolated:
             return None
         domain, lane = frozenset(self.axes.of(like)), self.lane(like)
         needed = [v for operand in op.operands for v in self.reads(operand)]
-        crossed = self.crossed(op)
+        misaligned = self.misaligned(op)
         for nest in reversed(segment.nests):
             made = [v for v in needed if self.home.get(v) is nest]
             fits = nest.axes == domain and nest.lane is lane and not nest.moves
             fits = fits and (folded is None or nest.fold_axis in (None, folded))
-            fits = fits and not any(
-                v.op in nest.folds or not v.shape for v in made
-            )  # a fold is ready when its nest ends
-            fits = fits and not any(v in crossed for v in made)
-            fits = fits and not any(o in self.apart for o in (*nest.made, *nest.stores))
+            ends_with_nest = any(v.op in nest.folds or not v.shape for v in made)  # results of folds
+            fits = fits and not ends_with_nest
+            fits = fits and not any(v in misaligned for v in made)
+            fits = fits and not any(o in self.isolated for o in (*nest.made, *nest.stores))
             if nest.dot is not None and folded is not None and folded is nest.lane:
-                fits = False  # a dot finishes one group of lanes before it starts the next
+                fits = False  # a dot computes one group of lanes after the other
             if fits:
                 return nest
             if made:
@@ -277,24 +265,24 @@ class Fusion:
     # ---- storage -----------------------------------------------------------------------------------------------------
 
     def nest_reads(self, nest: Nest) -> set[Value]:
-        """Made values the nest reads, its own among them."""
+        """Return the made values that a nest reads, its own among them."""
         roots = [v for op in (*nest.made, *nest.folds) for v in op.operands if op.result is not nest.total]
         roots += [op.operands[0] for op in nest.stores] + [source for source, _ in nest.moves]
-        if nest.start is not None:
-            roots.append(nest.start)
+        if nest.addend is not None:
+            roots.append(nest.addend)
         if nest.dot is not None:
-            roots += [v for v in nest.dot.operands if strip(v).op in self.inlined]
+            roots += [v for v in nest.dot.operands if unviewed(v).op in self.inlined]
         return {v for root in roots for v in self.reads(root)}
 
     def _stored(self) -> set[Value]:
-        """Values that must be kept in memory: read by another nest, by a dot, or carried by control flow."""
+        """Return the values that need storage: read by another nest or by a dot, or loop-carried."""
         stored = set(self.operands)
         for items in self.plan.values():
             for item in items:
                 if isinstance(item, Segment):
                     for nest in item.nests:
                         stored |= {v for v in self.nest_reads(nest) if self.home.get(v) is not nest}
-                        stored |= {f.result for f in nest.folds if f.result.shape and f not in nest.ends}
+                        stored |= {f.result for f in nest.folds if f.result.shape and f not in nest.completed_by}
                 else:
                     carried = [*item.operands, *(v for b in item.blocks for v in b.terminator.operands)]
                     stored |= {v for c in carried for v in self.reads(c) if v.shape}

@@ -1,7 +1,7 @@
-"""The processor this process runs on, as LLVM names it: from LLVM the first time, from the disk cache after that.
+"""Detect the processor as LLVM describes it: from LLVM the first time, from the disk cache after that.
 
-Names and features are part of the name of every cached object, and asking LLVM for them would load it. So its answer is
-kept, under everything the answer depends on: what the processor says of itself, and which LLVM was asked.
+LLVM's name and features of the processor are part of every key in the disk cache, and asking LLVM for them would load
+it. So the answer is cached too, under everything it depends on: CPUID, and the LLVM library.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _XGETBV_AT = 64
 
 
 class Host(NamedTuple):
-    """The machine code is made for; part of the name of every cached object."""
+    """A processor that code is compiled for, and the LLVM that compiles it; part of every key in the disk cache."""
 
     triple: str
     cpu: str
@@ -38,7 +38,7 @@ class Host(NamedTuple):
 
 @cache
 def host() -> Host:
-    """The processor this process runs on, and the LLVM that makes code for it."""
+    """Return the processor this process runs on."""
     seen, library = processor(), llvmlite_files()
     if seen is None or library is None:
         return _ask_llvm()
@@ -52,8 +52,8 @@ def host() -> Host:
 
 
 def processor() -> bytes | None:
-    """What the processor says of itself, equal on two machines only if LLVM finds the same name and features on both;
-    None where that is not known."""
+    """Identify the processor: equal on two machines only if LLVM finds the same name and features on both; None on
+    systems where that is not known."""
     machine = os.uname().machine if sys.platform.startswith("linux") else ""
     if machine == "x86_64" and sys.maxsize > 2**32:
         return _cpuid()
@@ -63,7 +63,7 @@ def processor() -> bytes | None:
 
 
 def llvmlite_files() -> str | None:
-    """Names the llvmlite that an import would load, without loading it: its version, and its library's file."""
+    """Identify the llvmlite that an import would load, without loading it: its version and its library's file."""
     specs = (finder.find_spec("llvmlite", None) for finder in sys.meta_path if hasattr(finder, "find_spec"))
     spec = next((s for s in specs if s is not None), None)
     if spec is None or spec.origin is None:
@@ -91,7 +91,7 @@ def _parse(data: bytes | None) -> Host | None:
 
 
 def _cpuid() -> bytes:
-    """The answers of the CPUID instruction, and the registers the system saves: what LLVM asks, asked directly."""
+    """Return the CPUID leaves that LLVM reads, and the register state that the system saves (XGETBV)."""
     size = memory.PAGE
     base = memory.map_pages(size)
     try:
@@ -101,30 +101,30 @@ def _cpuid() -> bytes:
         words = (ctypes.c_uint32 * 4)()
         number = ctypes.c_uint32
         ask = ctypes.CFUNCTYPE(None, number, number, ctypes.c_void_p)(base)
-        answers, saves_more = [], 0
+        answers, has_xgetbv = [], 0
         for leaves in (_LEAVES, _EXTENDED_LEAVES):
             last = leaves[0][0]
             for leaf, subleaf in leaves:
-                if leaf > last:  # a leaf that does not exist answers with anything
+                if leaf > last:  # a leaf that does not exist is undefined
                     break
                 ask(leaf, subleaf, words)
                 eax, ebx, ecx, edx = words
                 if leaf == leaves[0][0]:
                     last = eax
                 elif leaf == 1:
-                    ebx = 0  # which of the processors this thread runs on
-                    saves_more = ecx >> 27 & 1  # XGETBV exists
+                    ebx = 0  # the number of the core this thread runs on
+                    has_xgetbv = ecx >> 27 & 1
                 elif leaf == 0xD:
-                    ebx = ecx = edx = 0  # sizes of what is saved at the moment
+                    ebx = ecx = edx = 0  # sizes of the state that is saved at the moment
                 answers.append((leaf, subleaf, eax, ebx, ecx, edx))
-        saved = ctypes.CFUNCTYPE(ctypes.c_uint64)(base + _XGETBV_AT)() if saves_more else 0
+        saved = ctypes.CFUNCTYPE(ctypes.c_uint64)(base + _XGETBV_AT)() if has_xgetbv else 0
     finally:
         memory.unmap_pages(base, size)
     return repr((answers, saved)).encode()
 
 
 def _arm_lines() -> bytes | None:
-    """The lines of /proc/cpuinfo, which are what LLVM reads, without the numbers of the processors."""
+    """Return the lines of /proc/cpuinfo, which LLVM reads, without the core numbers, and the system's feature lists."""
     try:
         with open("/proc/cpuinfo", "rb") as file:
             lines = {line for line in file.read().split(b"\n") if not line.startswith(b"processor")}
@@ -132,6 +132,4 @@ def _arm_lines() -> bytes | None:
         return None
     ask = memory.libc().getauxval
     ask.argtypes, ask.restype = (ctypes.c_ulong,), ctypes.c_ulong
-    return (
-        b"\n".join(sorted(lines)) + repr([ask(kind) for kind in (16, 26)]).encode()
-    )  # the system's own lists of features
+    return b"\n".join(sorted(lines)) + repr([ask(kind) for kind in (16, 26)]).encode()  # AT_HWCAP, AT_HWCAP2

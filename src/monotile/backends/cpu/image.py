@@ -1,9 +1,9 @@
-"""An object file as an image: sections laid out one after the other and relocations applied, once, when a kernel is
-compiled. What is left for a process that finds it in the cache is to fill in the addresses of imported functions.
+"""Link an object file to an image, once, when a kernel is compiled: lay out its sections and apply its relocations. A
+process that loads it from the disk cache only fills in the addresses of imported functions.
 
-All references inside an image are relative, so it runs wherever its first byte lies on a page boundary. Calls of
-imported functions go through stubs that read the address from a word at the image's end. Relocations are those that
-LLVM emits for position-independent code in the small model; any other makes `link` raise `Unlinkable`.
+All references inside an image are relative, so it runs at any page boundary. Calls of imported functions go through
+stubs that read the address from a word at the end of the image. The known relocations are those that LLVM emits for
+position-independent code in the small model; any other makes `link` raise `Unlinkable`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ARM_STUB = bytes.fromhex("10000090100240f900021fd61f2003d5")
 
 
 class Unlinkable(Exception):
-    """An object that uses something images do not have."""
+    """An object that uses something images do not support."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ class _Symbol:
 
 @dataclass
 class _Layout:
-    """The image while it is made: bytes, where each section begins, and the stub and word of each import."""
+    """The image under construction: bytes, offsets of the sections, and the stub and word of each import."""
 
     code: bytearray = field(default_factory=bytearray)
     sections: dict[int, int] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class _Layout:
 
 
 def link(data: bytes) -> bytes:
-    """The image of an ELF object file for x86-64 or AArch64."""
+    """Return the image of an ELF object file for x86-64 or AArch64."""
     try:
         return _link(data)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
@@ -139,7 +139,7 @@ def _symbols(data: bytes, sections: list[_Section]) -> list[_Symbol]:
 
 
 def _is_loaded(section: _Section) -> bool:
-    """Whether the section belongs into memory. Tables for unwinding do not: no exception passes through a kernel."""
+    """True if the section is loaded. Unwinding tables are not: no exception passes through a kernel."""
     if not section.flags & _ALLOC or section.name == ".eh_frame" or not section.size:
         return False
     if section.flags & (_WRITE | _THREAD_LOCAL) or section.kind != _PROGBITS:
@@ -214,8 +214,8 @@ def _patch_x86(code: bytearray, kind: int, place: int, target: int) -> None:
 
 
 def _patch_arm(code: bytearray, kind: int, place: int, target: int) -> None:
-    """`target` and `place` count from the image's beginning, which lies on a page boundary: so their bits within a page
-    are those of the addresses."""
+    """Apply a relocation of AArch64. `target` and `place` are offsets in the image, which begins at a page boundary: so
+    their low 12 bits are those of the addresses."""
     (word,) = struct.unpack_from("<I", code, place)
     if kind in _CALLS[_AARCH64]:
         distance = target - place

@@ -1,4 +1,4 @@
-"""LLVM IR text to machine code in this process. The only module that talks to llvmlite."""
+"""Compile LLVM IR text to machine code in this process. Only this module calls llvmlite."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...errors import InternalError
 from . import image, loader
 from .host import Host, host
 
-# llvmlite guards single calls, not the sequences made of them here.
+# llvmlite locks single calls, not the sequences of calls made here.
 _lock = threading.RLock()
 _library_numbers = itertools.count()
 
@@ -23,7 +23,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def detect_host() -> Host:
-    """The processor this process runs on, as LLVM sees it."""
+    """Ask LLVM for the processor this process runs on."""
     import llvmlite
 
     llvm = _llvm()
@@ -61,18 +61,18 @@ def compile_code(text: str, processor: Host | None = None) -> bytes:
     """Compile a module to what `loader.load` takes: an image, or the object file where this process takes no images."""
     data = compile_object(text, processor)
     if loader.takes_images():
-        # An object that uses more than images have is linked by LLVM in every process that loads it.
+        # An object that cannot be linked to an image is linked by LLVM in every process that loads it.
         with contextlib.suppress(image.Unlinkable):
             return image.link(data)
     return data
 
 
 class Loaded:
-    """Machine code in memory. It stays there, and the addresses stay valid, as long as this object lives."""
+    """Machine code in memory, with addresses that are valid as long as this object lives."""
 
     def __init__(self, data: bytes) -> None:
         self._name = f"object{next(_library_numbers)}"
-        self._symbols: dict[str, Any] = {}  # LLVM unloads the code when any of these handles goes, so all are kept
+        self._symbols: dict[str, Any] = {}  # LLVM unloads the code when any of these handles is freed
         llvm = _llvm()
         builder = llvm.JITLibraryBuilder().add_object_img(data).add_current_process()
         with _lock:
@@ -82,7 +82,7 @@ class Loaded:
                 raise InternalError(f"LLVM cannot load an object file: {error}") from error
 
     def address(self, name: str) -> int:
-        """Where the function of this name begins."""
+        """Return the address of a function."""
         with _lock:
             if name not in self._symbols:
                 try:
@@ -99,7 +99,7 @@ def load_object(data: bytes) -> Loaded:
 
 @cache
 def _llvm() -> Any:
-    """llvmlite, imported on first use: it costs 40 ms that `import monotile` must not pay."""
+    """Import llvmlite on first use: it takes 40 ms, which `import monotile` must not cost."""
     import llvmlite.binding as llvm
 
     with _lock:
@@ -129,10 +129,10 @@ def _linker() -> Any:
 
 
 def _optimised(text: str, machine: Any) -> Any:
-    """Parse, verify and run the few passes that pay.
+    """Parse and verify a module and run a few passes.
 
-    The emitter writes vector code with its loops already blocked. What is left is to turn its variables into
-    registers and fold its arithmetic: LLVM's O2 pipeline takes four times as long and gives the same speed.
+    The emitter writes vector code whose loops are blocked already. LLVM turns its variables into registers and folds
+    its arithmetic: the O2 pipeline takes four times as long and gives the same speed.
     """
     llvm = _llvm()
     try:

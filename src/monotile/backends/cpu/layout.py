@@ -1,9 +1,9 @@
-"""Lanes: along which axis the vectors of each tile run, and which tiles need a copy in another order.
+"""Layout: along which axis the vectors of each tile run, and which tiles are copied, streamed or read in place.
 
-If some axis is folded by nothing and runs through every dot result and every carried tile, all work is pointwise in
-it: it becomes the *panel axis*. Tiles that have it are kept as [panel][row][lane], and everything that has it is done
-panel by panel, so that what one step makes the next still finds in cache. Otherwise every tile has its lanes along
-the axis that is contiguous in memory.
+If no op folds some axis, and every dot result and every loop-carried tile has it, all work is pointwise in it: it
+becomes the *panel axis*. Tiles that have it are stored as [panel][row][lane], and everything that has it is computed
+panel by panel, so that each nest finds the results of the one before in the L1 cache. Otherwise the lanes of a tile run
+along the axis that is contiguous in memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import pairwise
 from ...ir import ELEMENTWISE, Kernel, Op, Value, uses, walk
 from ...ir.affine import linear
 from .axes import Axes, Axis
-from .fuse import strip
+from .fuse import unviewed
 from .target import STREAMED_ROWS, Target
 
 
@@ -27,31 +27,33 @@ class Layout:
         self.panel_axis = self._choose_panel_axis(kernel)
         self._required: dict[Value, Axis] = {}
         self._preferred = self._vote()
-        self.streamed: dict[Op, Op] = {}  # dots whose tile with the lanes is read from its tensor as it is used
-        self.on_the_way: set[Op] = set()  # what is done to such a tile between its tensor and the dot
+        self.streamed: dict[Op, Op] = {}  # dots whose tile with the lanes is streamed, and its load
+        self.stream_ops: set[Op] = set()  # elementwise ops between such a load and its dot
         for dot in self._dots:
             lane = self.lane(dot.result)
-            load, way = self._stream(dot, lane, kernel)
+            load, ops = self._streamable(dot, lane, kernel)
             if load is not None:
                 self.streamed[dot] = load
-                self.on_the_way |= set(way)
+                self.stream_ops |= set(ops)
             for operand in dot.operands:
-                base = strip(operand)
-                if base.op in self.on_the_way:
+                base = unviewed(operand)
+                if base.op in self.stream_ops:
                     continue
-                if load is not None and base is not load.result and self.unit(load) is not lane:
-                    lane_ = self.unit(load)  # an inner product: both operands run along the contraction
+                if load is not None and base is not load.result and self.contiguous_axis(load) is not lane:
+                    lane_ = self.contiguous_axis(
+                        load
+                    )  # an inner product: the lanes of both operands run along the contraction
                     if lane_ is not None:
                         self._required[base] = lane_
                 elif lane is not None and lane in axes.of(base):
                     self._required.setdefault(base, lane)
-        self.next_streamed = self._order_streams(kernel)
+        self.next_streamed = self._order_streamed_loads(kernel)
         self.eager = {op for op in self._ops if op.kind == "load" and op.result.shape and self._needs_copy(op, kernel)}
-        self.next_turn = self._turned_loads() | self._strips()
+        self.next_iteration = self._transposed_loads() | self._strips()
         self.shared = self._shared_tiles(kernel)
-        self.in_place = {op for op in self.eager if self._lies_as_kept(op, kernel)}
+        self.in_place = {op for op in self.eager if self._may_stay_in_place(op, kernel)}
         self.eager |= {o for o in self._ops if o.kind == "gather" and o.result.shape and self._keep_gather(o, kernel)}
-        self.apart = {op for op in self._ops if op.kind == "store" and self._transposes(op)}
+        self.isolated = {op for op in self._ops if op.kind == "store" and self._stores_transposed(op)}
 
     def lane(self, value: Value) -> Axis | None:
         found = self.axes.of(value)
@@ -74,20 +76,20 @@ class Layout:
             for a in self.axes.of(self._dots[0].result)
             if not a.folded and a.extent >= least and all(a in self.axes.of(v) for v in through)
         ]
-        units = Counter(self.unit(op) for op in self._ops if op.kind in ("load", "store"))
+        units = Counter(self.contiguous_axis(op) for op in self._ops if op.kind in ("load", "store"))
         chosen = max(candidates, key=lambda a: (units[a], a.extent), default=None)
         return None if all(self._read_once(dot, chosen, kernel) for dot in self._dots) else chosen
 
     def _read_once(self, dot: Op, lane: Axis | None, kernel: Kernel) -> bool:
-        """Whether a dot meets its tile with the lanes in few rows only: streaming it then beats a copy in panels."""
+        """True if a dot has few rows and its tile with the lanes can be streamed, which beats a copy in panels."""
         m, _, n = self.axes.dots[dot]
         rows = m if lane is n else n
-        found = self._way(strip(dot.operands[1 if lane is n else 0]), _block_of(kernel, dot))
+        found = self._single_load(unviewed(dot.operands[1 if lane is n else 0]), _block_with(kernel, dot))
         few = rows is None or rows.extent <= STREAMED_ROWS
-        return few and found is not None and self.unit(found[0]) is lane
+        return few and found is not None and self.contiguous_axis(found[0]) is lane
 
-    def unit(self, op: Op) -> Axis | None:
-        """The axis of a load's or store's tile that is contiguous in its tensor."""
+    def contiguous_axis(self, op: Op) -> Axis | None:
+        """Return the axis of a load's or store's tile that is contiguous in its tensor."""
         value = op.result if op.kind == "load" else op.operands[0]
         tiled = [d for d, extent in enumerate(op.attrs["extents"]) if extent is not None]
         unit = op.attrs["tensor"].unit
@@ -96,45 +98,45 @@ class Layout:
     # ---- everything else ---------------------------------------------------------------------------------------------
 
     def _vote(self) -> dict[frozenset[Axis], Axis]:
-        """For each set of axes, the one most loads and stores find contiguous."""
+        """Return, for each set of axes, the one that is contiguous for most loads and stores."""
         votes: dict[frozenset[Axis], Counter[Axis]] = {}
         for op in self._ops:
             if op.kind in ("load", "store"):
-                value, unit = (op.result if op.kind == "load" else op.operands[0]), self.unit(op)
+                value, unit = (op.result if op.kind == "load" else op.operands[0]), self.contiguous_axis(op)
                 if unit is not None:
                     votes.setdefault(frozenset(self.axes.of(value)), Counter())[unit] += 1
         return {domain: count.most_common(1)[0][0] for domain, count in votes.items()}
 
     def _default(self, value: Value) -> Axis:
-        """The last axis, unless it is shorter than a vector and the other is not."""
+        """Return the last axis, unless it is shorter than a vector and the other is not."""
         found = self.axes.of(value)
         long = [a for a in found if a.extent >= self.target.lanes]
         return (long or found)[-1]
 
-    # ---- streams -----------------------------------------------------------------------------------------------------
+    # ---- streamed, shared and in-place tiles -------------------------------------------------------------------------
 
-    def _stream(self, dot: Op, lane: Axis | None, kernel: Kernel) -> tuple[Op | None, list[Op]]:
-        """The load whose tile a dot can stream: used by this dot alone, once for each of few rows. And what is done to
-        it on the way."""
+    def _streamable(self, dot: Op, lane: Axis | None, kernel: Kernel) -> tuple[Op | None, list[Op]]:
+        """Return the load that a dot can stream, because only this dot uses it and for few rows, and the elementwise
+        ops between the two."""
         m, k, n = self.axes.dots[dot]
         if self.panel_axis is not None or lane is None or self.axes.split or k is None:
             return None, []
         rows = m if lane is n else n
         height = rows.extent if rows is not None else 1
-        found = self._way(strip(dot.operands[1 if lane is n else 0]), _block_of(kernel, dot))
+        found = self._single_load(unviewed(dot.operands[1 if lane is n else 0]), _block_with(kernel, dot))
         if found is None or height > STREAMED_ROWS:
             return None, []
-        load, way = found
+        load, ops = found
         if load.attrs["tensor"].index in kernel.written or load.attrs["tensor"].dtype.kind != "float":
             return None, []
-        unit = self.unit(load)
-        return (load, way) if unit is lane or (unit is k and not way) else (None, [])
+        unit = self.contiguous_axis(load)
+        return (load, ops) if unit is lane or (unit is k and not ops) else (None, [])
 
-    def _way(self, value: Value, home: set[Op]) -> tuple[Op, list[Op]] | None:
-        """The one load a tile is made of element by element, and the ops on the way; everything else it is made of
-        runs along fewer axes. None if anything on the way has another use."""
+    def _single_load(self, value: Value, home: set[Op]) -> tuple[Op, list[Op]] | None:
+        """Return the one load a tile is computed from element by element, and the ops between; its other inputs have
+        fewer axes. None if one of these values has another use."""
         loads: dict[Op, None] = {}
-        way: dict[Op, None] = {}
+        ops: dict[Op, None] = {}
         whole = set(self.axes.of(value))
 
         def visit(value: Value) -> bool:
@@ -146,14 +148,13 @@ class Layout:
             if op.kind == "load":
                 loads[op] = None
                 return True
-            way[op] = None
+            ops[op] = None
             return (op.kind in ELEMENTWISE or op.kind in ("expand", "trans")) and all(visit(v) for v in op.operands)
 
-        return (next(iter(loads)), list(way)) if visit(value) and len(loads) == 1 else None
+        return (next(iter(loads)), list(ops)) if visit(value) and len(loads) == 1 else None
 
-    def _order_streams(self, kernel: Kernel) -> dict[Op, tuple[Op, tuple[int, ...]]]:
-        """For each streamed load the one after it in its loop, and how far along each dimension of its tile that will
-        be."""
+    def _order_streamed_loads(self, kernel: Kernel) -> dict[Op, tuple[Op, tuple[int, ...]]]:
+        """Return, for each streamed load, the next one in its loop and how far its tile has moved by then."""
         following: dict[Op, tuple[Op, tuple[int, ...]]] = {}
         for loop in (op for op in self._ops if op.kind == "for"):
             (body,) = loop.blocks
@@ -161,44 +162,51 @@ class Layout:
             for here, there in pairwise(loads):
                 following[here] = (there, (0,) * len(there.result.shape))
             if loads:
-                following[loads[-1]] = (loads[0], _turn(loads[0], body.params[0], loop.attrs["step"]))
+                following[loads[-1]] = (loads[0], _shift_per_iteration(loads[0], body.params[0], loop.attrs["step"]))
         return following
 
-    def _turned_loads(self) -> dict[Op, tuple[int, ...]]:
-        """For each load whose tile is turned on the way in, and moves along its rows from one turn of a loop to the
-        next: how far along each dimension. Nothing else fetches such a tile: its rows lie far apart."""
+    def _transposed_loads(self) -> dict[Op, tuple[int, ...]]:
+        """Return the loads whose tile is transposed and moves along its rows from iteration to iteration, with the
+        distance along each dimension. No hardware prefetcher follows such a tile: its rows are far apart."""
         found = {}
         for loop in (op for op in self._ops if op.kind == "for"):
             (body,) = loop.blocks
             for op in walk(body):
-                unit = self.unit(op) if op in self.eager else None
+                unit = self.contiguous_axis(op) if op in self.eager else None
                 if unit is not None and unit is not self.lane(op.result):
-                    turns = _turn(op, body.params[0], loop.attrs["step"])
-                    if turns[self.axes.dims(op.result).index(unit)]:
-                        found[op] = turns
+                    shift = _shift_per_iteration(op, body.params[0], loop.attrs["step"])
+                    if shift[self.axes.dims(op.result).index(unit)]:
+                        found[op] = shift
         return found
 
     def _shared_tiles(self, kernel: Kernel) -> dict[Value, tuple[Op, tuple[int, ...]]]:
-        """For each tile that every panel of a dot reads, and that moves from one turn of a loop to the next: its load,
-        and how far that moves along each dimension."""
+        """Return the tiles that every panel of a dot reads and that move from iteration to iteration: for each its load
+        and the distance along each dimension."""
         found: dict[Value, tuple[Op, tuple[int, ...]]] = {}
         for loop in (op for op in self._ops if op.kind == "for" and self.panel_axis is not None):
             (body,) = loop.blocks
             for dot in (op for op in walk(body) if op.kind == "dot"):
-                for tile in (strip(v) for v in dot.operands if self.panel_axis not in self.axes.of(v)):
-                    way = self._way(tile, _block_of(kernel, dot))
-                    turns = _turn(way[0], body.params[0], loop.attrs["step"]) if way is not None else ()
-                    if way is not None and len(turns) == 2 and any(turns):
-                        found[tile] = (way[0], turns)
+                for tile in (unviewed(v) for v in dot.operands if self.panel_axis not in self.axes.of(v)):
+                    source = self._single_load(tile, _block_with(kernel, dot))
+                    if source is None:
+                        continue
+                    shift = _shift_per_iteration(source[0], body.params[0], loop.attrs["step"])
+                    if len(shift) == 2 and any(shift):
+                        found[tile] = (source[0], shift)
         return found
 
-    def _lies_as_kept(self, op: Op, kernel: Kernel) -> bool:
-        """Whether memory may hold a load's tile as scratch would, so that dots can read it where it is: float32, in
-        whole vectors along the lanes. Strides and bounds are known when the kernel runs."""
+    def _may_stay_in_place(self, op: Op, kernel: Kernel) -> bool:
+        """True if memory may hold a load's tile as scratch would, so that dots can read it in place: float32, in whole
+        vectors along the lanes. The kernel tests strides and bounds when it runs."""
         value, tensor, lane = op.result, op.attrs["tensor"], self.lane(op.result)
         if len(self.axes.of(value)) != 2 or tensor.dtype.name != "float32" or tensor.index in kernel.written:
             return False
-        if lane is None or lane is self.panel_axis or lane is not self.unit(op) or lane.extent % self.target.lanes:
+        if (
+            lane is None
+            or lane is self.panel_axis
+            or lane is not self.contiguous_axis(op)
+            or lane.extent % self.target.lanes
+        ):
             return False
         return self._only_dots(value)
 
@@ -207,15 +215,17 @@ class Layout:
         return all(u.kind == "dot" or (u.kind in ("trans", "expand") and self._only_dots(u.result)) for u in users)
 
     def _strips(self) -> dict[Op, tuple[int, ...]]:
-        """For each load whose tile moves along its rows in one loop, and from strip to strip of rows in the loop
-        around: how far the next strip is along each dimension. So many rows at once are more than hardware follows."""
+        """Return the loads whose tile moves along its rows in one loop, and from strip to strip of rows in the loop
+        around it, with the distance to the next strip. Hardware prefetchers do not follow as many rows at once."""
         found = {}
         loads = {op for op in self._ops if op.kind == "load" and len(op.result.shape) > 1} - self.eager
         for around in (op for op in self._ops if op.kind == "for"):
             for loop in (op for op in walk(around.blocks[0]) if op.kind == "for"):
                 for op in (o for o in loop.blocks[0].ops if o in loads - set(self.streamed.values())):
-                    along, across = (_turn(op, x.blocks[0].params[0], x.attrs["step"]) for x in (loop, around))
-                    unit = self.unit(op)
+                    along, across = (
+                        _shift_per_iteration(op, x.blocks[0].params[0], x.attrs["step"]) for x in (loop, around)
+                    )
+                    unit = self.contiguous_axis(op)
                     at = self.axes.dims(op.result).index(unit) if unit is not None else -1
                     if unit is self.lane(op.result) and at >= 0 and along[at] and any(across) and not across[at]:
                         found[op] = across
@@ -231,31 +241,31 @@ class Layout:
             return True
         if self.panel_axis is not None and self.panel_axis not in self.axes.of(value):
             return True
-        unit = self.unit(op)
+        unit = self.contiguous_axis(op)
         return unit is not None and unit is not self.lane(value)
 
     def _keep_gather(self, op: Op, kernel: Kernel) -> bool:
         return op.attrs["tensor"].index in kernel.written or self._feeds_dot(op.result)
 
     def _feeds_dot(self, value: Value) -> bool:
-        return any(strip(v) is value for dot in self._dots for v in dot.operands)
+        return any(unviewed(v) is value for dot in self._dots for v in dot.operands)
 
-    def _transposes(self, op: Op) -> bool:
-        value, unit = op.operands[0], self.unit(op)
+    def _stores_transposed(self, op: Op) -> bool:
+        value, unit = op.operands[0], self.contiguous_axis(op)
         return unit is not None and unit is not self.lane(value)
 
 
-def _turn(load: Op, counter: Value, step: int) -> tuple[int, ...]:
-    """How far a load's tile moves along each of its dimensions when the loop's counter takes one step."""
-    moves = []
+def _shift_per_iteration(load: Op, counter: Value, step: int) -> tuple[int, ...]:
+    """Return how far a load's tile moves along each of its dimensions in one iteration of a loop."""
+    distances = []
     for start, extent in zip(load.operands, load.attrs["extents"], strict=True):
         if extent is not None:
             form = linear(start)
-            moves.append(form.terms.get(counter, 0) * step if form is not None else 0)
-    return tuple(moves)
+            distances.append(form.terms.get(counter, 0) * step if form is not None else 0)
+    return tuple(distances)
 
 
-def _block_of(kernel: Kernel, op: Op) -> set[Op]:
+def _block_with(kernel: Kernel, op: Op) -> set[Op]:
     return next(ops for ops in _blocks(kernel) if op in ops)
 
 

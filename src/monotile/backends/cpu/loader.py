@@ -1,7 +1,7 @@
-"""Compiled code into this process: an image is mapped, its few imports are filled in, and it is made executable.
+"""Load compiled code: map an image, fill in the addresses of its imports and make it executable.
 
-An image (made by image.py when a kernel is compiled) needs no linking, so a kernel from the disk cache runs without
-LLVM. Where images are not made, the bytes are an object file and LLVM links it.
+An image (image.py links it when a kernel is compiled) needs no further linking, so a kernel from the disk cache runs
+without LLVM. On systems without images the bytes are an object file, which LLVM links.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ IMPORT = "?"
 
 @cache
 def takes_images() -> bool:
-    """Whether this process can run images: on Linux, on the processors whose relocations image.py knows."""
+    """True if this process can run images: on Linux, on processors whose relocations image.py knows."""
     if not sys.platform.startswith("linux") or sys.maxsize < 2**32:
         return False
     machine = os.uname().machine
@@ -34,7 +34,7 @@ def takes_images() -> bool:
 
 
 class Code:
-    """Functions in memory. Their addresses stay valid as long as this object lives; then the pages are given back."""
+    """Functions in memory, with addresses that are valid as long as this object lives; then the pages are unmapped."""
 
     def __init__(self, data: bytes) -> None:
         self._base = 0
@@ -46,25 +46,25 @@ class Code:
             ctypes.c_uint64.from_address(self._base + offset).value = address
         memory.make_executable(self._base, self.size)
         if os.uname().machine == "aarch64":
-            # There, what was written is data until the instruction cache is told.
+            # Instruction and data caches are not coherent there.
             begin, end = ctypes.c_void_p(self._base), ctypes.c_void_p(self._base + self.size)
             ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(_import("__clear_cache"))(begin, end)
 
     def address(self, name: str) -> int:
-        """Where the function of this name begins."""
+        """Return the address of a function."""
         if name not in self._functions:
             raise InternalError(f"the compiled code has no {name!r}")
         return self._base + self._functions[name]
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        # Threads may still be running the code when the interpreter ends, and the system takes all memory back then.
-        # Modules may have been emptied by then as well: so `ending` is a default.
+        # Threads may still run the code when the interpreter exits, and the system frees all memory then. Modules may
+        # have been emptied by then as well: so `ending` is a default.
         if not ending() and self._base:
             memory.unmap_pages(self._base, self.size)
 
 
 def load(data: bytes) -> Any:
-    """The functions of an image or of an object file: `address(name)`, as long as what is returned lives."""
+    """Load an image or an object file. The returned object has `address(name)` and must outlive its functions."""
     if data.startswith(MAGIC):
         return Code(data)
     from . import jit
@@ -73,7 +73,7 @@ def load(data: bytes) -> Any:
 
 
 def symbol(name: str) -> int | None:
-    """The address of a function of the C library, or of the compiler's own helpers; None if this process has none."""
+    """Return the address of a function of the C library or libgcc; None if this process has none."""
     for library in (memory.libc(), _helpers()):
         if library is not None:
             try:
@@ -85,7 +85,7 @@ def symbol(name: str) -> int | None:
 
 @cache
 def _helpers() -> Any:
-    """What code of old processors calls for float16, and what tells the instruction cache of new code."""
+    """Load libgcc: float16 conversions of old processors, and the function that flushes the instruction cache."""
     try:
         return ctypes.CDLL("libgcc_s.so.1")
     except OSError:
@@ -100,8 +100,8 @@ def _import(name: str) -> int:
 
 
 def _read(data: bytes) -> tuple[int, dict[str, int], dict[str, int]]:
-    """Size of the code, offsets of the imports' words and of the functions. The cache has verified the bytes' checksum;
-    this holds what maps memory against its own bounds all the same."""
+    """Parse an image: size of the code, offsets of the imports' words and of the functions. The cache has verified the
+    checksum; this checks every offset against the size all the same."""
     try:
         magic, size, table_size = HEADER.unpack_from(data)
         lines = data[HEADER.size + size :].decode("ascii").split("\n")[:-1]

@@ -1,9 +1,9 @@
-"""Storage of tiles, and what loops and branches carry: where it is kept, and when it may be updated in place."""
+"""Storage of tiles and of loop-carried state: where it is stored, and when it is updated in place."""
 
 from __future__ import annotations
 
 from ...ir import Block, Kernel, Op, Value, walk
-from .fuse import Fusion, Nest, Segment, strip
+from .fuse import Fusion, Nest, Segment, unviewed
 from .layout import Layout
 from .scalars import Scalars
 from .scratch import Buffer
@@ -11,74 +11,72 @@ from .target import Target
 from .vectors import register_type
 
 
-class Carrying(Scalars):
-    """Scalars, and storage for what lives longer than a nest."""
+class LoopState(Scalars):
+    """Scalars, and storage for values that live longer than a nest."""
 
     def __init__(self, kernel: Kernel, target: Target) -> None:
         super().__init__(kernel, target)
         self.layout = Layout(kernel, self.axes, target)
         layout = self.layout
-        self.fusion = Fusion(kernel, self.axes, layout.lane, layout.eager, layout.apart, layout.on_the_way)
+        self.fusion = Fusion(kernel, self.axes, layout.lane, layout.eager, layout.isolated, layout.stream_ops)
         self.local = self._find_local()
-        self.targets: dict[Block, tuple[Value | None, ...]] = {}  # where a block's yields are kept
+        self.targets: dict[Block, tuple[Value | None, ...]] = {}  # whose storage takes the yields of a block
 
-    def pass_on(self, op: Op, block: Block, later: list[Segment | Op]) -> None:
-        """What a branch decides and its block only passes on is kept where the block's owner keeps it: no copy."""
+    def forward_results(self, op: Op, block: Block, later: list[Segment | Op]) -> None:
+        """Let a branch write a result that its block only yields straight to the storage of that yield: no copy."""
         yields, targets = block.terminator.operands, self.targets.get(block, ())
         for value, target in zip(yields, targets, strict=False):
             if (
                 value not in op.results
                 or target is None
                 or len(self.fusion.users[value]) != 1
-                or not self._alike(value, target)
+                or not self._same_layout(value, target)
             ):
                 continue
             ops = [o for item in later for o in (item.ops if isinstance(item, Segment) else [item, *_inner(item)])]
-            ops.append(block.terminator)  # another variable may take the old value
+            ops.append(block.terminator)  # another loop-carried value may take the old one
             if not any(target in self.fusion.reads(v) for o in ops for v in o.operands):
                 self.ev.buffers[value] = self.ev.buffers[target]
 
-    def enter(self, segment: Segment, loop: Op, block: Block) -> None:
-        """Gives what the loop carries its storage, and starts it off. What an earlier loop of the same block has
-        carried, and nothing else reads, stays where it is; from outside the block it may be needed once more, by the
-        next turn."""
+    def enter_loop(self, segment: Segment, loop: Op, block: Block) -> None:
+        """Allocate and initialise the storage of loop-carried values. The result of an earlier loop of the same block
+        that nothing else reads is carried on in its storage; one from outside the block may be needed again, by the
+        next iteration of an outer loop."""
         (body,) = loop.blocks
         for init, param, result in zip(loop.operands[2:], body.params[1:], loop.results, strict=True):
             if not param.shape:
                 continue
             reuse = init.kind == "for" and len(self.fusion.users[init]) == 1 and init in self.ev.buffers
-            reuse = reuse and init.op in block.ops and self._alike(init, param)
+            reuse = reuse and init.op in block.ops and self._same_layout(init, param)
             buffer = self.ev.buffers[init] if reuse else self.buffer(param)
             self.ev.buffers[param] = self.ev.buffers[result] = buffer
             if not reuse:
                 self.fusion.move(segment, init, param)
 
-    def leave(self, segment: Segment, block: Block) -> None:
-        """Writes what a block yields to where its owner keeps it."""
+    def leave_block(self, segment: Segment, block: Block) -> None:
+        """Write the yields of a block to the storage of the loop or branch that it belongs to."""
         targets = self.targets.get(block, ())
         yields = block.terminator.operands if block.ops else ()
         pending = []
         for value, target in zip(yields, targets, strict=False):
             if target is None or not target.shape or self.ev.buffers.get(value) is self.ev.buffers[target]:
                 continue
-            kept = self.ev.buffers[target]
+            storage = self.ev.buffers[target]
             others = (v for v in yields if v is not value)
-            wanted = any(
-                self.ev.buffers.get(v) is kept for other in others for v in self.fusion.reads(other)
-            )  # as it was
-            if not wanted and self._in_place(segment, value, target):
+            old_is_read = any(self.ev.buffers.get(v) is storage for other in others for v in self.fusion.reads(other))
+            if not old_is_read and self._in_place(segment, value, target):
                 self.ev.buffers[value] = self.ev.buffers[target]
             else:
                 pending.append((value, target))
-        # A yielded value may itself be carried storage (two variables that change places): then all are read first.
+        # A yielded value may itself be in loop-carried storage (two variables swap): then all are copied apart first.
         carried = {self.ev.buffers.get(t) for t in targets if t is not None}
         if any(self.ev.buffers.get(v) in carried for source, _ in pending for v in self.fusion.reads(source)):
-            pending = [(self._park(segment, value), target) for value, target in pending]
+            pending = [(self._copy_apart(segment, value), target) for value, target in pending]
         for value, target in pending:
             self.fusion.move(segment, value, target)
 
-    def _park(self, segment: Segment, value: Value) -> Value:
-        """A copy of a value in storage of its own."""
+    def _copy_apart(self, segment: Segment, value: Value) -> Value:
+        """Copy a value to storage of its own."""
         copy = Value(value.type, value.owner, value.hint)
         self.axes.alias(copy, value)
         self.ev.buffers[copy] = self.buffer(copy)
@@ -86,37 +84,37 @@ class Carrying(Scalars):
         return copy
 
     def _in_place(self, segment: Segment, value: Value, target: Value) -> bool:
-        """Whether the new value may overwrite the old as it is made: nothing later in the turn reads the old one."""
+        """True if the new value may overwrite the old one: nothing later in the iteration reads the old one."""
         home = self.fusion.home.get(value)
         if home not in segment.nests or home is None or value not in home.values or value in self.ev.buffers:
             return False
-        if not self._alike(value, target):
+        if not self._same_layout(value, target):
             return False
         # The nest itself may read the old value, but only at the point it is about to write.
-        if self._crossed(home) or self.axes.split or self._dot_reads(home, target):
+        if self._transposes(home) or self.axes.split or self._dot_reads(home, target):
             return False
         later = segment.nests[segment.nests.index(home) + 1 :]
         return not any(self._nest_reads(n, target) or self._dot_reads(n, target) for n in later)
 
-    def _alike(self, value: Value, target: Value) -> bool:
+    def _same_layout(self, value: Value, target: Value) -> bool:
         same_lanes = self.layout.lane(value) is self.layout.lane(target)
         return bool(value.shape) and same_lanes and self.axes.dims(value) == self.axes.dims(target)
 
-    def _crossed(self, nest: Nest) -> bool:
-        return any(op in self.fusion.apart for op in nest.made)
+    def _transposes(self, nest: Nest) -> bool:
+        return any(op in self.fusion.isolated for op in nest.made)
 
     def _nest_reads(self, nest: Nest, value: Value) -> bool:
         return any(self.ev.buffers.get(v) is self.ev.buffers[value] for v in self.fusion.nest_reads(nest))
 
     def _dot_reads(self, nest: Nest, value: Value) -> bool:
         operands = nest.dot.operands if nest.dot is not None else ()
-        read = {v for operand in operands for v in (strip(operand), *self.fusion.reads(operand))}
+        read = {v for operand in operands for v in (unviewed(operand), *self.fusion.reads(operand))}
         return any(self.ev.buffers.get(v) is self.ev.buffers[value] for v in read)
 
     # ---- storage -----------------------------------------------------------------------------------------------------
 
     def buffer(self, value: Value) -> Buffer:
-        """[panel][row][lane] with the panel axis, else [row][lane]; lanes are padded to whole vectors."""
+        """Allocate [panel][row][lane] for a tile with the panel axis, else [row][lane]; pad lanes to whole vectors."""
         axes = self.axes.of(value)
         lane = self.layout.lane(value)
         element = {"i1": "i8"}.get(register_type(value.dtype), register_type(value.dtype))
@@ -138,7 +136,7 @@ class Carrying(Scalars):
         return self.scratch.new(element, strides, lane, height * width)
 
     def _find_local(self) -> set[Value]:
-        """Values made and read within the nests of one segment: one panel of storage is enough."""
+        """Return the values that only the nests of one segment read: one panel of storage is enough."""
         local: set[Value] = set()
         for items in self.fusion.plan.values():
             for item in items:
@@ -149,7 +147,7 @@ class Carrying(Scalars):
                 if isinstance(item, Segment):
                     mine = {v for n in item.nests for v in (*n.values, *(f.result for f in n.folds))}
                     read = {v for n in item.nests for v in self.fusion.nest_reads(n)}
-                    read |= {strip(v) for n in item.nests if n.dot is not None for v in n.dot.operands}
+                    read |= {unviewed(v) for n in item.nests if n.dot is not None for v in n.dot.operands}
                     local -= read - mine
                 else:
                     carried = [*item.operands, *(v for b in item.blocks for v in b.terminator.operands)]

@@ -1,4 +1,4 @@
-"""A kernel after its passes, as LLVM IR text: programs, scalars, loops, branches, and the order of nests.
+"""Lower a kernel after its passes to LLVM IR text: programs, scalars, loops, branches, and the order of nests.
 
 The text has two functions: `kernel(args, program, scratch)` runs one program, `programs(args)` counts them. `args` is
 an array of 64-bit words: for each tensor its address, lengths and strides, then the scalars.
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from ...ir import ELEMENTWISE, Block, Kernel, Op
 from .emit import Index, Reg
 from .fuse import Segment
-from .loop_state import Carrying
+from .loop_state import LoopState
 from .point import Point
-from .row_skipping import Cut, find_cut, row_range
+from .row_skipping import SkippableRows, find_skippable_rows, visible_rows
 from .scalars import Scalars
-from .streamed_dots import StreamEmitter
+from .streamed_dots import StreamedDotEmitter
 from .target import Target
 from .vectors import register_type
 
-COUNTABLE = ELEMENTWISE | {"const", "dim", "param"}  # what the size of a grid may be computed from
+COUNTABLE = ELEMENTWISE | {"const", "dim", "param"}  # ops that the size of a grid may be computed from
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def lower(kernel: Kernel, target: Target, triple: str) -> Lowered:
     main = Lowering(kernel, target)
     main.run()
     scratch_bytes = main.scratch.finish()
-    counter = Counting(kernel, target)
+    counter = ProgramCounter(kernel, target)
     counter.run()
     attributes = f'nounwind "min-legal-vector-width"="512" "prefer-vector-width"="{32 * target.lanes}"'
     parts = [
@@ -45,8 +45,8 @@ def lower(kernel: Kernel, target: Target, triple: str) -> Lowered:
     return Lowered("\n".join(parts), scratch_bytes)
 
 
-class Counting(Scalars):
-    """`programs`: the product of the grid's sizes, from the scalars before `program_id`."""
+class ProgramCounter(Scalars):
+    """Emit `programs`: the product of the grid's sizes, from the scalars before `program_id`."""
 
     def run(self) -> None:
         total: Index = 1
@@ -61,14 +61,14 @@ class Counting(Scalars):
         self.e.do(f"ret i64 {total}")
 
 
-class Lowering(Carrying):
-    """`kernel`: one program."""
+class Lowering(LoopState):
+    """Emit `kernel`: one program."""
 
     def __init__(self, kernel: Kernel, target: Target) -> None:
         super().__init__(kernel, target)
-        self.nests = StreamEmitter(self.e, target, self.fusion, self.ev)
+        self.nests = StreamedDotEmitter(self.e, target, self.fusion, self.ev)
         self.nests.layout = self.layout
-        self._cut: Cut | None = None  # what the loop around allows to leave out
+        self._skippable: SkippableRows | None = None  # of the innermost loop
 
     def run(self) -> None:
         self.block(self.kernel.body)
@@ -77,21 +77,20 @@ class Lowering(Carrying):
     # ---- blocks ------------------------------------------------------------------------------------------------------
 
     def block(self, block: Block) -> None:
-        """The block's segments and control flow; what the control flow carries is put in place by the segment before
-        it."""
+        """Emit the segments and the control flow of a block; the segment before a loop stores its carried values."""
         items = self.fusion.plan[block]
         for n, item in enumerate(items):
             if isinstance(item, Segment):
                 following = items[n + 1] if n + 1 < len(items) else None
                 if isinstance(following, Op) and following.kind == "for":
-                    self.enter(item, following, block)
+                    self.enter_loop(item, following, block)
                 if following is None:
-                    self.leave(item, block)
+                    self.leave_block(item, block)
                 self.segment(item)
             elif item.kind == "for":
                 self._for(item)
             else:
-                self.pass_on(item, block, items[n + 1 :])
+                self.forward_results(item, block, items[n + 1 :])
                 self._if(item)
 
     # ---- control flow ------------------------------------------------------------------------------------------------
@@ -107,9 +106,10 @@ class Lowering(Carrying):
         self.targets[body] = tuple(p if p.shape else None for p in body.params[1:])
         began = self.scratch.clock
 
-        outer, self._cut = self._cut, find_cut(body, self.axes, self.layout.panel_axis, self.target.rows)
+        outer = self._skippable
+        self._skippable = find_skippable_rows(body, self.axes, self.layout.panel_axis, self.target.rows)
 
-        def turn(counter: Index) -> None:
+        def iteration(counter: Index) -> None:
             text = str(counter) if isinstance(counter, int) else e.op(f"trunc i64 {counter} to i32")
             self.ev.scalars[body.params[0]] = Reg(text, "i32")
             for param, variable in variables.items():
@@ -119,8 +119,8 @@ class Lowering(Carrying):
                 if param in variables:
                     e.set(variables[param], self.ev.scalars[value].text)
 
-        e.loop(self.index(loop.operands[0]), self.index(loop.operands[1]), loop.attrs["step"], turn)
-        self._cut = outer
+        e.loop(self.index(loop.operands[0]), self.index(loop.operands[1]), loop.attrs["step"], iteration)
+        self._skippable = outer
         self.scratch.clock += 1
         for param in body.params[1:]:
             if param.shape:
@@ -158,37 +158,37 @@ class Lowering(Carrying):
     # ---- segments ----------------------------------------------------------------------------------------------------
 
     def segment(self, segment: Segment) -> None:
-        """Scalars as soon as they can be computed; nests without the panel axis; then all others, panel by panel."""
+        """Emit scalars as soon as they are ready, nests without the panel axis, then all others panel by panel."""
         for nest in segment.nests:
             for value in (*nest.values, *(f.result for f in nest.folds)):
                 if value in self.fusion.stored and value.shape and value not in self.ev.buffers:
                     self.ev.buffers[value] = self.buffer(value)
         waiting = list(segment.ops)
-        waiting = self._scalars(waiting)
+        waiting = self._emit_ready(waiting)
         panel_axis = self.layout.panel_axis
-        inside = [n for n in segment.nests if panel_axis is not None and panel_axis in n.axes]
+        in_panels = [n for n in segment.nests if panel_axis is not None and panel_axis in n.axes]
         for nest in segment.nests:
-            if nest not in inside:
+            if nest not in in_panels:
                 self.nests.emit(nest, None)
-                waiting = self._scalars(waiting)
-        if inside:
+                waiting = self._emit_ready(waiting)
+        if in_panels:
             assert panel_axis is not None
             whole, rest = divmod(panel_axis.extent, self.target.panel)
 
             def panel(number: Index, lanes: int = self.target.panel) -> None:
                 def work() -> None:
-                    for nest in inside:
+                    for nest in in_panels:
                         self.nests.emit(nest, (number, lanes))
 
-                if self._cut is None:
+                if self._skippable is None:
                     work()
                     return
-                low, high = self._cut_rows(self._cut, number, lanes)
-                self.nests.cut = (self._cut.axis, low, high)
+                low, high = self._visible_rows(self._skippable, number, lanes)
+                self.nests.active_rows = (self._skippable.axis, low, high)
                 self.e.when(self.e.compare("slt", low, high), work)
-                self.nests.cut = None
+                self.nests.active_rows = None
 
-            for nest in inside:
+            for nest in in_panels:
                 self.nests.pack(nest)
             began = self.scratch.clock
             self.e.loop(0, whole, 1, panel)
@@ -196,19 +196,19 @@ class Lowering(Carrying):
                 panel(whole, rest)
             self.scratch.end_loop(began)
 
-    def _cut_rows(self, cut: Cut, number: Index, lanes: int) -> tuple[Index, Index]:
-        """The rows a panel may see."""
+    def _visible_rows(self, skippable: SkippableRows, panel: Index, lanes: int) -> tuple[Index, Index]:
+        """Emit the range of rows that some lane of a panel may see."""
         e = self.e
         rests: list[Index] = []
-        for bound in cut.bounds:
-            rest: Index = bound.rest.const
-            for value, factor in bound.rest.terms.items():
+        for limit in skippable.limits:
+            rest: Index = limit.rest.const
+            for value, factor in limit.rest.terms.items():
                 rest = e.add(rest, e.mul(self.index(value), factor))
             rests.append(rest)
-        return row_range(e, cut, rests, e.mul(number, self.target.panel), lanes, self.target.rows)
+        return visible_rows(e, skippable, rests, e.mul(panel, self.target.panel), lanes, self.target.rows)
 
-    def _scalars(self, waiting: list[Op]) -> list[Op]:
-        """Emits every waiting scalar and tile address whose inputs are known; returns the rest."""
+    def _emit_ready(self, waiting: list[Op]) -> list[Op]:
+        """Emit every waiting scalar and tile address whose inputs are known; return the rest."""
         left = []
         for op in waiting:
             if op.kind == "program_id":
@@ -229,7 +229,7 @@ class Lowering(Carrying):
         return left
 
     def _program(self, op: Op) -> None:
-        """The program's number, taken apart; the last size runs fastest."""
+        """Split the program's number into the positions of the grid; the last size runs fastest."""
         e = self.e
         rest: Index = "%program"
         for size, result in reversed(list(zip(op.operands, op.results, strict=True))):

@@ -1,4 +1,4 @@
-"""Pages from the system, asked of the C library: no finaliser of the interpreter takes them away from threads."""
+"""Memory pages from the C library: no finaliser of the interpreter unmaps them while threads use them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PAGE = mmap.PAGESIZE
 
 
 def map_pages(size: int) -> int:
-    """Zeroed pages to read and write; the address of the first."""
+    """Map zeroed pages to read and write, and return the address of the first."""
     protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     address = libc().mmap(None, size, protection, flags, -1, 0)
     if address in (None, ctypes.c_void_p(-1).value):
@@ -26,7 +26,7 @@ def unmap_pages(address: int, size: int) -> None:
 
 
 def make_executable(address: int, size: int) -> None:
-    """Pages to read and run, no longer to write."""
+    """Make pages executable and no longer writable."""
     if libc().mprotect(address, size, mmap.PROT_READ | mmap.PROT_EXEC):
         raise InternalError("the system does not let this process run code it has made: mprotect was refused")
 

@@ -1,8 +1,9 @@
 """Nests without a dot: elementwise work, folds, copies and stores.
 
-A nest runs over a lane axis and at most one other, its rows. With lanes along the panel axis the caller walks the
-panels, and the rows of one panel are done here. Otherwise a fold over the rows keeps one group of lanes while the
-rows pass; everything else goes row by row. What does not change in the inner loop is computed before it.
+A nest runs over a lane axis and at most one other, its rows. If the lanes run along the panel axis, the caller loops
+over the panels and this module emits the rows of one panel. Otherwise a fold over the rows keeps one group of lanes in
+registers and loops over the rows; everything else goes row by row. Loop-invariant values are computed before the inner
+loop.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from functools import partial
 
 from ...ir import Op, Value
 from .axes import Axis
-from .bool_reductions import BYTES_PER_LANE, count, counted, only_truths
+from .bool_reductions import BYTES_PER_LANE, count_true, counted_bools, reduces_only_bools
 from .emit import Emitter, Index, Reg, Var
 from .evaluate import Evaluator
 from .fuse import Fusion, Nest
@@ -21,26 +22,26 @@ from .target import Target
 from .transpose import transpose
 from .vectors import lane_mask
 
-Panel = tuple[Index, int] | None  # number of the panel, and how many lanes of it the tile has
+Panel = tuple[Index, int] | None  # number of the panel, and how many of its lanes the tile fills
 
 
 class NestEmitter:
     def __init__(self, emitter: Emitter, target: Target, fusion: Fusion, evaluator: Evaluator) -> None:
         self.e, self.target, self.fusion, self.ev = emitter, target, fusion, evaluator
         self.axes = fusion.axes
-        self.vectors = target.vectors  # of a group that is done at once
+        self.vectors = target.vectors  # of a register group
         self.height = target.rows  # of a register block
-        self.cut: tuple[Axis, Index, Index] | None = None  # rows of an axis that are done; the others are left out
+        self.active_rows: tuple[Axis, Index, Index] | None = None  # an axis and its rows that are not skipped
 
     def emit(self, nest: Nest, panel: Panel) -> None:
-        """The nest, once without bounds and once with, if its tensors may end inside it."""
+        """Emit a nest: without bounds checks, and if its tensors may end inside it once more with them."""
         self.ev.making = set(nest.values)
         tiles = [self.ev.tensors.tiles[op] for op in self.lazy_loads(nest)]
         self.e.lanes = self.target.lanes
-        if only_truths(nest, tiles, self.target.lanes * BYTES_PER_LANE):
+        if reduces_only_bools(nest, tiles, self.target.lanes * BYTES_PER_LANE):
             self.e.lanes *= BYTES_PER_LANE
-        numbers = [op for op in (*nest.folds, *nest.made, *nest.ends.values()) if not op.result.shape]
-        self._numbers = {op.result: self._number(op) for op in numbers}
+        scalars = [op for op in (*nest.folds, *nest.made, *nest.completed_by.values()) if not op.result.shape]
+        self._scalar_folds = {op.result: self._scalar_variable(op) for op in scalars}
         inside = self._inside(nest)
 
         def body() -> None:
@@ -51,9 +52,9 @@ class NestEmitter:
                     inside, lambda: self._body(nest, panel, edge=False), lambda: self._body(nest, panel, edge=True)
                 )
 
-        if not self.found_in_place(nest, inside, body):
+        if not self.read_in_place(nest, inside, body):
             body()
-        for value, variable in self._numbers.items():
+        for value, variable in self._scalar_folds.items():
             self.ev.scalars[value] = Reg(self.e.get(variable), variable.type)
         self.ev.making = set()
         self.e.lanes = self.target.lanes
@@ -61,7 +62,8 @@ class NestEmitter:
 
     def _body(self, nest: Nest, panel: Panel, edge: bool) -> None:
         crossing = next(
-            (op for op in (*nest.made, *nest.stores) if op in self.fusion.apart and self._crosses(op, nest)), None
+            (op for op in (*nest.made, *nest.stores) if op in self.fusion.isolated and self._needs_transpose(op, nest)),
+            None,
         )
         if crossing is not None:
             self._transposed(nest, crossing, panel, edge)
@@ -69,9 +71,9 @@ class NestEmitter:
         rows = next((a for a in nest.axes if a is not nest.lane), None)
         along_rows = nest.fold_axis is not None and nest.fold_axis is rows
         if panel is not None or along_rows or (rows is None and nest.fold_axis is None):
-            self._lanes_outside(nest, rows, panel, edge)
+            self._lane_groups(nest, rows, panel, edge)
         else:
-            self._rows_outside(nest, rows, edge)
+            self._row_by_row(nest, rows, edge)
 
     # ---- bounds ------------------------------------------------------------------------------------------------------
 
@@ -81,11 +83,11 @@ class NestEmitter:
         return self.e.all([t for t in tests if t is not None])
 
     def lazy_loads(self, nest: Nest) -> list[Op]:
-        """Loads the nest reads from their tensors."""
+        """Return the loads that a nest reads from their tensors."""
         return self.loads_of(self.roots(nest))
 
     def loads_of(self, roots: list[Value]) -> list[Op]:
-        """Loads that are read where the given values are computed."""
+        """Return the loads that are read where the given values are computed."""
         found: dict[Op, None] = {}
         seen: set[Value] = set()
 
@@ -110,18 +112,18 @@ class NestEmitter:
         return list(found)
 
     def roots(self, nest: Nest) -> list[Value]:
-        """What must be computed at each point."""
+        """Return the values that must be computed at each point."""
         outputs = [v for v in nest.values if v in self.ev.buffers and v is not nest.total]
         outputs += [op.operands[0] for op in nest.made if not op.result.shape]  # a reduce of one element
         outputs += [op.operands[0] for op in (*nest.folds, *nest.stores)] + [source for source, _ in nest.moves]
-        if nest.total is not None:  # what starts the accumulator
-            outputs += [nest.start] if nest.start is not None else []
+        if nest.total is not None and nest.addend is not None:
+            outputs.append(nest.addend)
         return outputs
 
-    # ---- walking -----------------------------------------------------------------------------------------------------
+    # ---- loops -------------------------------------------------------------------------------------------------------
 
-    def _lanes_outside(self, nest: Nest, rows: Axis | None, panel: Panel, edge: bool) -> None:
-        """Group of lanes by group of lanes; the rows pass inside."""
+    def _lane_groups(self, nest: Nest, rows: Axis | None, panel: Panel, edge: bool) -> None:
+        """Loop over groups of lanes, and over the rows inside."""
 
         def group(points: list[Point]) -> None:
             totals = self.open_folds(nest, len(points))
@@ -130,7 +132,7 @@ class NestEmitter:
                     self.finish(nest, pt, [t[n] for t in totals])
             else:
                 self.prepare(nest, points, {nest.lane})
-                low, high = self.rows_done(rows)
+                low, high = self.row_range(rows)
                 step = next(s for s in (4, 2, 1) if rows.extent % s == 0 and self.target.rows % s == 0)
                 step = 1 if edge else step
 
@@ -148,34 +150,36 @@ class NestEmitter:
 
         self.each_group(nest.lane, panel, edge, {}, group)
 
-    def rows_done(self, axis: Axis | None) -> tuple[Index, Index]:
-        """From which row to which a panel works along an axis."""
-        if self.cut is not None and self.cut[0] is axis:
-            return self.cut[1], self.cut[2]
+    def row_range(self, axis: Axis | None) -> tuple[Index, Index]:
+        """Return the range of rows that is computed along an axis; the others are skipped."""
+        if self.active_rows is not None and self.active_rows[0] is axis:
+            return self.active_rows[1], self.active_rows[2]
         return 0, axis.extent if axis is not None else 1
 
-    def _rows_outside(self, nest: Nest, rows: Axis | None, edge: bool) -> None:
-        """Row by row; folds run along the lanes, and those of all elements over the rows too."""
+    def _row_by_row(self, nest: Nest, rows: Axis | None, edge: bool) -> None:
+        """Loop over the rows; folds run along the lanes, and those that another fold completes over the rows too."""
         loads = [] if edge else self.lazy_loads(nest)
-        whole = dict(zip(nest.folds, self.open_folds(nest, self.target.vectors), strict=True)) if nest.ends else {}
+        whole = (
+            dict(zip(nest.folds, self.open_folds(nest, self.target.vectors), strict=True)) if nest.completed_by else {}
+        )
 
         def one(row: Index) -> None:
             outer = Point({rows: row} if rows is not None else {}, None, None, edge)
             self.prepare(nest, [outer], {rows})
             totals = self.open_folds(nest, self.target.vectors)
-            totals = [whole[op] if op in nest.ends else new for op, new in zip(nest.folds, totals, strict=True)]
+            totals = [whole[op] if op in nest.completed_by else new for op, new in zip(nest.folds, totals, strict=True)]
 
             def group(points: list[Point]) -> None:
                 for load in loads:
-                    self.fetch_next(load, points)
+                    self.prefetch_next(load, points)
                 for n, pt in enumerate(points):
                     pt.memo = dict(outer.memo)
                     self.finish(nest, pt, [t[n] for t in totals])
 
             self.each_group(nest.lane, None, edge, outer.at, group)
             for op, variables in zip(nest.folds, totals, strict=True):
-                if op not in nest.ends:
-                    self._keep(op.result, self._joined(nest, op, variables), outer)
+                if op not in nest.completed_by:
+                    self._keep(op.result, self._combined(nest, op, variables), outer)
 
         height = rows.extent if rows is not None else 1
         short = nest.lane is not None and nest.lane.extent <= self.e.lanes * self.target.vectors and not edge
@@ -186,12 +190,12 @@ class NestEmitter:
                 one(self.e.add(row, i))
 
         self.e.loop(0, height, step, several)
-        for op, end in nest.ends.items():
-            self._keep(end.result, self._joined(nest, op, whole[op]), Point({}))
+        for op, end in nest.completed_by.items():
+            self._keep(end.result, self._combined(nest, op, whole[op]), Point({}))
 
-    def _joined(self, nest: Nest, op: Op, variables: list[Var]) -> Reg:
-        """The vectors a fold along the lanes has filled, as one number."""
-        counts = counted(nest, op) is not None
+    def _combined(self, nest: Nest, op: Op, variables: list[Var]) -> Reg:
+        """Combine the accumulators of a fold along the lanes to one number."""
+        counts = counted_bools(nest, op) is not None
         read = self._scalar if counts else self._vector
         total = read(op, variables[0])
         for other in variables[1:]:
@@ -201,7 +205,7 @@ class NestEmitter:
     def each_group(
         self, lane: Axis | None, panel: Panel, edge: bool, at: dict[Axis, Index], body: Callable[[list[Point]], None]
     ) -> None:
-        """Calls body with the points of every register group along the lanes; the last group may be smaller."""
+        """Call body with the points of every register group along the lanes; the last group may be smaller."""
         e, width, group = self.e, self.e.lanes, self.e.lanes * self.vectors
         if lane is None:
             body([Point(dict(at), None, None, edge)])
@@ -209,7 +213,7 @@ class NestEmitter:
         if panel is not None:
             number, lanes = panel
             first = e.mul(number, group)
-            parts = [(n, _part(lanes - n * width, width)) for n in range(-(-lanes // width))]
+            parts = [(n, _partial(lanes - n * width, width)) for n in range(-(-lanes // width))]
             body([Point(at | {lane: e.add(first, n * width)}, lane, valid, edge, (number, n)) for n, valid in parts])
             return
         whole = lane.extent // group * group
@@ -222,10 +226,10 @@ class NestEmitter:
         rest = lane.extent - whole
         if rest:
             starts = range(whole, lane.extent, width)
-            body([Point(at | {lane: s}, lane, _part(lane.extent - s, width), edge) for s in starts])
+            body([Point(at | {lane: s}, lane, _partial(lane.extent - s, width), edge) for s in starts])
 
     def prepare(self, nest: Nest, points: list[Point], fixed: set[Axis | None]) -> None:
-        """Computes at each point what depends on the fixed axes only, so that the loop inside finds it done."""
+        """Compute at each point the values that depend on the fixed axes only, before the loop inside needs them."""
         for pt in points:
             seen: set[Value] = set()
 
@@ -248,10 +252,10 @@ class NestEmitter:
     # ---- one point ---------------------------------------------------------------------------------------------------
 
     def finish(self, nest: Nest, pt: Point, totals: list[Var]) -> None:
-        """Folds, then everything that is kept: all is computed before anything is written, so updates may be in
-        place."""
+        """Emit the folds and then the writes of a point. All values are computed before any is written, so a value may
+        be updated in place."""
         for op, variable in zip(nest.folds, totals, strict=True):
-            if counted(nest, op) is not None:
+            if counted_bools(nest, op) is not None:
                 self._count(variable, op, pt)
                 continue
             x = (
@@ -277,20 +281,20 @@ class NestEmitter:
             self.ev.tensors.write(op, pt, reg)
 
     def _count(self, variable: Var, fold: Op, pt: Point) -> None:
-        """Adds how many lanes are true."""
+        """Add the number of true lanes."""
         cast = fold.operands[0].op
         assert cast is not None
         mask = self.e.splat(self.ev.operand(cast, cast.operands[0], pt))
         if pt.valid is not None:
             mask = self.e.binary("and", mask, Reg(lane_mask(self.e, pt.valid), "i1", True))
         before = Reg(self.e.get(variable), variable.type)
-        self.e.set(variable, self.e.binary("add", before, count(self.e, mask, variable.type)).text)
+        self.e.set(variable, self.e.binary("add", before, count_true(self.e, mask, variable.type)).text)
 
     def open_folds(self, nest: Nest, count: int) -> list[list[Var]]:
         variables = []
         for op in nest.folds:
             empty = self.ev.identity(op.attrs["fold"], op.operands[0].dtype)
-            empty = self.e.splat(empty) if nest.lane is not None and counted(nest, op) is None else empty
+            empty = self.e.splat(empty) if nest.lane is not None and counted_bools(nest, op) is None else empty
             variables.append([self.e.var(self.e.type_of(empty), empty.text) for _ in range(count)])
         return variables
 
@@ -303,10 +307,10 @@ class NestEmitter:
         if value.shape:
             self.ev.scratch.write(self.ev.buffers[value], pt, reg)
         else:
-            self.e.set(self._numbers[value], reg.text)
+            self.e.set(self._scalar_folds[value], reg.text)
 
-    def _number(self, op: Op) -> Var:
-        """Where a fold leaves a scalar, whichever copy of the nest runs."""
+    def _scalar_variable(self, op: Op) -> Var:
+        """Return the variable of a scalar result, which every copy of the nest writes."""
         empty = self.ev.identity(op.attrs["fold"], op.operands[0].dtype)
         return self.e.var(empty.type, empty.text)
 
@@ -316,50 +320,52 @@ class NestEmitter:
     def _scalar(self, op: Op, variable: Var) -> Reg:
         return Reg(self.e.get(variable), variable.type)
 
-    def found_in_place(self, nest: Nest, inside: str | None, copy: Callable[[], None]) -> bool:
-        """Whether a nest is a copy that may not be needed; then it is made where it is."""
+    def read_in_place(self, nest: Nest, inside: str | None, copy: Callable[[], None]) -> bool:
+        """Emit a copy that is skipped if the tile can be read in place; False if the nest is no such copy."""
         return False
 
-    def fetch_next(self, load: Op, points: list[Point]) -> None:
-        """Asks for what a load will read at these points in the next turn of a loop, if nothing else does."""
+    def prefetch_next(self, load: Op, points: list[Point]) -> None:
+        """Prefetch what a load reads at these points in the next iteration of a loop, if nothing else does."""
 
-    # ---- across the lanes --------------------------------------------------------------------------------------------
+    # ---- transposes --------------------------------------------------------------------------------------------------
 
-    def _crosses(self, op: Op, nest: Nest) -> bool:
-        """Whether the tensor is contiguous along the rows of the nest, so that squares of it can be turned in
+    def _needs_transpose(self, op: Op, nest: Nest) -> bool:
+        """True if the tensor is contiguous along the rows of the nest, so that squares of it are transposed in
         registers."""
         if op.kind == "gather" or len(nest.axes) != 2:
             return False
         dims = self.ev.tensors.tiles[op].dims
         unit = [d for d in dims if d.stride == 1 and d.axis is not None]
-        turns = op.attrs["tensor"].dtype.is_float or (op.kind == "load" and op.attrs["tensor"].dtype.kind == "bool")
-        return bool(unit) and unit[0].axis is not nest.lane and turns
+        dtype = op.attrs["tensor"].dtype
+        supported = dtype.is_float or (op.kind == "load" and dtype.kind == "bool")
+        return bool(unit) and unit[0].axis is not nest.lane and supported
 
     def _transposed(self, nest: Nest, op: Op, panel: Panel, edge: bool) -> None:
-        """A copy or store whose tensor runs along the rows: squares of `lanes` x `lanes` elements are transposed."""
+        """Copy or store a tile that is contiguous along the rows: transpose squares of `lanes` x `lanes` elements."""
         e, width = self.e, self.target.lanes
         rows = next(a for a in nest.axes if a is not nest.lane)
         lane = nest.lane
         assert lane is not None
 
         def square(pt: Point, row: Index, count: int) -> None:
-            """`count` rows from `row` on, for the vector of lanes at `pt`."""
+            """Transpose `count` rows from `row` on, for the vector of lanes at `pt`."""
             lanes = width if pt.valid is None else pt.valid
             outer = [
-                Point({rows: row, lane: e.add(pt.at[lane], i)}, rows, _part(count, width), edge) for i in range(lanes)
+                Point({rows: row, lane: e.add(pt.at[lane], i)}, rows, _partial(count, width), edge)
+                for i in range(lanes)
             ]
             inner = [
                 Point({rows: e.add(row, i), lane: pt.at[lane]}, lane, pt.valid, edge, pt.panel) for i in range(count)
             ]
             if op.kind == "load":
                 if not edge:
-                    self.fetch_next(op, outer)
+                    self.prefetch_next(op, outer)
                 columns = [self.ev.tensors.read(op, p) for p in outer]
-                truths = columns[0].type == "i1"  # turned as zeros and ones
-                floats = [(e.convert("uitofp", c, "float") if truths else c).text for c in columns]
+                bools = columns[0].type == "i1"  # transposed as zeros and ones
+                floats = [(e.convert("uitofp", c, "float") if bools else c).text for c in columns]
                 for p, text in zip(inner, transpose(e, floats), strict=False):
                     reg = Reg(text, "float", True)
-                    reg = e.binary("fcmp une", reg, e.number(0, "float"), "i1") if truths else reg
+                    reg = e.binary("fcmp une", reg, e.number(0, "float"), "i1") if bools else reg
                     self.ev.scratch.write(self.ev.buffers[op.result], p, reg)
             else:
                 values = [e.splat(self.ev.value(op.operands[0], p)).text for p in inner]
@@ -376,5 +382,5 @@ class NestEmitter:
         self.each_group(lane, panel, edge, {}, group)
 
 
-def _part(count: int, width: int) -> int | None:
+def _partial(count: int, width: int) -> int | None:
     return count if count < width else None

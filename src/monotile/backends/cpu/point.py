@@ -1,4 +1,4 @@
-"""Where a nest stands."""
+"""A position in the loops of a nest."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from .emit import Index, Reg
 
 @dataclass
 class Point:
-    """Where a nest stands: an index along each of its axes, which of them the lanes run along, and what is known
-    there."""
+    """A position in the loops of a nest: an index along each axis, the axis of the lanes, and values computed there."""
 
     at: dict[Axis, Index]
     lane: Axis | None = None
     valid: int | None = None  # lanes of the tile in this vector, when not all
-    edge: bool = False  # whether tensors may end here
+    edge: bool = False  # tensors may end here
     panel: tuple[Index, int] | None = None  # the panel and the vector in it, for lanes along the panel axis
     memo: dict[Value, Reg] = field(default_factory=dict)
-    group: int = 0  # which vector of its register group this is
+    group: int = 0  # number of the vector in its register group
 
     def translated(self, mine: tuple[Axis | None, ...], theirs: tuple[Axis | None, ...]) -> Point:
-        """The same place for a value whose dimensions are called otherwise."""
+        """Return the same position in the axes of another value."""
         if all(b is None or a is b for a, b in zip(mine, theirs, strict=True)):
             return self
         at = {b: self.at[a] if a is not None else 0 for a, b in zip(mine, theirs, strict=True) if b is not None}

@@ -1,7 +1,7 @@
-"""Runs the programs of a kernel on native threads, each with scratch memory of its own.
+"""Run the programs of a kernel on native threads, each with private scratch memory.
 
-A team is one calling thread and its workers. Everything between them happens in a block of memory that the native
-code (pool_native.py) and the `_Team` structure describe in the same order. A worker's slot moves through four states:
+A team is one calling thread and its workers. They communicate through a block of memory, whose layout the native code
+(pool_native.py) and the `_Team` structure both declare. A worker's slot has four states:
 
     idle -> posted    by the caller, who offers it a share of a launch
     posted -> running by the worker, which then takes programs until none is left, and goes back to idle
@@ -29,7 +29,7 @@ _SPINS = 20_000  # a fraction of a millisecond: back-to-back launches find the w
 _SPINS_WITHOUT_CORE = 200  # a worker beyond the number of cores only takes time from the others
 _HUGE_PAGE = 1 << 21
 
-# What the native `launch` and `drive` answer; a negative answer is the number of threads that are not ready yet.
+# Status of the native `launch` and `drive`; a negative one is minus the number of threads that must be made ready.
 _DONE, _UNFINISHED, _BUSY = 0, 1, 2
 
 
@@ -44,19 +44,19 @@ def run(kernel: int, programs: int, args: int | bytes, scratch_bytes: int, threa
     elif not 1 <= threads <= MAX_THREADS:
         raise BadThreadCount(f"threads is {threads}: expected a whole number from 1 to {MAX_THREADS}")
     teams = _teams
-    if threads > 1 and teams.crew().launch(kernel, programs, args, scratch_bytes, threads):
+    if threads > 1 and teams.with_workers().launch(kernel, programs, args, scratch_bytes, threads):
         return
-    for team in teams.soloists:
+    for team in teams.without_workers:
         if team.launch(kernel, programs, args, scratch_bytes, 1):
             return
     team = Team()
     team.launch(kernel, programs, args, scratch_bytes, 1)
-    teams.soloists.append(team)
+    teams.without_workers.append(team)
 
 
 @cache
 def default_threads() -> int:
-    """MONOTILE_THREADS, or else the number of processors this process may use; read once."""
+    """Return MONOTILE_THREADS, or else the number of processors this process may use; read once."""
     chosen = os.environ.get("MONOTILE_THREADS", "").strip()
     if not chosen:
         return min(_processors(), MAX_THREADS)
@@ -78,8 +78,8 @@ def _processors() -> int:
 
 
 class _Slot(ctypes.Structure):
-    """One thread's cache line. `thread` is what the system calls it, `next` to `end` the programs of its run, `home`
-    where it may run."""
+    """One thread's cache line. `thread` is its id in the system, `next` to `end` are the programs it has taken, and
+    `affinity` points to the processors it may run on."""
 
     _fields_ = (
         ("state", ctypes.c_int32),
@@ -87,13 +87,14 @@ class _Slot(ctypes.Structure):
         ("thread", ctypes.c_int64),
         ("next", ctypes.c_int64),
         ("end", ctypes.c_int64),
-        ("home", ctypes.c_void_p),
+        ("affinity", ctypes.c_void_p),
         ("_padding", ctypes.c_int64 * 2),
     )
 
 
 class _Team(ctypes.Structure):
-    """What the threads of a team share. The program counter, which all of them write, has a cache line to itself."""
+    """The memory that the threads of a team share. The program counter, which all of them write, has its own cache
+    line."""
 
     _fields_ = (
         ("next", ctypes.c_int64),
@@ -111,7 +112,7 @@ class _Team(ctypes.Structure):
 
 
 class Team:
-    """One caller at a time, its workers, and scratch for each of them. Threads and memory are added when needed."""
+    """A caller at a time, its workers, and scratch for each of them. Threads and memory are added when needed."""
 
     _tokens = itertools.count(1)
 
@@ -123,9 +124,9 @@ class Team:
         self._workers = 0
 
     def launch(self, kernel: int, programs: int, args: int | bytes, scratch_bytes: int, threads: int) -> bool:
-        """Run a launch to its end; False, with nothing done, when another caller has the team."""
-        # Ownership lives in native memory under a token, because an interrupt can arrive between any two steps here:
-        # whatever happened before it, cancelling stops this launch if it is running and does nothing otherwise.
+        """Run a launch to its end. Return False, with nothing done, if another caller owns the team."""
+        # The owner is a token in native memory, because an interrupt can arrive between any two steps here: whatever
+        # happened before it, cancelling stops this launch if it is running and does nothing otherwise.
         native, team, token = self._native, self._address, next(self._tokens)
         try:
             status = native.launch(team, kernel, programs, args, scratch_bytes, threads, token)
@@ -143,7 +144,7 @@ class Team:
         return True
 
     def _grow(self, threads: int, scratch_bytes: int) -> int:
-        """Make `threads` threads ready and say how many are. Only the owner comes here, while no worker is running."""
+        """Make `threads` threads ready and return how many are. Only the owner calls it, while no worker is running."""
         shared = self._shared
         if scratch_bytes > shared.scratch_bytes:
             shared.ready = 0
@@ -160,8 +161,8 @@ class Team:
         return int(shared.ready)
 
     def _start_worker(self, slot: int) -> bool:
-        """Start the worker of a slot; False when the system gives this process no more threads."""
-        # A daemon inside a native call holds no lock of the interpreter and is not waited for when it exits.
+        """Start the worker of a slot. Return False if the system gives this process no more threads."""
+        # A daemon thread inside a native call does not hold the GIL, and the interpreter does not wait for it at exit.
         spins = _SPINS if slot < _processors() else _SPINS_WITHOUT_CORE
         arguments = (self._address, slot, spins)
         worker = threading.Thread(target=self._native.work, args=arguments, name=f"monotile-{slot}", daemon=True)
@@ -174,26 +175,26 @@ class Team:
 
 
 class _Teams:
-    """The teams of this process: one with workers, and one without for each further simultaneous caller."""
+    """The teams of this process: one with workers, and one without workers for each further simultaneous caller."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a signal handler may launch while this thread makes the crew
-        self._crew: Team | None = None
-        self.soloists: list[Team] = []
+        self._lock = threading.RLock()  # a signal handler may launch while this thread makes the team
+        self._with_workers: Team | None = None
+        self.without_workers: list[Team] = []
 
-    def crew(self) -> Team:
-        if self._crew is None:
+    def with_workers(self) -> Team:
+        if self._with_workers is None:
             with self._lock:
-                made = self._crew or Team()
-                self._crew = self._crew or made  # that of the handler, if it launched meanwhile
-        return self._crew
+                made = self._with_workers or Team()
+                self._with_workers = self._with_workers or made  # that of a signal handler, if it launched meanwhile
+        return self._with_workers
 
 
 _teams = _Teams()
 
 
 def _forget_teams() -> None:
-    """A forked child has none of the workers, and locks and launches in whatever state they were."""
+    """Start afresh in a forked child, which has none of the workers, and locks and launches in any state."""
     global _teams
     _teams = _Teams()
 
@@ -206,7 +207,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Arena:
-    """Scratch for one thread: aligned to a page, or to huge pages when it fills one, and readable one page further."""
+    """Scratch for one thread: aligned to a page, or to a huge page if it fills one, and readable one page further."""
 
     def __init__(self, size: int) -> None:
         huge = size >= _HUGE_PAGE
@@ -216,8 +217,8 @@ class Arena:
         self._mapping = memory.map_pages(self._length)
         self.address = -(-self._mapping // unit) * unit
         if huge and hasattr(mmap, "MADV_HUGEPAGE"):
-            # Caches are indexed by physical address: scattered small pages cost a few percent and make times vary.
-            # It is advice; a kernel built without huge pages refuses it and nothing is lost.
+            # Caches are indexed by physical address: scattered small pages cost a few percent and make times vary. It
+            # is advice: a system without huge pages refuses it, which is harmless.
             memory.libc().madvise(self.address, whole, mmap.MADV_HUGEPAGE)
 
     def free(self) -> None:
@@ -236,7 +237,7 @@ class _Native(NamedTuple):
 
 
 def native_code() -> bytes:
-    """The pool's native side, compiled, from the disk cache if it is there."""
+    """Return the native code of the pool, from the disk cache if it is there."""
     key = disk.fingerprint(disk.compiler_fingerprint(), repr(host()), str(loader.takes_images()))
     data = disk.load(key, "pool")
     if data is None:
@@ -258,7 +259,7 @@ def _native() -> _Native:
 
     return _Native(
         code,
-        function("launch", number, *[address] * 7),  # its numbers too: ctypes takes an address twice as quickly
+        function("launch", number, *[address] * 7),  # integers too: ctypes converts an address twice as fast
         function("drive", number, address),
         function("cancel", None, address, number),
         function("work", None, address, number, number),

@@ -1,27 +1,29 @@
-"""The thread pool's native side, as LLVM IR text; pool.py says what it does and how the two sides share memory."""
+"""The native code of the thread pool, as LLVM IR text; pool.py describes it and the memory that both share."""
 
 from __future__ import annotations
 
-# Programs next to each other read memory next to each other, and a streamed tile is fetched while the one before it is
-# read, in another program or not. So a thread takes runs of them, each of its part of those that are left divided by
-# this, down to single ones, which let all threads end at about the same time.
+# Neighbouring programs read neighbouring memory, and a streamed tile is prefetched while the tile before it is read,
+# often by another program. So a thread takes runs of programs: its share of the remaining ones divided by this, down to
+# single programs at the end, so that all threads finish at about the same time (guided scheduling).
 RUNS = 2
 
 
 def native_text(triple: str) -> str:
-    """The pool in LLVM IR for one kind of machine."""
+    """Return the LLVM IR of the pool for a machine."""
     arm = triple.startswith(("aarch64", "arm64"))
     if "linux" in triple:
-        numbers = {"FUTEX": 98, "CHANGE": 122, "ASK": 123} if arm else {"FUTEX": 202, "CHANGE": 203, "ASK": 204}
+        numbers = (
+            {"FUTEX": 98, "SET_MASK": 122, "GET_MASK": 123} if arm else {"FUTEX": 202, "SET_MASK": 203, "GET_MASK": 204}
+        )
         sleep = _FUTEX + _AFFINITY
         for name, number in numbers.items():
             sleep = sleep.replace(f"i64 {name}", f"i64 {number}")
     else:
-        sleep = (_ULOCK if "apple" in triple else _POLL) + _ANYWHERE
+        sleep = (_ULOCK if "apple" in triple else _POLL) + _NO_AFFINITY
     return (_ARM if arm else _X86) + sleep + _POOL.replace("RUNS", str(RUNS))
 
 
-# A launch comes back to Python after about a sixteenth of a second to let signal handlers run: `slice` in ticks.
+# A launch returns to Python after about a sixteenth of a second, so that signal handlers run: `slice` in ticks.
 _X86 = """
 define internal void @relax() nounwind { call void @llvm.x86.sse2.pause() ret void }
 define internal i64 @ticks() nounwind { %t = call i64 @llvm.readcyclecounter() ret i64 %t }
@@ -44,7 +46,7 @@ declare void @llvm.aarch64.isb(i32)
 declare i64 @llvm.readsteadycounter()
 """
 
-# @wait sleeps if the slot still says 3 (sleeping) and may return early; @wake ends the sleep of its one worker.
+# @wait sleeps while the slot is 3 (sleeping) and may return early; @wake wakes its one worker.
 _FUTEX = """
 define internal void @wait(ptr %slot) nounwind {
   %r = call i64 (i64, ...) @syscall(i64 FUTEX, ptr %slot, i64 128, i64 3, ptr null)
@@ -74,26 +76,27 @@ define internal void @wake(ptr %slot) nounwind { ret void }
 declare i32 @usleep(i32)
 """
 
-# Where a worker wakes up. A hypervisor makes processors without work look busy, and the system then wakes a worker on
-# the caller's processor, where it waits for the caller to pause. So the caller notes where a sleeping worker may run
-# (`home`) and takes its own processor from it (@keep_off; taking the last one is refused) before anything can wake it;
-# once awake, the worker takes it back (@go_home). Where nothing was noted, the empty set is refused too.
+# On which processor a worker wakes up. Under a hypervisor idle processors look busy, and Linux then wakes a worker on
+# the caller's processor, where it waits for the caller to pause. So the caller saves the affinity mask of a sleeping
+# worker and removes its own processor from it (@avoid_caller; the system refuses to remove the last one) before it
+# wakes the worker; once awake, the worker restores the mask (@restore_affinity). If none was saved, the empty mask is
+# refused.
 _AFFINITY = """
-define internal void @go_home(ptr %home) nounwind {
-  %r = call i64 (i64, ...) @syscall(i64 CHANGE, i64 0, i64 128, ptr %home)
-  store <16 x i64> zeroinitializer, ptr %home, align 8
+define internal void @restore_affinity(ptr %affinity) nounwind {
+  %r = call i64 (i64, ...) @syscall(i64 SET_MASK, i64 0, i64 128, ptr %affinity)
+  store <16 x i64> zeroinitializer, ptr %affinity, align 8
   ret void
 }
-define internal void @keep_off(i64 %thread, ptr %home) nounwind {
+define internal void @avoid_caller(i64 %thread, ptr %affinity) nounwind {
   %others = alloca [128 x i8], align 8
-  %size = call i64 (i64, ...) @syscall(i64 ASK, i64 %thread, i64 128, ptr %home)
+  %size = call i64 (i64, ...) @syscall(i64 GET_MASK, i64 %thread, i64 128, ptr %affinity)
   %mine = call i32 @sched_getcpu()
   %number = zext i32 %mine to i64
   %byte = lshr i64 %number, 3
   %inside = icmp slt i64 %byte, %size
   br i1 %inside, label %narrow, label %end
 narrow:
-  %all = load <16 x i64>, ptr %home, align 8
+  %all = load <16 x i64>, ptr %affinity, align 8
   store <16 x i64> %all, ptr %others, align 8
   %place = getelementptr i8, ptr %others, i64 %byte
   %eight = load i8, ptr %place
@@ -103,16 +106,16 @@ narrow:
   %rest = xor i8 %bit, -1
   %left = and i8 %eight, %rest
   store i8 %left, ptr %place
-  %r = call i64 (i64, ...) @syscall(i64 CHANGE, i64 %thread, i64 128, ptr %others)
+  %r = call i64 (i64, ...) @syscall(i64 SET_MASK, i64 %thread, i64 128, ptr %others)
   br label %end
 end:
   ret void
 }
 declare i32 @sched_getcpu()
 """
-_ANYWHERE = """
-define internal void @go_home(ptr %home) nounwind { ret void }
-define internal void @keep_off(i64 %thread, ptr %home) nounwind { ret void }
+_NO_AFFINITY = """
+define internal void @restore_affinity(ptr %affinity) nounwind { ret void }
+define internal void @avoid_caller(i64 %thread, ptr %affinity) nounwind { ret void }
 """
 
 # Slot states: 0 idle, 1 posted, 2 running, 3 sleeping. Plain fields are written by the owner before it posts a slot and
@@ -122,7 +125,7 @@ _POOL = """
 %team = type { i64, [7 x i64], i64, i64, ptr, ptr, i64, i64, i64, i64, [1024 x %slot] }
 declare i32 @sched_yield()
 
-; The next program for a thread, or -1: of the run that it has, or the first of a new one.
+; Return the next program for a thread, or -1: the next of its run, or the first of a new run.
 define internal i64 @take(ptr %team, ptr %slot, i64 %n, i64 %size) nounwind {
   %p.next = getelementptr %slot, ptr %slot, i32 0, i32 3
   %p.end = getelementptr %slot, ptr %slot, i32 0, i32 4
@@ -210,9 +213,9 @@ offer:
   %moves = and i1 %sleeps, %known
   br i1 %moves, label %aside, label %post_it
 aside:
-  %p.home = getelementptr %slot, ptr %slot, i32 0, i32 5
-  %home = load ptr, ptr %p.home
-  call void @keep_off(i64 %thread, ptr %home)
+  %p.affinity = getelementptr %slot, ptr %slot, i32 0, i32 5
+  %affinity = load ptr, ptr %p.affinity
+  call void @avoid_caller(i64 %thread, ptr %affinity)
   br label %post_it
 post_it:
   %was = atomicrmw xchg ptr %slot, i32 1 seq_cst
@@ -320,11 +323,11 @@ end:
 }
 
 define void @work(ptr %team, i64 %me, i64 %patience) nounwind {
-  %home = alloca [16 x i64], align 8
-  store <16 x i64> zeroinitializer, ptr %home, align 8
+  %affinity = alloca [16 x i64], align 8
+  store <16 x i64> zeroinitializer, ptr %affinity, align 8
   %slot = getelementptr %team, ptr %team, i32 0, i32 10, i64 %me
-  %p.home = getelementptr %slot, ptr %slot, i32 0, i32 5
-  store ptr %home, ptr %p.home
+  %p.affinity = getelementptr %slot, ptr %slot, i32 0, i32 5
+  store ptr %affinity, ptr %p.affinity
   %p.n = getelementptr %team, ptr %team, i32 0, i32 3
   %p.kernel = getelementptr %team, ptr %team, i32 0, i32 4
   %p.args = getelementptr %team, ptr %team, i32 0, i32 5
@@ -353,7 +356,7 @@ sleep:
   %asleep = icmp eq i32 %woken, 3
   br i1 %asleep, label %sleep, label %awake
 awake:
-  call void @go_home(ptr %home)
+  call void @restore_affinity(ptr %affinity)
   br label %idle
 join:
   %joined = cmpxchg ptr %slot, i32 1, i32 2 acquire monotonic

@@ -1,7 +1,7 @@
-"""Fetching ahead: asking for memory that a later turn of a loop will read, where no hardware guesses it.
+"""Software prefetch: request memory that a later iteration reads, where no hardware prefetcher predicts it.
 
-Streamed tiles (streams.py) are asked for while the one before them is read, tiles that all panels of a dot read while
-the panels are worked on, tiles that are turned or mapped strip by strip at the place where they are read.
+Streamed tiles (streamed_dots.py) are prefetched while the tile before them is read; tiles that all panels of a dot
+read, while the panels are computed; tiles that are transposed or read strip by strip, where the current one is read.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .point import Point
 from .tiles import Tile
 from .vectors import BYTES
 
-LINE = 64  # bytes fetched at once
-MOST_AT_ONCE = 64  # lines: what is asked for faster than it comes is lost
+LINE = 64  # bytes of a cache line
+MAX_LINES = 64  # for one register block: requests faster than memory answers are dropped
 
 
 @dataclass(frozen=True)
-class Ahead:
-    """The next tile: where it starts, how far apart its rows are, and how many."""
+class NextTile:
+    """The tile that is streamed next: its address, and the stride and the number of its rows."""
 
     base: str
     element: str
@@ -32,114 +32,113 @@ class Ahead:
     rows: int
 
 
-class FetchEmitter(DotEmitter):
+class PrefetchEmitter(DotEmitter):
     # ---- streamed tiles ----------------------------------------------------------------------------------------------
 
-    def fetch_rows(self, ahead: Ahead | None, steps: int, points: list[Point], k: Index) -> None:
-        """Asks for the same place of the next tile, and again half a tile later: what is asked for while memory is busy
-        may be forgotten."""
+    def prefetch_rows(self, next_tile: NextTile | None, steps: int, points: list[Point], k: Index) -> None:
+        """Prefetch the same rows of the next tile, and those half a tile away a second time: a request made while
+        memory is busy may be dropped."""
         e = self.e
         for i in range(steps):
             row = e.add(k, i)
             rows = [row]
-            if ahead is not None and ahead.rows & (ahead.rows - 1) == 0 and ahead.rows > 1:
-                half = ahead.rows // 2
+            if next_tile is not None and next_tile.rows & (next_tile.rows - 1) == 0 and next_tile.rows > 1:
+                half = next_tile.rows // 2
                 rows.append(row ^ half if isinstance(row, int) else e.op(f"xor i64 {row}, {half}"))
             for pt in points:
                 assert pt.lane is not None
-                for place in rows:
-                    self.fetch_line(ahead, place, pt.at[pt.lane], self._known(pt))
+                for at in rows:
+                    self.prefetch_line(next_tile, at, pt.at[pt.lane], self._constant_lanes(pt))
 
-    def _known(self, pt: Point) -> int:
-        """Which vector of its group a point is, in lanes."""
+    def _constant_lanes(self, pt: Point) -> int:
+        """Return the part of a point's position along the lanes that is known at compile time."""
         assert pt.lane is not None
         at = pt.at[pt.lane]
         return at if isinstance(at, int) else pt.group * self.e.lanes
 
-    def find_ahead(self, load: Op, in_order: bool) -> Ahead | None:
-        """Where the tile that is streamed after this one lies, if it has the same shape. A tile that is read in order
-        and followed by its own next turn needs no help."""
+    def find_next_tile(self, load: Op, in_order: bool) -> NextTile | None:
+        """Return the tile that is streamed after this one, if it has the same shape. A tile that is read in order and
+        followed by its own next iteration needs no prefetch."""
         following = self.layout.next_streamed.get(load)
         if following is None or following[0] not in self.ev.tensors.tiles:
             return None
         if following[0] is load and in_order:
             return None
-        op, turns = following
+        op, shift = following
         e, tile = self.e, self.ev.tensors.tiles[op]
-        mine = self.ev.tensors.tiles[load]
-        if [d.extent for d in tile.dims] != [d.extent for d in mine.dims] or tile.dims[-1].stride != 1 != mine.dims[
-            -1
-        ].stride:
+        current = self.ev.tensors.tiles[load]
+        strided = tile.dims[-1].stride != 1 and current.dims[-1].stride != 1
+        if [d.extent for d in tile.dims] != [d.extent for d in current.dims] or strided:
             return None
-        base = e.element(tile.base, self._moved(tile, turns), tile.element)
-        return Ahead(base, tile.element, tile.dims[0].stride, tile.dims[0].extent)
+        base = e.element(tile.base, self._offset(tile, shift), tile.element)
+        return NextTile(base, tile.element, tile.dims[0].stride, tile.dims[0].extent)
 
     # ---- tiles that panels share -------------------------------------------------------------------------------------
 
-    def fetch_share(self, nest: Nest, rows: Axis | None, panel: Panel, row: Index) -> None:
-        """Register blocks of all panels divide the lines of the next tile among them: spread so over the arithmetic of
-        a turn, no line has to wait for another."""
+    def prefetch_shared(self, nest: Nest, rows: Axis | None, panel: Panel, row: Index) -> None:
+        """Prefetch this register block's share of the next tile. The blocks of all panels divide its lines among them:
+        spread over the arithmetic of an iteration, no request waits for another."""
         assert nest.dot is not None
         found = self.layout.shared.get(self.operands(nest, nest.dot)[1].base)
         if found is None or panel is None or rows is None:
             return
-        load, turns = found
+        load, shift = found
         tile = self.ev.tensors.tiles[load]
-        high, wide = tile.dims
-        if wide.stride != 1:
+        rows_dim, columns_dim = tile.dims
+        if columns_dim.stride != 1:
             return
         e, size = self.e, BYTES[tile.element]
-        lines = -(-wide.extent * size // LINE)  # of a row
+        lines = -(-columns_dim.extent * size // LINE)  # of a row
         blocks = -(-rows.extent // self.height)
         panels = -(-nest.lane.extent // self.target.panel) if nest.lane is not None else 1
-        wanted = -(-lines * high.extent // (blocks * panels))
+        wanted = -(-lines * rows_dim.extent // (blocks * panels))
         each = next((n for n in range(wanted, lines) if lines % n == 0), -(-wanted // lines) * lines)
-        if each > MOST_AT_ONCE:
+        if each > MAX_LINES:
             return
-        first = e.mul(e.add(e.mul(panel[0], blocks), self._divided(row, self.height)), each)
-        start, column = self._divided(first, lines), self._rest(first, lines)
+        first = e.mul(e.add(e.mul(panel[0], blocks), self._div(row, self.height)), each)
+        start, column = self._div(first, lines), self._mod(first, lines)
         for n in range(each):
-            place = e.add(e.mul(e.add(start, n // lines), high.stride), e.mul(e.add(column, n % lines), LINE // size))
-            self._ask(e.element(tile.base, e.add(self._moved(tile, turns), place), tile.element))
+            at = e.add(e.mul(e.add(start, n // lines), rows_dim.stride), e.mul(e.add(column, n % lines), LINE // size))
+            self._prefetch(e.element(tile.base, e.add(self._offset(tile, shift), at), tile.element))
 
-    def _divided(self, a: Index, b: int) -> Index:
+    def _div(self, a: Index, b: int) -> Index:
         return a // b if isinstance(a, int) else self.e.op(f"udiv i64 {a}, {b}")
 
-    def _rest(self, a: Index, b: int) -> Index:
+    def _mod(self, a: Index, b: int) -> Index:
         return a % b if isinstance(a, int) else self.e.op(f"urem i64 {a}, {b}")
 
-    # ---- tiles that are turned, and strips ---------------------------------------------------------------------------
+    # ---- transposed tiles, and strips --------------------------------------------------------------------------------
 
-    def fetch_next(self, load: Op, points: list[Point]) -> None:
-        turns, at, lane = self.layout.next_turn.get(load), points[0].at, points[0].lane
-        if turns is None:
+    def prefetch_next(self, load: Op, points: list[Point]) -> None:
+        shift, at, lane = self.layout.next_iteration.get(load), points[0].at, points[0].lane
+        if shift is None:
             return
         tile = self.ev.tensors.tiles[load]
         if any(d.axis not in at for d in tile.dims if d.axis is not None):
             return
         if not any(d.axis is lane and d.stride == 1 for d in tile.dims):
             return
-        offset = self._moved(tile, turns)
+        offset = self._offset(tile, shift)
         for pt in points:
-            if self._known(pt) * BYTES[tile.element] % LINE == 0:
-                self._ask(self.e.element(self.ev.tensors.address(load, pt), offset, tile.element))
+            if self._constant_lanes(pt) * BYTES[tile.element] % LINE == 0:
+                self._prefetch(self.e.element(self.ev.tensors.address(load, pt), offset, tile.element))
 
-    def _moved(self, tile: Tile, turns: tuple[int, ...]) -> Index:
-        """How far away in memory a tile is that lies so far along each dimension."""
+    def _offset(self, tile: Tile, shift: tuple[int, ...]) -> Index:
+        """Return the distance in memory to the tile that is shifted so far along each dimension."""
         offset: Index = 0
-        for dim, step in zip(tile.dims, turns, strict=True):
+        for dim, step in zip(tile.dims, shift, strict=True):
             offset = self.e.add(offset, self.e.mul(dim.stride, step))
         return offset
 
-    def _ask(self, pointer: str) -> None:
-        """For a line of memory, in the second-level cache."""
+    def _prefetch(self, pointer: str) -> None:
+        """Prefetch a cache line into L2."""
         self.e.call("void", "llvm.prefetch.p0", ("ptr", pointer), ("i32", "0"), ("i32", "2"), ("i32", "1"))
 
-    def fetch_line(self, ahead: Ahead | None, row: Index, column: Index, offset: int) -> None:
-        """Asks for the line at a place of the next tile; `offset` is the part of the column known now, so that each
-        line is asked for once."""
+    def prefetch_line(self, next_tile: NextTile | None, row: Index, column: Index, offset: int) -> None:
+        """Prefetch the line at a position of the next tile. `offset` is the part of the column that is known at compile
+        time: only the column at which a line begins requests it."""
         e = self.e
-        if ahead is None or offset * BYTES[ahead.element] % LINE:
+        if next_tile is None or offset * BYTES[next_tile.element] % LINE:
             return
-        at = e.element(ahead.base, e.add(e.mul(row, ahead.stride), column), ahead.element)
-        self._ask(at)
+        at = e.element(next_tile.base, e.add(e.mul(row, next_tile.stride), column), next_tile.element)
+        self._prefetch(at)

@@ -1,8 +1,8 @@
-"""Cuts: in a block that is partly hidden, each panel of lanes does only the rows some lane of it may see.
+"""Row skipping: in a partly hidden block, each panel of lanes computes only the rows that some lane of it may see.
 
-`blocks(..., visible)` promises that elements `visible` hides do not matter to any fold along the positions.
-Comparisons of positions bound the visible rows of a panel, whatever else hides more; rows outside are left out of
-every nest and contraction."""
+`blocks(..., visible)` promises that hidden elements do not matter to any fold along the positions. The position tests
+in `visible` bound the visible rows of a panel, whatever else hides more; every nest and contraction of the panel skips
+the rows outside these bounds. On the diagonal of causal attention that is half of the work."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .emit import Emitter, Index
 
 
 @dataclass(frozen=True)
-class Bound:
-    """`sign * row + factor * lane + rest < 0` wherever something is visible."""
+class RowLimit:
+    """`sign * row + factor * lane + rest < 0` holds for every visible element."""
 
     sign: int
     factor: int
@@ -25,15 +25,15 @@ class Bound:
 
 
 @dataclass(frozen=True)
-class Cut:
-    """The axis whose rows may be left out, and what bounds them."""
+class SkippableRows:
+    """The axis whose rows may be skipped, and the limits of its visible rows."""
 
     axis: Axis
-    bounds: tuple[Bound, ...]
+    limits: tuple[RowLimit, ...]
 
 
-def find_cut(body: Block, axes: Axes, lanes: Axis | None, unit: int) -> Cut | None:
-    """What the `visible` mark of a loop allows; `unit` is the number of rows that are done together."""
+def find_skippable_rows(body: Block, axes: Axes, lanes: Axis | None, block_rows: int) -> SkippableRows | None:
+    """Return the rows that the `visible` mark of a loop allows to skip; `block_rows` are computed together."""
     marks = [op for op in body.ops if op.kind == "visible"]
     if not marks or lanes is None:
         return None
@@ -43,21 +43,21 @@ def find_cut(body: Block, axes: Axes, lanes: Axis | None, unit: int) -> Cut | No
         return None
     along = dims.index(lanes)
     rows = dims[1 - along]
-    if rows is None or rows.extent % unit or _escapes(body, axes, lanes, rows):
+    if rows is None or rows.extent % block_rows or _escapes(body, axes, lanes, rows):
         return None
-    bounds = [b for test in tests if (b := _bound(test, along)) is not None]
-    return Cut(rows, tuple(bounds)) if bounds else None
+    limits = [limit for test in tests if (limit := _row_limit(test, along)) is not None]
+    return SkippableRows(rows, tuple(limits)) if limits else None
 
 
 def _masked_by(op: Op, tests: list[Op], axes: Axes) -> tuple[Axis | None, ...] | None:
-    """The axes of what a `where` hides by all of the tests."""
+    """Return the axes of a `where` that hides by all of the tests; None for any other op."""
     if op.kind != "where" or len(op.result.shape) != 2:
         return None
     return axes.dims(op.result) if {test for test, _ in conjuncts(op.operands[0])}.issuperset(tests) else None
 
 
 def _escapes(body: Block, axes: Axes, lanes: Axis, rows: Axis) -> bool:
-    """Whether something with both axes leaves the loop's body otherwise than through a fold."""
+    """True if a tile with both axes leaves the loop's body otherwise than through a fold."""
 
     def both(value: Value) -> bool:
         return {lanes, rows} <= set(axes.of(value))
@@ -66,33 +66,40 @@ def _escapes(body: Block, axes: Axes, lanes: Axis, rows: Axis) -> bool:
     return any(both(v) for op in ends for v in op.operands)
 
 
-def _bound(test: Op, along: int) -> Bound | None:
+def _row_limit(test: Op, along: int) -> RowLimit | None:
     form = below(test)
     if form is None:
         return None
     sign = form.iotas.get(1 - along, 0)
     if sign not in (1, -1):
         return None
-    return Bound(sign, form.iotas.get(along, 0), Linear(form.const, form.terms))
+    return RowLimit(sign, form.iotas.get(along, 0), Linear(form.const, form.terms))
 
 
-def row_range(e: Emitter, cut: Cut, rests: list[Index], first: Index, lanes: int, unit: int) -> tuple[Index, Index]:
-    """The rows a panel of `lanes` lanes from `first` on may see, in whole units. `rests` are the bounds' scalar
-    parts."""
+def visible_rows(
+    e: Emitter, skippable: SkippableRows, rests: list[Index], first: Index, lanes: int, block_rows: int
+) -> tuple[Index, Index]:
+    """Emit the range of rows that `lanes` lanes from `first` on may see, in whole register blocks. `rests` are the
+    scalar parts of the limits."""
     low: Index = 0
-    high: Index = cut.axis.extent
-    for bound, rest in zip(cut.bounds, rests, strict=True):
-        # The lane at which most is visible: the one that makes factor * lane least.
-        best = first if bound.factor > 0 else e.add(first, lanes - 1)
-        level = e.add(rest, e.mul(best, bound.factor))
-        if bound.sign > 0:  # row < -level
-            high = _pick(e, "smin", high, e.sub(0, level))
+    high: Index = skippable.axis.extent
+    for limit, rest in zip(skippable.limits, rests, strict=True):
+        # The lane that sees most is the one with the smallest factor * lane.
+        best = first if limit.factor > 0 else e.add(first, lanes - 1)
+        level = e.add(rest, e.mul(best, limit.factor))
+        if limit.sign > 0:  # row < -level
+            high = _extreme(e, "smin", high, e.sub(0, level))
         else:  # row > level
-            low = _pick(e, "smax", low, e.add(level, 1))
-    low = e.op(f"and i64 {low}, {-unit}") if not isinstance(low, int) else low // unit * unit
-    high = e.op(f"and i64 {e.add(_pick(e, 'smax', high, 0), unit - 1)}, {-unit}") if not isinstance(high, int) else high
+            low = _extreme(e, "smax", low, e.add(level, 1))
+    low = _rounded_down(e, low, block_rows)
+    if not isinstance(high, int):
+        high = _rounded_down(e, e.add(_extreme(e, "smax", high, 0), block_rows - 1), block_rows)
     return low, high
 
 
-def _pick(e: Emitter, which: str, a: Index, b: Index) -> Index:
+def _rounded_down(e: Emitter, row: Index, step: int) -> Index:
+    return row // step * step if isinstance(row, int) else e.op(f"and i64 {row}, {-step}")
+
+
+def _extreme(e: Emitter, which: str, a: Index, b: Index) -> Index:
     return e.call("i64", f"llvm.{which}.i64", ("i64", str(a)), ("i64", str(b)))

@@ -1,4 +1,4 @@
-"""Arguments and scalar arithmetic of a kernel."""
+"""Kernel arguments and scalar arithmetic."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from .vectors import register_type
 
 
 class Scalars:
-    """What both functions need: arguments and scalar arithmetic."""
+    """The part that both emitted functions need: arguments and scalar arithmetic."""
 
     def __init__(self, kernel: Kernel, target: Target) -> None:
         self.kernel, self.target = kernel, target
-        self.e = Emitter(target.lanes, scales=target.scales)
+        self.e = Emitter(target.lanes, has_scalef=target.has_scalef)
         self.axes = Axes(kernel)
         self.scratch = Scratch(self.e)
         self.tensors = Tensors(self.e, self.axes, kernel.tensors)
         self.ev = Evaluator(self.e, self.axes, self.tensors, self.scratch)
 
     def scalar(self, op: Op) -> None:
+        """Emit a scalar op."""
         e = self.e
         operands = [self.ev.scalars[v] for v in op.operands]
         if op.kind == "const":
@@ -35,7 +36,7 @@ class Scalars:
         elif op.kind == "param":
             reg = self._parameter(op)
         elif op.kind == "gather":
-            reg = self.tensors.read_scattered(op, operands, Point({}))
+            reg = self.tensors.read_gather(op, operands, Point({}))
         else:
             reg = self.ev.elementwise(op, operands)
         self.ev.scalars[op.result] = reg
@@ -51,7 +52,7 @@ class Scalars:
         return Reg(self.e.op(f"trunc i64 {word} to {type_}"), type_)
 
     def index(self, value: Value) -> Index:
-        """A scalar as an i64 index."""
+        """Return a scalar as an i64 index."""
         reg = self.ev.scalars[value]
         if not reg.text.startswith("%"):
             return int(reg.text)

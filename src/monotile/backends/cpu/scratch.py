@@ -1,4 +1,4 @@
-"""Scratch buffers for the tiles a kernel keeps."""
+"""Scratch buffers: where a kernel stores its tiles."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Buffer:
     lane: Axis | None
     size: int
     panel_stride: int = 0
-    place: str = ""  # where its contents lie instead, if that is known while the kernel runs
-    first: int = -1
-    last: int = -1
+    pointer: str = ""  # where the contents are instead, for a tile that may be read in place
+    first_use: int = -1
+    last_use: int = -1
 
 
 class Scratch:
-    """Buffers and when they are in use; offsets are assigned when the whole kernel is known."""
+    """Buffers and their live ranges; offsets are assigned when the whole kernel has been emitted."""
 
     def __init__(self, emitter: Emitter) -> None:
         self.e = emitter
@@ -42,23 +42,24 @@ class Scratch:
         return buffer
 
     def touch(self, buffer: Buffer) -> None:
-        if buffer.first < 0:
-            buffer.first = self.clock
-        buffer.last = max(buffer.last, self.clock)
+        if buffer.first_use < 0:
+            buffer.first_use = self.clock
+        buffer.last_use = max(buffer.last_use, self.clock)
 
     def end_loop(self, began: int) -> None:
-        """What a loop found in use when it began stays in use until it ends: the next turn may read it. What it fills
-        panel by panel is in use from its beginning: earlier panels must outlive what later turns do."""
+        """Extend live ranges at the end of a loop. A buffer that was live when the loop began stays live until it ends:
+        the next iteration may read it. A buffer filled panel by panel is live from the beginning: what earlier panels
+        hold must survive the iterations of later ones."""
         for buffer in self.buffers:
-            if 0 <= buffer.first < began <= buffer.last:
-                buffer.last = self.clock
-            if buffer.panel_stride and buffer.first > began:
-                buffer.first, buffer.last = began, max(buffer.last, self.clock)
+            if 0 <= buffer.first_use < began <= buffer.last_use:
+                buffer.last_use = self.clock
+            if buffer.panel_stride and buffer.first_use > began:
+                buffer.first_use, buffer.last_use = began, max(buffer.last_use, self.clock)
 
     def finish(self) -> int:
-        """Places the buffers; returns the bytes a program needs."""
-        used = [b for b in self.buffers if b.first >= 0]
-        offsets, total = assign([Interval(b.size, b.first, b.last) for b in used])
+        """Assign the offsets and return the bytes a program needs."""
+        used = [b for b in self.buffers if b.first_use >= 0]
+        offsets, total = assign([Interval(b.size, b.first_use, b.last_use) for b in used])
         for buffer, offset in zip(used, offsets, strict=True):
             self.e.entry.append(f"  {buffer.name} = getelementptr i8, ptr %scratch, i64 {offset}")
         return total
@@ -74,7 +75,7 @@ class Scratch:
                 offset = e.add(offset, e.add(e.mul(panel[0], buffer.panel_stride), panel[1] * e.lanes))
             else:
                 offset = e.add(offset, e.mul(at[axis], stride))
-        return e.element(buffer.place or buffer.name, offset, buffer.element)
+        return e.element(buffer.pointer or buffer.name, offset, buffer.element)
 
     def read(self, buffer: Buffer, pt: Point) -> Reg:
         e = self.e

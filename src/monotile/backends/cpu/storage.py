@@ -1,4 +1,4 @@
-"""Storage reuse: values that are never alive together share memory."""
+"""Storage reuse: buffers that are never live together share memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ALIGNMENT = 64
 
 @dataclass
 class Interval:
-    """`size` bytes needed from time `first` to time `last`, both included."""
+    """`size` bytes that are live from time `first` to time `last`, both included."""
 
     size: int
     first: int
@@ -17,7 +17,7 @@ class Interval:
 
 
 def assign(intervals: list[Interval]) -> tuple[list[int], int]:
-    """An offset for each interval such that those alive together do not overlap, and the size of it all."""
+    """Return an offset for each interval, such that those live together do not overlap, and the total size."""
     offsets = [0] * len(intervals)
     placed: list[int] = []
     total = 0

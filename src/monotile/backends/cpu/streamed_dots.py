@@ -1,12 +1,12 @@
-"""Streamed dots: a tile that is read only once is not worth a copy; it is used as it comes from its tensor.
+"""Streamed dots: a tile that is used once is read from its tensor by the dot itself, without a copy in scratch.
 
-With few rows, each element of the tile that has the lanes meets every row at once. If the tile is contiguous along
-the lanes, its rows are read as vectors and accumulate (*outer*). If it is contiguous along the contraction, vectors
-of both operands are multiplied along it and their lanes summed at the end by a tree that handles as many sums as a
-vector has lanes (*inner*).
+A dot with few rows multiplies each element of the tile with every row at once. If the tile is contiguous along the
+lanes, its rows are read as vectors and accumulated (*outer product*). If it is contiguous along the contraction,
+vectors of both operands are multiplied along it, and the lanes of as many sums as a vector has lanes are added by one
+tree (*inner product*).
 
-A tile is read in the order of memory as far as possible: hardware fetches ahead for those who do. Tiles of one loop
-are streamed one after another, and no hardware guesses that order: while one is read, the next is fetched.
+A tile is read in the order of memory as far as possible, because hardware prefetchers follow that order. Tiles of one
+loop are streamed one after another, which no prefetcher predicts: while one is read, the next is prefetched.
 """
 
 from __future__ import annotations
@@ -17,46 +17,53 @@ from functools import partial
 
 from ...ir import Op
 from .axes import Axis
-from .bf16_pairs import Packed, add_products, in_pairs, in_panels, outer, stretch
-from .bf16_pairs import panel as in_panel
-from .dots import Operand
+from .bf16_pairs import (
+    PackedRows,
+    add_pair_products,
+    load_pairs,
+    outer_contraction,
+    packs_panels,
+    panel_contraction,
+    streams_pairs,
+)
+from .dots import DotOperand
 from .emit import Emitter, Index, Reg
 from .evaluate import Evaluator
-from .fuse import Fusion, Nest, strip
+from .fuse import Fusion, Nest, unviewed
 from .nests import Panel
 from .point import Point
-from .prefetch import LINE, Ahead, FetchEmitter
+from .prefetch import LINE, NextTile, PrefetchEmitter
 from .target import Target
 from .transpose import exchange, lane_sums
 from .vectors import BYTES, lane_mask
 
-AT_ONCE = 512  # bytes of a tile that are read in any order
-FEW = 4  # rows: with fewer, what is read of them is little beside the tile
-MUCH_WORK = 128  # multiply-adds for a line of memory that take longer than the line
+UNORDERED_BYTES = 512  # of a tile that may be read in any order
+SHARING_ROWS = 4  # with fewer rows, reading them costs little beside reading the tile
+COMPUTE_BOUND = 128  # FMAs per cache line that take longer than loading the line
 
 
 @dataclass(frozen=True)
-class Inner:
+class InnerProduct:
     """A dot whose streamed tile is contiguous along the contraction."""
 
     load: Op
-    lanes: Operand
-    others: Operand
+    lane_operand: DotOperand
+    row_operand: DotOperand
     height: int
     edge: bool
-    ahead: Ahead | None
-    packed: Packed | None  # the rows as pairs of bfloat16, if they are multiplied so
+    next_tile: NextTile | None
+    packed: PackedRows | None  # the rows, for bf16 pair products
 
 
-class StreamEmitter(FetchEmitter):
+class StreamedDotEmitter(PrefetchEmitter):
     def __init__(self, emitter: Emitter, target: Target, fusion: Fusion, evaluator: Evaluator) -> None:
         super().__init__(emitter, target, fusion, evaluator)
-        self.packed: dict[Op, Packed] = {}
+        self.packed: dict[Op, PackedRows] = {}
 
     def lazy_loads(self, nest: Nest) -> list[Op]:
         if nest.dot is None or nest.dot not in self.layout.streamed:
             return super().lazy_loads(nest)
-        streamed = strip(nest.dot.operands[1] if self._lanes_second(nest, nest.dot) else nest.dot.operands[0])
+        streamed = unviewed(nest.dot.operands[1] if self._lanes_second(nest, nest.dot) else nest.dot.operands[0])
         return [*super().lazy_loads(nest), *self.loads_of([streamed])]
 
     def _lanes_second(self, nest: Nest, dot: Op) -> bool:
@@ -65,70 +72,72 @@ class StreamEmitter(FetchEmitter):
     def dot(self, nest: Nest, dot: Op, panel: Panel, edge: bool) -> None:
         load = self.layout.streamed.get(dot)
         if load is None and dot in self.packed and panel is not None:
-            self._paired(nest, dot, panel, edge)
+            self._paired_panels(nest, dot, panel, edge)
             return
         if load is None:
             super().dot(nest, dot, panel, edge)
             return
-        lanes, others, rows = self.operands(nest, dot)
+        lane_operand, row_operand, rows = self.operands(nest, dot)
         height = rows.extent if rows is not None else 1
-        if self.layout.unit(load) is lanes.free:
+        if self.layout.contiguous_axis(load) is lane_operand.free:
 
             def vector(pt: Point, k: Index) -> Reg:
                 assert pt.lane is not None
-                return self.ev.value(lanes.base, Point(lanes.at(pt.at[pt.lane], k), lanes.free, pt.valid, edge))
+                return self.ev.value(
+                    lane_operand.base, Point(lane_operand.at(pt.at[pt.lane], k), lane_operand.free, pt.valid, edge)
+                )
 
-            how = self.singly(vector, others)
-            if not edge and in_pairs(self.target, dot, load, lanes, others, inner=False):
-                how = outer(self, load, lanes, Packed(self, others, height))
-            whole_rows = self._shape(nest, load, height)
-            ahead = None if edge else self.find_ahead(load, whole_rows)
-            how = replace(how, before=partial(self.fetch_rows, ahead, how.steps))
-            self.blocks(nest, how, others.deep, rows, dot.operands[0].shape[1], panel, edge)
+            contraction = self.float32_contraction(vector, row_operand)
+            if not edge and streams_pairs(self.target, dot, load, lane_operand, row_operand, inner=False):
+                contraction = outer_contraction(self, load, lane_operand, PackedRows(self, row_operand, height))
+            whole_rows = self._set_register_block(nest, load, height)
+            next_tile = None if edge else self.find_next_tile(load, whole_rows)
+            contraction = replace(contraction, before=partial(self.prefetch_rows, next_tile, contraction.steps))
+            self.register_blocks(nest, contraction, rows, panel, edge)
             self.vectors, self.height = self.target.vectors, self.target.rows
         else:
-            paired = not edge and in_pairs(self.target, dot, load, lanes, others, inner=True)
-            packed = Packed(self, others, height) if paired else None
-            ahead = None if edge else self.find_ahead(load, True)
-            self._inner(nest, Inner(load, lanes, others, height, edge, ahead, packed), rows)
+            paired = not edge and streams_pairs(self.target, dot, load, lane_operand, row_operand, inner=True)
+            packed = PackedRows(self, row_operand, height) if paired else None
+            next_tile = None if edge else self.find_next_tile(load, True)
+            self._inner(nest, InnerProduct(load, lane_operand, row_operand, height, edge, next_tile, packed), rows)
 
-    def _shape(self, nest: Nest, load: Op, height: int) -> bool:
-        """The register block of an outer product: every row of the result, so that the tile is read once, and equal
-        pieces of a row of the tile. Says whether they are one. All registers are used where arithmetic takes longer
-        than memory, or where pieces would be short; else the next tile comes better while this one is in two pieces."""
+    def _set_register_block(self, nest: Nest, load: Op, height: int) -> bool:
+        """Choose the register block of an outer product: every row of the result, so that the tile is read once, and
+        equal pieces of a row of the tile. Return True if there is one piece. All registers are used if arithmetic takes
+        longer than memory or pieces would be short; else prefetching the next tile works better with two pieces."""
         assert nest.lane is not None
         size = BYTES[self.ev.tensors.tiles[load].element]
-        most = self.target.vectors_for(height)
-        if size == 4 and height * LINE < MUCH_WORK * size:
+        most = self.target.max_vectors(height)
+        if size == 4 and height * LINE < COMPUTE_BOUND * size:
             most = max(1, self.target.accumulators // height)
         row = -(-nest.lane.extent // self.target.lanes)
         pieces = -(-row // most)
         self.vectors, self.height = -(-row // pieces), height
         return pieces == 1
 
-    # ---- pairs in panels ---------------------------------------------------------------------------------------------
+    # ---- bf16 pair products in panels --------------------------------------------------------------------------------
 
     def pack(self, nest: Nest) -> None:
-        """Before the panels of a nest: what all of them read, packed for products in pairs."""
+        """Pack the rows that all panels of a nest read, for bf16 pair products."""
         dot = nest.dot
         if dot is None or dot in self.layout.streamed:
             return
-        lanes, others, rows = self.operands(nest, dot)
-        if in_panels(self.target, dot, nest, lanes, others) and others.base in self.ev.buffers:
-            self.packed[dot] = Packed(self, others, rows.extent if rows is not None else 1)
+        lane_operand, row_operand, rows = self.operands(nest, dot)
+        if packs_panels(self.target, dot, nest, lane_operand, row_operand) and row_operand.base in self.ev.buffers:
+            self.packed[dot] = PackedRows(self, row_operand, rows.extent if rows is not None else 1)
             self.ev.scratch.clock += 1
 
-    def _paired(self, nest: Nest, dot: Op, panel: Panel, edge: bool) -> None:
-        lanes, others, rows = self.operands(nest, dot)
-        found: list[Point] = []
-        self.each_group(nest.lane, panel, edge, {}, found.extend)
-        how = in_panel(self, lanes, self.packed[dot], found, self.rows_done(others.deep), self.target.panel)
-        self.blocks(nest, how, others.deep, rows, dot.operands[0].shape[1], panel, edge)
+    def _paired_panels(self, nest: Nest, dot: Op, panel: Panel, edge: bool) -> None:
+        lane_operand, _, rows = self.operands(nest, dot)
+        points: list[Point] = []
+        self.each_group(nest.lane, panel, edge, {}, points.extend)
+        contraction = panel_contraction(self, lane_operand, self.packed[dot], points)
+        self.register_blocks(nest, contraction, rows, panel, edge)
 
     # ---- inner products ----------------------------------------------------------------------------------------------
 
-    def _inner(self, nest: Nest, dot: Inner, rows: Axis | None) -> None:
-        """A vector of results at a time: for `lanes` positions of the streamed tile, every row."""
+    def _inner(self, nest: Nest, dot: InnerProduct, rows: Axis | None) -> None:
+        """Emit an inner product: for every `lanes` positions of the streamed tile, a vector of results of each row."""
         e, width = self.e, self.target.lanes
         assert nest.lane is not None
         slots = min(1 << (dot.height - 1).bit_length(), width)  # rows of one tree of sums: a power of two
@@ -155,11 +164,11 @@ class StreamEmitter(FetchEmitter):
         if nest.lane.extent - whole:
             block(whole, nest.lane.extent - whole)
 
-    def _products(self, dot: Inner, rows: range, start: Index, each: int) -> list[str]:
-        """Sums, still spread over the lanes, of some rows with `each` positions from `start`: row by row."""
-        e, lanes = self.e, dot.lanes
-        assert lanes.deep is not None and lanes.free is not None
-        depth = lanes.deep.extent
+    def _products(self, dot: InnerProduct, rows: range, start: Index, each: int) -> list[str]:
+        """Multiply some rows with `each` positions from `start` on; return the sums, still spread over the lanes."""
+        e, lane_operand = self.e, dot.lane_operand
+        assert lane_operand.contracted is not None and lane_operand.free is not None
+        depth = lane_operand.contracted.extent
         width = self.target.lanes * (1 if dot.packed is None else 2)
         zero = e.splat(e.number(0.0, "float"))
         sums = [e.var(e.vector_type("float"), zero.text) for _ in range(len(rows) * each)]
@@ -169,10 +178,13 @@ class StreamEmitter(FetchEmitter):
             held = [[Reg(e.get(v), "float", True) for v in line] for line in mine]
             for s in starts:
                 k = e.add(first, s)
-                for i in positions if rows.start == 0 else ():  # the first rows fetch for all
-                    self.fetch_line(dot.ahead, e.add(start, i), k, s)
-                places = [Point(lanes.at(e.add(start, i), k), lanes.deep, valid, dot.edge) for i in positions]
-                tile = [self._stretch(dot, pt) for pt in places]
+                for i in positions if rows.start == 0 else ():  # once for all rows
+                    self.prefetch_line(dot.next_tile, e.add(start, i), k, s)
+                places = [
+                    Point(lane_operand.at(e.add(start, i), k), lane_operand.contracted, valid, dot.edge)
+                    for i in positions
+                ]
+                tile = [self._tile_vector(dot, pt) for pt in places]
                 for r, row in enumerate(rows):
                     add = self._row(dot, row, k, valid)
                     held[r] = [add(t, h) for t, h in zip(tile, held[r], strict=True)]
@@ -182,12 +194,12 @@ class StreamEmitter(FetchEmitter):
 
         whole = depth // width * width
         step = next((w for w in (4 * width, 2 * width) if whole % w == 0 and whole > w), width)
-        # Few positions at once, and a real loop for them, in which LLVM cannot mix them with others: memory comes
-        # fastest in its own order. With several rows two positions at least share what is read of them: otherwise
-        # there is more than a load for each multiply-add.
+        # Few positions at once, in a loop of their own, so that LLVM cannot interleave them with others: memory is
+        # fastest when it is read in order. With several rows, two positions at least share the loads of the rows:
+        # otherwise there is more than one load for each FMA.
         row_bytes = depth * BYTES[self.ev.tensors.tiles[dot.load].element]
-        shared = len(rows) >= (FEW if dot.packed is None else 2 * FEW)
-        most = 2 * AT_ONCE if shared else AT_ONCE
+        shared = len(rows) >= (SHARING_ROWS if dot.packed is None else 2 * SHARING_ROWS)
+        most = 2 * UNORDERED_BYTES if shared else UNORDERED_BYTES
         few = next((n for n in (8, 4, 2) if each % n == 0 and n * row_bytes <= most), 2 - each % 2 if shared else 1)
         for i in range(0, each, few):
             positions = range(i, i + few)
@@ -196,34 +208,36 @@ class StreamEmitter(FetchEmitter):
                 steps(positions, whole, range(0, 1), depth - whole)
         return [e.get(v) for v in sums]
 
-    def _stretch(self, dot: Inner, pt: Point) -> Reg:
-        """A vector of the streamed tile along the contraction: numbers, or pairs of them."""
+    def _tile_vector(self, dot: InnerProduct, pt: Point) -> Reg:
+        """Read a vector of the streamed tile along the contraction: numbers, or pairs of bfloat16."""
         if dot.packed is None:
             return self.ev.tensors.read(dot.load, pt)
-        return stretch(self.e, self.ev.tensors.address(dot.load, pt), half=pt.valid is not None)
+        return load_pairs(self.e, self.ev.tensors.address(dot.load, pt), half=pt.valid is not None)
 
-    def _row(self, dot: Inner, row: int, k: Index, valid: int | None) -> Callable[[Reg, Reg], Reg]:
-        """What adds the products of a vector of the tile with a row to a sum."""
+    def _row(self, dot: InnerProduct, row: int, k: Index, valid: int | None) -> Callable[[Reg, Reg], Reg]:
+        """Return the function that adds the products of a vector of the tile with a row to a sum."""
         e = self.e
         if dot.packed is not None:
-            words = dot.packed.words(row, k, half=valid is not None)
-            return lambda t, total: add_products(e, t, words, total)
-        x = self.ev.scratch.read(dot.others.buffer, Point(dot.others.at(row, k), dot.others.deep, valid))
-        if valid is not None:  # beyond the tile scratch holds anything, and anything times 0 may be NaN
+            pairs = dot.packed.pairs(row, k, half=valid is not None)
+            return lambda t, total: add_pair_products(e, t, pairs, total)
+        x = self.ev.scratch.read(
+            dot.row_operand.buffer, Point(dot.row_operand.at(row, k), dot.row_operand.contracted, valid)
+        )
+        if valid is not None:  # scratch beyond the tile is undefined, and 0 times NaN is NaN
             x = e.select(Reg(lane_mask(e, valid), "i1", True), x, e.splat(e.number(0.0, "float")))
         return lambda t, total: e.fma(x, t, total)
 
     def _finish_block(
         self, nest: Nest, rows: Axis | None, first: Index, count: int, results: list[str], edge: bool
     ) -> None:
-        """The row work on a block of results."""
+        """Emit the elementwise work and the folds of a block of results."""
         e = self.e
         assert nest.lane is not None
         group = Point({nest.lane: first}, nest.lane, count if count < e.lanes else None, edge)
         totals = self.open_folds(nest, 1)
         self.prepare(nest, [group], {nest.lane})
         for row in range(rows.extent if rows is not None else 1):
-            pt = self.below(group, rows, row)
-            self.total(nest, pt, Reg(results[row], "float", True), group)
+            pt = self.row_point(group, rows, row)
+            self.add_total(nest, pt, Reg(results[row], "float", True), group)
             self.finish(nest, pt, [t[0] for t in totals])
         self.close_folds(nest, group, [t[0] for t in totals])

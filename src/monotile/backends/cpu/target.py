@@ -29,8 +29,8 @@ class Target:
     bfloat16_pairs: bool = False  # an instruction that adds two products of bfloat16 to a float32
 
     @property
-    def scales(self) -> bool:
-        """Whether one instruction takes a number apart and one scales by a power of two, for whole vectors."""
+    def has_scalef(self) -> bool:
+        """True if an instruction scales whole vectors by powers of two (VSCALEFPS)."""
         return self.name == "avx512"
 
     @property
@@ -39,11 +39,12 @@ class Target:
 
     @property
     def panel(self) -> int:
-        """Lanes a register block covers."""
+        """Return the lanes of a register block."""
         return self.lanes * self.vectors
 
-    def vectors_for(self, rows: int) -> int:
-        """How wide a register block of so many rows may be at most: accumulators, a row of vectors and a broadcast."""
+    def max_vectors(self, rows: int) -> int:
+        """Return the most vectors a register block of some rows may have: accumulators, one row of vectors and a
+        broadcast must fit the registers."""
         return max(1, (self.registers - 1) // (rows + 1))
 
 
@@ -62,7 +63,7 @@ NEEDED = {
     "avx2": ("+avx2", "+fma", "+f16c", "+bmi2"),
 }
 _X86 = "x86_64-unknown-linux-gnu"
-# The least processor that has a unit, where this machine's own has another one: triple, LLVM's name for it, features.
+# The least processor with each unit: triple, LLVM's name for it, features. `host_for` prefers this machine's own.
 _PROCESSORS = {
     "avx512": (_X86, "x86-64-v4", "+avx512f,+avx512vl,+avx512bw,+avx512bf16"),
     "avx2": (_X86, "x86-64-v3", "+avx2,+fma"),

@@ -1,6 +1,6 @@
-"""Slices of a kernel's tensors.
+"""Access to slices of a kernel's tensors.
 
-A `Tile` is a load's or store's slice: a base pointer plus, for each of its dimensions, axis, stride and bounds.
+A `Tile` is the slice of a load or store: a base pointer plus, for each of its dimensions, axis, stride and bounds.
 Accesses come in two forms, inside (no checks) and edge (lanes and rows outside the tensor read zero and are not
 written).
 """
@@ -16,7 +16,7 @@ from .emit import Emitter, Index, Reg
 from .point import Point
 from .vectors import BYTES, STORED, decode, encode, gather, gather_at, lane_mask, masked_load, masked_store, scatter
 
-FAR = 2**33  # no position of a tensor is so great
+FAR = 2**33  # beyond every position of a tensor
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Dim:
     start: Index
     length: Index
     checked: bool
-    wide: bool = False  # whether the start may be beyond int32
+    wide: bool = False  # the start may be beyond int32
 
 
 @dataclass
@@ -37,8 +37,8 @@ class Tile:
     tensor: Tensor
     base: str
     dims: list[Dim]
-    reachable: str | None  # whether the positions given as single numbers lie inside; None when known
-    inside: str | None  # whether the whole tile does; None when known
+    reachable: str | None  # condition: the scalar positions are inside the tensor; None if they always are
+    inside: str | None  # condition: the whole tile is; None if it always is
 
     @property
     def element(self) -> str:
@@ -46,7 +46,7 @@ class Tile:
 
 
 class Tensors:
-    """Reads and writes slices of the kernel's tensors."""
+    """Read and write slices of the kernel's tensors."""
 
     def __init__(self, emitter: Emitter, axes: Axes, tensors: tuple[Tensor, ...]) -> None:
         self.e, self.axes = emitter, axes
@@ -72,7 +72,7 @@ class Tensors:
         return self.e.load(self.e.element("%args", word, "i64"), type_, 8)
 
     def define(self, op: Op, starts: list[Index]) -> None:
-        """Base address and bounds of a load's or store's tile."""
+        """Emit base address and bounds of the tile of a load or store."""
         e, tensor = self.e, op.attrs["tensor"]
         value = op.operands[0] if op.kind == "store" else op.result
         axes = iter(self.axes.dims(value))
@@ -83,7 +83,7 @@ class Tensors:
         ):
             stride, length = self.strides[tensor.index][n], self.lengths[tensor.index][n]
             wide = op.operands[(op.kind == "store") + n].dtype.bits == 64
-            start = self._near(start) if wide else start
+            start = self._clamp(start) if wide else start
             offset = e.add(offset, e.mul(start, stride))
             if checked:
                 tests = [e.compare("sge", start, 0), e.compare("sle", e.add(start, extent or 1), length)]
@@ -95,9 +95,9 @@ class Tensors:
         base = e.element(self.pointer[tensor.index], offset, STORED[tensor.dtype.name])
         self.tiles[op] = Tile(tensor, base, dims, e.all(single), e.all(whole))
 
-    def _place(self, tile: Tile, pt: Point) -> tuple[str, Dim | None, Reg | None]:
-        """Pointer of the point's first element, the dimension its lanes run along, and the mask of what may be
-        touched."""
+    def _locate(self, tile: Tile, pt: Point) -> tuple[str, Dim | None, Reg | None]:
+        """Return the address of the point's first element, the dimension of the lanes, and the mask of the elements
+        inside the tensor."""
         e = self.e
         offset: Index = 0
         lane: Dim | None = None
@@ -130,8 +130,8 @@ class Tensors:
             mask = uniform if mask is None else e.binary("and", mask, uniform)
         return e.element(tile.base, offset, tile.element), lane, mask
 
-    def _near(self, start: Index) -> Index:
-        """A start far outside every tensor, as one less far, with which address arithmetic does not overflow."""
+    def _clamp(self, start: Index) -> Index:
+        """Clamp a start far outside every tensor, so that address arithmetic does not overflow."""
         if isinstance(start, int):
             return max(-FAR, min(start, FAR))
         held = self.e.call("i64", "llvm.smin.i64", ("i64", start), ("i64", str(FAR)))
@@ -141,13 +141,13 @@ class Tensors:
         return Reg(str(index), "i32") if isinstance(index, int) else Reg(self.e.op(f"trunc i64 {index} to i32"), "i32")
 
     def address(self, op: Op, pt: Point) -> str:
-        """Of the first element at a point that lies inside the tensor."""
-        return self._place(self.tiles[op], pt)[0]
+        """Return the address of the first element at a point inside the tensor."""
+        return self._locate(self.tiles[op], pt)[0]
 
     def read(self, op: Op, pt: Point, test: Reg | None = None) -> Reg:
-        """The elements at a point; zero outside the tensor, and where they fail the test."""
+        """Read the elements at a point; zero outside the tensor and where the test fails."""
         e, tile = self.e, self.tiles[op]
-        pointer, lane, mask = self._place(tile, pt)
+        pointer, lane, mask = self._locate(tile, pt)
         if test is not None:
             mask = test if mask is None else e.binary("and", mask, test)
         size = BYTES[tile.element]
@@ -166,7 +166,7 @@ class Tensors:
 
     def write(self, op: Op, pt: Point, value: Reg) -> None:
         e, tile = self.e, self.tiles[op]
-        pointer, lane, mask = self._place(tile, pt)
+        pointer, lane, mask = self._locate(tile, pt)
         if lane is None:
             self._write_one(tile, pointer, mask, encode(e, tile.tensor.dtype, value))
             return
@@ -188,17 +188,17 @@ class Tensors:
         else:
             self.e.when(mask.text, write)
 
-    def read_scattered(self, op: Op, indices: list[Reg], pt: Point) -> Reg:
-        """A gather: every lane has a position of its own; those outside the tensor read zero."""
+    def read_gather(self, op: Op, indices: list[Reg], pt: Point) -> Reg:
+        """Gather: every lane has its own position; those outside the tensor read zero."""
         e, tensor = self.e, op.attrs["tensor"]
         element = STORED[tensor.dtype.name]
-        run = self._run(op, indices, pt)
+        contiguous = self._contiguous_index(op, indices, pt)
         offset, inside = Reg("0", "i64"), Reg("true", "i1")
         for n, index in enumerate(indices):
             wide = index if index.type == "i64" else e.convert("sext", index, "i64")
             length = Reg(str(self.lengths[tensor.index][n]), "i64")
             inside = e.binary("and", inside, e.binary("icmp ult", wide, length, "i1"))
-            if n == run:
+            if n == contiguous:
                 wide = Reg(e.op(f"extractelement {e.vector_type('i64')} {wide.text}, i64 0"), "i64")
             offset = e.binary("add", offset, e.binary("mul", wide, Reg(str(self.strides[tensor.index][n]), "i64")))
         base = self.pointer[tensor.index]
@@ -207,18 +207,18 @@ class Tensors:
             pointer = e.op(f"select i1 {inside.text}, ptr {pointer}, ptr @zero")
             return decode(e, tensor.dtype, Reg(e.load(pointer, element, BYTES[element]), element))
         mask = e.binary("and", e.splat(inside), Reg(lane_mask(e, pt.valid), "i1", True))
-        if run is not None:
+        if contiguous is not None:
             pointer = e.op(f"getelementptr {element}, ptr {base}, i64 {offset.text}")
             return decode(e, tensor.dtype, Reg(masked_load(e, pointer, element, mask.text), element, True))
         pointers = e.op(f"getelementptr {element}, ptr {base}, {e.vector_type('i64')} {e.splat(offset).text}")
         return decode(e, tensor.dtype, Reg(gather_at(e, pointers, element, mask.text), element, True))
 
-    def _run(self, op: Op, indices: list[Reg], pt: Point) -> int | None:
-        """The one index of a gather that changes along the lanes, if it does so step by step and its dimension is
-        contiguous: then what lies in the tensor is a run of memory."""
-        moving = [n for n, index in enumerate(indices) if index.vector]
-        if len(moving) != 1 or self.strides[op.attrs["tensor"].index][moving[0]] != 1:
+    def _contiguous_index(self, op: Op, indices: list[Reg], pt: Point) -> int | None:
+        """Return the one index of a gather that changes along the lanes, if it steps by one in a contiguous dimension:
+        then the gather is a load. None if there is none."""
+        varying = [n for n, index in enumerate(indices) if index.vector]
+        if len(varying) != 1 or self.strides[op.attrs["tensor"].index][varying[0]] != 1:
             return None
-        form = linear(op.operands[moving[0]])
+        form = linear(op.operands[varying[0]])
         dim = self.axes.dims(op.result).index(pt.lane)
-        return moving[0] if form is not None and form.iotas.get(dim) == 1 else None
+        return varying[0] if form is not None and form.iotas.get(dim) == 1 else None

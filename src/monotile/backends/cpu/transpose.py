@@ -1,4 +1,4 @@
-"""Transposing a square of registers, and summing its rows."""
+"""Transpose a square of registers, and sum the lanes of its rows."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .emit import Emitter
 
 
 def transpose(e: Emitter, rows: list[str]) -> list[str]:
-    """Vectors of floats become the columns of the square they form; missing rows count as zero.
+    """Transpose a square of float vectors; missing rows count as zero.
 
-    Inside every 128 bits pairs of elements and then pairs of pairs are interleaved, which is one instruction each;
-    whole 128-bit parts are exchanged last."""
+    Elements and then pairs of elements are interleaved inside every 128 bits, which is one instruction each; whole
+    128-bit parts are exchanged last."""
     width = e.lanes
     x = rows + ["zeroinitializer"] * (width - len(rows))
     quads: list[list[str]] = []  # quads[g][c]: in each part p the elements 4p + c of rows 4g .. 4g + 3
@@ -35,8 +35,8 @@ def transpose(e: Emitter, rows: list[str]) -> list[str]:
 
 
 def lane_sums(e: Emitter, rows: list[str]) -> str:
-    """The sum of each row's lanes, the rows' sums in order; as many rows as lanes. Rows are folded together by twos, on
-    the way of `transpose`: elements inside every 128 bits first, whole 128-bit parts last."""
+    """Return a vector of the sums of each row's lanes, for as many rows as lanes. Rows are added by twos in the order
+    of `transpose`: inside every 128 bits first, whole 128-bit parts last. Each sum has the same order."""
 
     def fold(a: str, b: str, pick: Callable[[str, str, bool], str]) -> str:
         return e.op(f"fadd {e.vector_type('float')} {pick(a, b, False)}, {pick(a, b, True)}")
@@ -53,7 +53,7 @@ def lane_sums(e: Emitter, rows: list[str]) -> str:
 
 
 def _interleave(e: Emitter, a: str, b: str, high: bool, size: int) -> str:
-    """Elements, or pairs of them, of two vectors in turn, from the low or the high half of every 128 bits."""
+    """Interleave elements, or pairs of them, of the low or the high half of every 128 bits of two vectors."""
     picks = []
     for first in range(2 * high, e.lanes, 4):
         pair = [first, first + 1], [e.lanes + first, e.lanes + first + 1]
@@ -62,14 +62,14 @@ def _interleave(e: Emitter, a: str, b: str, high: bool, size: int) -> str:
 
 
 def _halves(e: Emitter, a: str, b: str, high: bool, held: int) -> str:
-    """Of every `held` 128-bit parts of two vectors the first or the last half, one vector after the other."""
+    """Take the first or the last half of every `held` 128-bit parts of two vectors, one vector after the other."""
     half = 2 * held
     picks = [v + g + half * high + i for v in (0, e.lanes) for g in range(0, e.lanes, 2 * half) for i in range(half)]
     return e.shuffle(a, b, "float", picks)
 
 
 def exchange(e: Emitter, vectors: list[str], size: int) -> list[str]:
-    """Transposes a square whose elements are parts of `size` lanes of the vectors."""
+    """Transpose a square whose elements are parts of `size` lanes of the vectors."""
     count = len(vectors)
     vectors = list(vectors)
     half = 1

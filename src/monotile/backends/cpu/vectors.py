@@ -1,6 +1,6 @@
 """Vectors in memory: element types, masked and scattered access, conversion between memory and registers.
 
-Registers hold every float as float32 and every small integer as int32; conversion happens at the tensor's edge.
+Registers hold every float as float32 and every small integer as int32; loads and stores of a tensor convert.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...dtypes import DType
 from .emit import Emitter, Index, Reg
 
-# How an element type is kept in memory and in registers.
+# The LLVM type of an element in memory.
 STORED = {
     "float32": "float", "float16": "half", "bfloat16": "i16", "int64": "i64", "int32": "i32", "int8": "i8",
     "uint8": "i8", "bool": "i8",
@@ -65,8 +65,8 @@ def masked_load(e: Emitter, pointer: str, element: str, mask: str) -> str:
 
 def masked_store(e: Emitter, value: str, pointer: str, element: str, mask: str) -> None:
     if element in ("i8", "i16", "i32"):
-        # LLVM 22 turns a masked store of truncated integers, when it knows the mask and one lane is left,
-        # into a store of the wide integer, which overwrites what follows. So it must not know the mask.
+        # If LLVM 22 knows that one lane of the mask is set, it turns a masked store of truncated integers into a store
+        # of the wide integer, which overwrites the bytes behind it. So it must not know the mask.
         mask = e.op(f"and {e.vector_type('i1')} {mask}, {_every_lane(e)}")
     args = (
         (e.vector_type(element), value),
@@ -78,7 +78,7 @@ def masked_store(e: Emitter, value: str, pointer: str, element: str, mask: str) 
 
 
 def _every_lane(e: Emitter) -> str:
-    """A mask of all lanes that the optimiser cannot see through; read once, when the function begins."""
+    """Return a mask of all lanes that the optimiser does not know: the entry block loads it from memory."""
     lines = [
         "  %ones = load volatile i16, ptr @ones",
         f"  %few = trunc i16 %ones to i{e.lanes}",
@@ -93,7 +93,7 @@ def _every_lane(e: Emitter) -> str:
 
 
 def decode(e: Emitter, dtype: DType, raw: Reg) -> Reg:
-    """A tensor's element as a register value."""
+    """Convert a tensor's element to a register value."""
     if dtype.name == "bfloat16":
         wide = e.binary("shl", e.convert("zext", raw, "i32"), e.number(16, "i32"))
         return e.convert("bitcast", wide, "float")
@@ -108,7 +108,7 @@ def decode(e: Emitter, dtype: DType, raw: Reg) -> Reg:
 
 
 def encode(e: Emitter, dtype: DType, value: Reg) -> Reg:
-    """A register value as a tensor's element. The value already is representable: a cast came before the store."""
+    """Convert a register value to a tensor's element. It is representable: a cast came before the store."""
     if dtype.name == "bfloat16":
         bits = e.convert("bitcast", value, "i32")
         return e.convert("trunc", e.binary("lshr", bits, e.number(16, "i32")), "i16")

@@ -133,7 +133,7 @@ class Dialect:
             name = TYPES[target.name]
             least, most = target.limits
             limits = f"{name}({self.number(least, target)}), {name}({self.number(most, target)})"
-            return f"{self.use('held')}<{name}>(float({text}), {float(least)!r}f, {float(most)!r}f, {limits})"
+            return f"{self.use('saturated')}<{name}>(float({text}), {float(least)!r}f, {float(most)!r}f, {limits})"
         if target.is_float and "float32" not in (target.name, source.name):
             return self.converted(f"float({text})", target)
         return self.converted(text, target)

@@ -121,7 +121,7 @@ class MatrixOperands:
         address = _address(pointer, row, stride, column)
         dialect = self.expressions.dialect
         if dialect.as_bits(operand.dtype):
-            return f"{dialect.use('load_square')}({target}, {address}, {stride}, lane, {str(transposed).lower()});"
+            return f"{dialect.use('load_matrix')}({target}, {address}, {stride}, lane, {str(transposed).lower()});"
         return f"simdgroup_load({target}, {address}, {stride}{', ulong2(0), true' if transposed else ''});"
 
 

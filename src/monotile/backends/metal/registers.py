@@ -12,7 +12,7 @@ from .layout import COLUMN, ROW, Layout, Loops, OrientedShape
 from .threadgroup import ThreadgroupMemory
 from .writer import LoopNest, Writer
 
-HINTS = {"dot": "product", "max": "top", "min": "least", "sum": "total"}
+HINTS = {"dot": "product", "max": "max_value", "min": "min_value", "sum": "total"}
 
 
 class Registers:

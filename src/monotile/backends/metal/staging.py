@@ -157,7 +157,7 @@ class Staging:
         name = preamble.pointer(tensor)
         test, pointer = "", name
         if tests:
-            test = self.writer.name(f"{name}_there")
+            test = self.writer.name(f"{name}_valid")
             self.writer.line(f"const bool {test} = {' && '.join(tests)};")
         if offset:
             pointer = self.writer.name(f"{name}_at")

@@ -36,8 +36,8 @@ class Accesses:
 
 
 class ThreadgroupMemory:
-    """A stack of tiles. A barrier is written before a read of what was written since the last one, and before a write
-    over what was read or written since the last one, and nowhere else."""
+    """A stack of tiles. A barrier is written before a read of bytes that were written since the last barrier, and
+    before a write over bytes that were read or written since the last barrier."""
 
     def __init__(self, writer: Writer, kernel: str, simdgroups: int) -> None:
         self.writer, self.kernel = writer, kernel

@@ -1,8 +1,8 @@
-"""A stand-in for MLX on a Mac: arrays, and `mlx.core.fast.metal_kernel`, which holds a launch to what MLX documents.
+"""A stand-in for MLX on a Mac: arrays, and `mlx.core.fast.metal_kernel`, which checks a launch against MLX's docs.
 
-The signature is written here as MLX writes it: inputs, then outputs, each in a buffer of its own; inputs of fewer than
-8 elements in the constant address space; the positions of a thread under the names of their attributes. Inputs are
-packed, outputs are new. The text goes to the runner.
+It writes the signature as MLX does: inputs, then outputs, each in a buffer of its own; inputs of fewer than 8 elements
+in the constant address space; the positions of a thread under the names of their attributes. Inputs are contiguous,
+outputs are new. The source runs in the runner.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ DTYPES = {name: DType(name) for name in (*TYPES, "float64")}
 
 
 class array:
-    """Like MLX's: its memory is never written. Assigning to it makes it another array."""
+    """Like MLX's: its memory is never written. An assignment replaces the array's contents by another array."""
 
     def __init__(self, values: Any, dtype: DType | None = None) -> None:
         self.values = np.array(values, None if dtype is None else numpy_kind(dtype))
@@ -81,7 +81,7 @@ def numpy_kind(dtype: DType) -> Any:
 
 
 class Kernels:
-    """`metal_kernel` of a library whose arrays `numpy` reads and `back` makes. It remembers what was launched."""
+    """`metal_kernel` for arrays that `numpy` reads and `back` makes. It records what was launched."""
 
     def __init__(self, numpy: Callable[[Any], Array], back: Callable[[Array], Any]) -> None:
         self.numpy, self.back = numpy, back
@@ -94,15 +94,15 @@ class Kernels:
     ) -> Callable[..., list[Any]]:  # fmt: skip
         assert output_names and ensure_row_contiguous and not atomic_outputs
         assert "[[kernel" not in source and all(n.isidentifier() for n in (name, *input_names, *output_names))
-        assert self.texts.setdefault(name, header + source) == header + source, "MLX keeps one text for a name"
+        assert self.texts.setdefault(name, header + source) == header + source, "MLX caches one source per name"
         for name_ in input_names:
             assert not re.search(rf"{name_}_(shape|strides|ndim)\b", source), "MLX would add an argument"
 
         def call(
             *, inputs: list[Any], output_shapes: list[Any], output_dtypes: list[Any], grid: tuple[int, int, int],
-            threadgroup: tuple[int, int, int], template: Any = None, init_value: float | None = None,
-            verbose: bool = False, stream: Any = None,
+            threadgroup: tuple[int, int, int], init_value: float | None = None, **others: Any,
         ) -> list[Any]:  # fmt: skip
+            assert others.keys() <= {"template", "verbose", "stream"}
             assert len(inputs) == len(input_names) and len(output_names) == len(output_shapes) == len(output_dtypes)
             given = [np.ascontiguousarray(self.numpy(a)) for a in inputs]
             kinds = [numpy_kind(DTYPES[str(d).removeprefix("mlx.core.")]) for d in output_dtypes]
@@ -113,7 +113,9 @@ class Kernels:
             text = header + signature(f"custom_kernel_{name}", input_names, given, output_names, made, source)
             self.input_sizes += [a.size for a in given]
             assert all(type(n) is int and 0 < n < 2**31 for n in (*grid, *threadgroup))
-            assert all(total % side == 0 for total, side in zip(grid, threadgroup, strict=True)), "a group that is cut"
+            assert all(total % side == 0 for total, side in zip(grid, threadgroup, strict=True)), (
+                "a partial threadgroup"
+            )
             groups = [total // side for total, side in zip(grid, threadgroup, strict=True)]
             buffers: dict[int | str, Any] = dict(enumerate([*given, *made]))
             metal.run(PRELUDE + text, f"custom_kernel_{name}", buffers, groups, threadgroup).check()
@@ -137,7 +139,7 @@ def signature(
 
 
 def mlx(available: bool = True) -> tuple[types.ModuleType, types.ModuleType, Kernels]:
-    """`mlx` and `mlx.core`, to be put into sys.modules, and what launches."""
+    """Return `mlx` and `mlx.core`, to be put into sys.modules, and the kernels that they launch."""
     package, core = types.ModuleType("mlx"), types.ModuleType("mlx.core")
     kernels = Kernels(lambda a: a.values, array)
     parts = {

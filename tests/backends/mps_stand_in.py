@@ -1,7 +1,7 @@
-"""A stand-in for torch on a Mac: tensors of device "mps" without an address, and `torch.mps.compile_shader`.
+"""A stand-in for torch on a Mac: tensors on "mps", which have no address, and `torch.mps.compile_shader`.
 
-It holds a launch to what torch documents: positional arguments are bound to buffers 0, 1, ...; a tensor begins at its
-storage offset; a list of whole numbers is int64, a list of floats float32; sizes count threads. The text goes to the
+It checks a launch against what torch documents: positional arguments are bound to buffers 0, 1, ...; a tensor begins at
+its storage offset; a list of integers is int64, a list of floats float32; sizes count threads. The source runs in the
 runner.
 """
 
@@ -22,7 +22,7 @@ ELEMENTS = {
     "float32": "float", "float16": "half", "bfloat16": "bfloat", "int64": "long", "int32": "int", "int8": "char",
     "uint8": "uchar", "bool": "bool",
 }  # fmt: skip
-_storages = itertools.count(0x600000, 16)  # objects that lie close together, as those of buffers do
+_storages = itertools.count(0x600000, 16)  # close together, as the objects of buffers are
 
 
 class DType:
@@ -83,7 +83,7 @@ class Tensor:
         return self.view.itemsize
 
     def data_ptr(self) -> int:
-        raise AssertionError("of an MPS tensor this is no address of elements")
+        raise AssertionError("for an MPS tensor this is not the address of its elements")
 
     def detach(self) -> Tensor:
         return self
@@ -105,7 +105,7 @@ class Tensor:
 
 
 def tensor(array: Array) -> Tensor:
-    """On the GPU, in memory of its own."""
+    """Return a copy on the GPU."""
     memory = array.reshape(-1).copy()
     return Tensor(memory.reshape(array.shape), Storage(memory))
 
@@ -125,7 +125,7 @@ class Function:
         assert 1 <= len(threads) == len(group_size) <= 3
         assert all(type(side) is int and side > 0 for side in (*threads, *group_size))
         assert np.prod(group_size) <= self.max_threads_per_threadgroup
-        assert all(total % side == 0 for total, side in zip(threads, group_size, strict=True)), "a group that is cut"
+        assert all(total % side == 0 for total, side in zip(threads, group_size, strict=True)), "a partial threadgroup"
         grid = [total // side for total, side in zip(threads, group_size, strict=True)]
         metal.run(self.source, self.name, buffers, grid, group_size).check()
 
@@ -158,7 +158,7 @@ def compile_shader(source: str) -> Library:
 
 
 def torch() -> types.ModuleType:
-    """To be put into sys.modules."""
+    """Return a module to be put into sys.modules."""
     module = types.ModuleType("torch")
     available = types.SimpleNamespace(is_available=lambda: True)
 

@@ -1,5 +1,5 @@
-"""Apple GPUs from Python: torch MPS tensors and MLX arrays, on stand-ins that hold every launch to what torch and MLX
-document, and run the text. Nothing here has run on Apple hardware."""
+"""Apple GPUs from Python: torch MPS tensors and MLX arrays, with stand-ins that check every launch against what torch
+and MLX document, and run the source. Nothing here has run on Apple hardware."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = needs_runner
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No launcher of another test's stand-in."""
+    """Drop the launchers of another test's stand-in."""
     for each in catalogue.kernels().values():
         monkeypatch.setattr(each, "_programs", {})
         monkeypatch.setattr(each, "_plans", {})
@@ -39,7 +39,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Kind:
-    """A kind of array: made from NumPy, and read back."""
+    """A kind of array: how it is made from NumPy, and read back."""
 
     def __init__(self, make: Callable[[Array], Any], read: Callable[[Any], Array], type_: type) -> None:
         self.make, self.read, self.type = make, read, type_
@@ -116,7 +116,7 @@ def test_attention_with_everything(kind: Kind) -> None:
 
 
 def test_decode_and_merging(kind: Kind) -> None:
-    """One query, in parts; the parts merged; and finished parts merged."""
+    """One query in splits; partials merged; normalised parts merged."""
     q, k, v = qkv(1, 300, 64, Hq=4, Hkv=2)
     mask = np.random.default_rng(0).random((1, 4, 1, 300)) < 0.5
     held = tuple(map(kind.make, (q, k, v)))
@@ -151,7 +151,7 @@ def test_without_a_batch(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_kernel_of_ones_own(dtype: str, kind: Kind) -> None:
+def test_a_users_kernel(dtype: str, kind: Kind) -> None:
     a, b = (np.random.default_rng(n).standard_normal((40, 40)).astype(numpy_type(dtype)) for n in (0, 1))
     c = kind.make(np.full((40, 40), np.nan, np.float32))
     examples.matmul(kind.make(a), kind.make(b), c, BM=32, BN=32, BK=32)
@@ -175,7 +175,7 @@ def test_parts_of_a_cache_are_read_in_place(mps: Kind, monkeypatch: pytest.Monke
 
 
 def test_an_output_that_is_an_input(mps: Kind) -> None:
-    """Buffers that lie close together do not overlap; parts of one buffer do."""
+    """Buffers close together do not overlap; parts of one buffer may."""
     held = mps.make(np.ones((8, 64), np.float32))
     examples.copy(held, mps.make(np.zeros((8, 64), np.float32)), BR=8, BC=64)
     examples.copy(held[:4], held[4:], BR=8, BC=64)
@@ -219,8 +219,8 @@ def test_float64(kind: Kind) -> None:
         examples.copy(kind.make(q[0, 0]), kind.make(q[0, 0]))
 
 
-def test_the_text_is_left_alone_by_torch() -> None:
-    """torch puts its own headers in place of `#include` lines that name them."""
+def test_torch_leaves_the_source_unchanged() -> None:
+    """torch replaces `#include` lines that name its own headers."""
     pytest.importorskip("torch")
     from torch.utils._cpp_embed_headers import _embed_headers
 
@@ -233,7 +233,7 @@ def test_the_text_is_left_alone_by_torch() -> None:
 
 
 def test_a_mask_is_not_made_larger(mlx: Any) -> None:
-    """A mask of one row stays one, whatever it is broadcast to."""
+    """A mask of one row stays one, whatever shape it is broadcast to."""
     q, k, v = qkv(64, 128, 16, Hq=2)
     mask = np.arange(128) < 100
     found = monotile.attention(*map(mlx.make, (q, k, v)), mask=mlx.make(mask), return_lse=True)
@@ -258,7 +258,7 @@ def half(x: Tensor["N M"], threads_per_grid: Tensor["N M"], *, B: Const = 8):
 
 
 def test_what_is_not_written_is_zero(mlx: Kind) -> None:
-    """And a tensor may have a name that means something to MLX."""
+    """A tensor may also have the name of an MLX attribute."""
     y = mlx.make(np.full((16, 8), np.nan, np.float32))
     half(mlx.make(np.ones((16, 8), np.float32)), y)
     np.testing.assert_array_equal(mlx.read(y), np.arange(16)[:, None] < np.full(8, 8))
@@ -275,7 +275,7 @@ def test_no_metal_in_mlx(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each way says what to install."""
+    """Each runtime says what to install."""
     from monotile.backends.metal import on_mlx, on_mps
     from monotile.backends.metal.runner import build
 

@@ -1,4 +1,4 @@
-"""Attention, split decode and merge as Metal text: exact for every head size, the same bits in every order of lanes."""
+"""Attention, split decode and merge as Metal source: accurate for every head size, the same bits in every order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def randoms(*shape: int, dtype: Any = np.float32, seed: int = 0) -> Array:
 
 
 def in_every_order(kernel: Any, args: list[Any], outputs: list[Array], **consts: Any) -> MetalProgram:
-    """Launches a kernel in each order of lanes; the runner raises for races and accesses out of bounds."""
+    """Launch a kernel in each order of threads; the runner raises for races and accesses out of bounds."""
     form = kernel.ir(*args, **consts)
     arrays = [a for a in args if isinstance(a, np.ndarray)]
     scalars = [a for a in args if isinstance(a, int | float)]
@@ -45,7 +45,7 @@ def in_every_order(kernel: Any, args: list[Any], outputs: list[Array], **consts:
         bound = program.bind(words + [0] * len(scalars))
         program.launch(bound, arrays, [a.ctypes.data for a in arrays], scalars, None)
         found.append([out.tobytes() for out in outputs])
-    assert found[0] == found[1] == found[2], "the order of lanes shows in the outputs"
+    assert found[0] == found[1] == found[2], "the outputs depend on the order of threads"
     assert program.rendered.threadgroup_bytes <= 32 << 10 and 32 <= program.rendered.threads <= 1024
     return program
 
@@ -64,7 +64,7 @@ CASES = [
 
 @pytest.mark.parametrize(("size", "dtype"), CASES)
 def test_attention(size: int, dtype: str) -> None:
-    """Rows and keys end inside a block; some blocks are whole, some cut by the diagonal, some hidden."""
+    """Rows and keys end inside a block; some blocks are full, some cut by the diagonal, some hidden."""
     q = randoms(1, 2, 70, size, dtype=TYPES[dtype])
     k, v = (randoms(1, 1, 97, size, dtype=TYPES[dtype], seed=n) for n in (1, 2))
     o, lse = metal.poisoned(q.shape, q.dtype), metal.poisoned(q.shape[:3], np.float32)
@@ -105,8 +105,8 @@ def test_split_decode_and_merge(size: int, dtype: str, heads: int) -> None:
 
 
 @pytest.mark.parametrize("size", [64, 77, 256])
-def test_bfloat_where_the_language_has_none(size: int) -> None:
-    """Metal before 3.1: the text does not speak of bfloat, and gives the same bits."""
+def test_bfloat_before_metal_3_1(size: int) -> None:
+    """The source does not use the type, and gives the same bits."""
     q = randoms(1, 1, 70, size, dtype=BF16)
     k, v = (randoms(1, 1, 97, size, dtype=BF16, seed=n) for n in (1, 2))
     consts = {"options": Options(causal="lower_right"), **MetalChoices().forward(problem(size)).blocks}

@@ -1,4 +1,4 @@
-"""Kernels as Metal text in the runner: right, the same bits in every order of threads, and no barrier in vain."""
+"""Kernels as Metal source in the runner: correct, the same bits in every order of threads, no needless barrier."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def randoms(*shape: int, dtype: Any = np.float32, seed: int = 0) -> Array:
 def launched(
     kernel: Any, arrays: list[Array], order: str, scalars: tuple[Any, ...] = (), **consts: Any
 ) -> MetalProgram:
-    """The program after a launch on these arrays."""
+    """Launch a kernel on arrays and return its program."""
     program = MetalBackend(order).compile(kernel.ir(*arrays, *scalars, **consts))
     assert isinstance(program, MetalProgram)
     words: list[int] = []
@@ -86,7 +86,7 @@ def test_strides_are_used_in_place(order: str) -> None:
 
 
 @kernel
-def turned(x: Tensor["N N"], y: Tensor["N N"], *, N: Const):
+def antisymmetric(x: Tensor["N N"], y: Tensor["N N"], *, N: Const):
     tile = dot(x[:, :], x[:, :])
     y[:, :] = tile - tile.T
 
@@ -94,13 +94,13 @@ def turned(x: Tensor["N N"], y: Tensor["N N"], *, N: Const):
 def test_a_tile_that_does_not_fit_threadgroup_memory() -> None:
     x = randoms(96, 96)
     with pytest.raises(DeviceLimit, match=r"needs 36864 bytes of threadgroup memory .* use smaller blocks"):
-        launched(turned, [x, x.copy()], "ascending")
+        launched(antisymmetric, [x, x.copy()], "ascending")
 
 
 def test_barriers_are_needed() -> None:
-    """Taken out one by one, each leaves a race or a read of what is not written yet. Only the loop over the last part
-    of a block has one between turns, of which there is a single one here."""
-    a, b = randoms(64, 100, dtype=BF16), randoms(100, 64, dtype=BF16, seed=1)  # whole blocks and a part of one
+    """Removing any one of them causes a race or a read of unwritten memory. The exception is the barrier between
+    iterations of the loop over the last, partial block, which has a single iteration here."""
+    a, b = randoms(64, 100, dtype=BF16), randoms(100, 64, dtype=BF16, seed=1)  # three whole blocks and a partial one
     c = metal.poisoned((64, 64), np.float32)
     program = launched(examples.matmul, [a, b, c], "ascending", BM=64, BN=64, BK=32)
     source = program.rendered.source
@@ -109,11 +109,11 @@ def test_barriers_are_needed() -> None:
     meta = program.bind([0, 64, 100, 100, 1, 0, 100, 64, 64, 1, 0, 64, 64, 64, 1]).meta
     buffers: dict[int | str, Any] = {0: a, 1: b, 2: c, 3: meta}
     assert metal.run(source, program.rendered.name, buffers, 1, program.rendered.threads).clean
-    unmissed = 0
+    needless = 0
     for start, end in places:
         cut = source[:start] + source[end:]
-        unmissed += metal.run(cut, program.rendered.name, buffers, 1, program.rendered.threads).clean
-    assert unmissed <= 1
+        needless += metal.run(cut, program.rendered.name, buffers, 1, program.rendered.threads).clean
+    assert needless <= 1
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -137,7 +137,7 @@ def test_decode_and_merge() -> None:
 
 
 def test_offsets_do_not_wrap() -> None:
-    """A second head that begins 2^32 elements further on is looked for there, not where the first one lies."""
+    """A second head 2^32 elements after the first is read there, not at the first one."""
     q, k, v = randoms(1, 2, 16, 16), randoms(1, 2, 8, 16, seed=1), randoms(1, 2, 8, 16, seed=2)
     arrays = [q, k, v, metal.poisoned(q.shape, np.float32)]
     given = *arrays[:3], None, None, None, arrays[3], None, 0.25

@@ -1,4 +1,4 @@
-"""Monotile's kernels against hand-written ones in the runner, same inputs: what they read, exchange and wait for.
+"""Counters of monotile's kernels against those of hand-written ones, on the same inputs in the runner.
 
 The hand-written kernels are not part of this repository; these tests look for them in a folder beside it and skip
 without it. docs/internals/metal.md has the numbers.
@@ -26,7 +26,7 @@ pytestmark = [
 
 @pytest.fixture
 def reports(monkeypatch: pytest.MonkeyPatch) -> list[metal.Report]:
-    """The reports of monotile's own launches, in order."""
+    """Collect the reports of monotile's own launches, in order."""
     found: list[metal.Report] = []
 
     def run(*args: Any, **options: Any) -> metal.Report:
@@ -38,7 +38,7 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> list[metal.Report]:
 
 
 def ratios(ours: list[metal.Report], theirs: metal.Report) -> dict[str, float]:
-    """Monotile's counters as multiples of a hand-written kernel's."""
+    """Return monotile's counters as multiples of a hand-written kernel's."""
 
     def total(reports: list[metal.Report], name: str) -> int:
         return sum(getattr(report.counters, name) for report in reports)
@@ -104,4 +104,4 @@ def test_split_decode_does_less(
     theirs = vector(q.astype(np.float32), k, v)[1] if size == D else decode(q[:, 0], k, v)[1]
     assert_within(ratios(reports, theirs), limits | {"barriers": 0, "threadgroup": 0})
     merging = reports[1].counters
-    assert merging.device_bytes_read == sum(part.nbytes for part in parts)  # each partial once
+    assert merging.device_bytes_read == sum(part.nbytes for part in parts)  # each partial is read once

@@ -1,4 +1,4 @@
-"""Every op of the library with every option, as Metal text: right, and the same bits whatever order threads run in."""
+"""Every op of the library with every option, as Metal source: correct, and the same bits in every order of threads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(metal.why_not() is not None, reason=str(metal.wh
 
 
 def forget() -> None:
-    """No program of another order is kept."""
+    """Drop the programs compiled for another order."""
     backends.get.cache_clear()
     for kernel in catalogue.kernels().values():
         kernel._programs.clear()
@@ -26,7 +26,7 @@ def forget() -> None:
 
 
 @pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
+def forget_afterwards() -> Iterator[None]:
     yield
     forget()
 

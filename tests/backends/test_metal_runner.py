@@ -1,4 +1,4 @@
-"""The Metal runner: each feature of the language it claims, each kind of mistake it promises to find."""
+"""The Metal runner: every language feature it supports, and every kind of mistake it finds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DTYPES = {"float": np.float32, "half": np.float16, "bfloat": BF16}
 
 
 def run(body: str, arrays: dict[str, Any], threads: int = 32, grid: int = 1, **options: Any) -> metal.Report:
-    """Runs a kernel whose parameters are the arrays, in order; names of inputs end in `_in`."""
+    """Run a kernel whose parameters are the arrays, in order; names of inputs end in `_in`."""
     kinds = {np.dtype(np.float32): "float", np.dtype(np.float16): "half", np.dtype(BF16): "bfloat"}
     kinds |= {np.dtype(np.int32): "int", np.dtype(np.uint32): "uint", np.dtype(np.uint8): "uchar"}
     parameters = [
@@ -41,7 +41,7 @@ def floats(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 
 
-# ---- what kernels compute --------------------------------------------------------------------------------------------
+# ---- language features -----------------------------------------------------------------------------------------------
 
 
 def test_vectors_swizzles_and_literals() -> None:
@@ -82,7 +82,7 @@ def test_simdgroup_operations(order: str) -> None:
     np.testing.assert_array_equal(y[:, 4], x[lanes // 32 * 32 + 7])
     np.testing.assert_array_equal(y[:, 5], lanes % 32)
     np.testing.assert_array_equal(y[:31, 6], x[1:32])
-    assert np.isnan(y[31, 6])  # no lane there: nothing a kernel may use
+    assert np.isnan(y[31, 6])  # no lane there: a value that a kernel may not use
     np.testing.assert_array_equal(y[:, 7], 6)
     assert (report.counters.shuffles, report.counters.reductions) == (6, 12)
 
@@ -131,12 +131,12 @@ template <typename T> struct pointee<threadgroup T *> { using type = T; };
 template <typename T>
 [[kernel, max_total_threads_per_threadgroup(32)]] void scale_all(
     const device T *x [[buffer(0)]], device T *y [[buffer(1)]], constant Params &p [[buffer(2)]],
-    threadgroup float *room [[threadgroup(0)]], uint2 at [[thread_position_in_grid]],
+    threadgroup float *shared [[threadgroup(0)]], uint2 at [[thread_position_in_grid]],
     ushort width [[threads_per_simdgroup]]) {
   using U = typename pointee<device T *>::type;
-  room[at.x] = float(x[at.x]) * p.scale * (twice ? 2.0f : 1.0f);
+  shared[at.x] = float(x[at.x]) * p.scale * (twice ? 2.0f : 1.0f);
   simdgroup_barrier(mem_flags::mem_threadgroup);
-  if (at.x < p.n) y[at.x] = U(room[p.n - 1 - at.x] + offset + extra + width);
+  if (at.x < p.n) y[at.x] = U(shared[p.n - 1 - at.x] + offset + extra + width);
 }
 instance("scale_half", half)
 instance("scale_float", float)
@@ -146,7 +146,7 @@ instance("scale_float", float)
     for name, dtype in (("scale_half", np.float16), ("scale_float", np.float32)):
         x, y = np.arange(32, dtype=dtype), metal.poisoned(32, dtype)
         buffers = {"x": x, 1: y, "p": params}
-        report = metal.run(source, name, buffers, 1, 32, constants={3: True, 4: 7}, threadgroup_memory={"room": 128})
+        report = metal.run(source, name, buffers, 1, 32, constants={3: True, 4: 7}, threadgroup_memory={"shared": 128})
         assert report.clean, report
         np.testing.assert_array_equal(y, (x[::-1].astype(np.float32) * 6 + 39.5).astype(dtype))
         assert report.counters.threadgroup_memory_bytes == 128
@@ -165,7 +165,7 @@ def test_counters_of_barriers_and_exponentials() -> None:
     assert (report.counters.barriers, report.counters.exponentials) == (5, 320)
 
 
-# ---- what kernels do wrong -------------------------------------------------------------------------------------------
+# ---- findings --------------------------------------------------------------------------------------------------------
 
 EXCHANGE = """threadgroup float s[64];
     s[i] = x_in[i];
@@ -193,7 +193,7 @@ def test_a_barrier_without_a_fence_orders_nothing() -> None:
 
 
 def test_lockstep_is_not_a_barrier() -> None:
-    """Lanes of one simdgroup need a fence as well; a simdgroup's is enough for them and not for others."""
+    """Lanes of one simdgroup need a fence too; a simdgroup barrier is enough for them, but not across simdgroups."""
     within = "i ^ 1"
     assert "race" in kinds(exchange("", within))
     assert exchange("simdgroup_barrier(mem_flags::mem_threadgroup);", within).clean
@@ -272,7 +272,7 @@ def test_the_manual_page_runs() -> None:
         exec(example.replace("  threadgroup_barrier(mem_flags::mem_threadgroup);\n", ""), {})
 
 
-# ---- what is wrong with a call ---------------------------------------------------------------------------------------
+# ---- errors of a call ------------------------------------------------------------------------------------------------
 
 
 def test_a_shader_that_does_not_compile_says_where() -> None:

@@ -1,4 +1,4 @@
-"""Hand-written Metal kernels in the runner: they run, their counters are known, and their known accidents are found.
+"""Hand-written Metal kernels in the runner: their results, their counters, and their known mistakes.
 
 The kernels are not part of this repository; these tests look for them in a folder beside it and skip without it.
 """
@@ -50,7 +50,7 @@ def test_decode_is_nan_when_the_first_key_scores_minus_infinity() -> None:
 
 
 def test_decode_reads_the_first_head_where_the_last_one_is_meant() -> None:
-    """A 32-bit offset wraps at 2^32 elements. The second head's keys are not there at all, and nothing is reported."""
+    """A 32-bit offset wraps at 2^32 elements. The second head's keys do not exist, and nothing is reported."""
     q, k, v = (randoms(*shape, dtype=np.float32) for shape in ((2, 128), (1, 8, 128), (1, 8, 128)))
     o, report = decode(q, k, v, kv_heads=2, capacity=2**32 // 128)
     assert report.clean
@@ -84,7 +84,7 @@ def test_training_forward_leaks_future_keys() -> None:
 
 
 def test_training_forward_with_a_barrier_taken_out() -> None:
-    """Every barrier before a read of staged keys or values matters, and the runner says between which lines."""
+    """Without a barrier before a read of staged keys or values, the runner reports a race between two lines."""
     text = source("flash_attn_train_fwd.metal")
     fence = "threadgroup_barrier(mem_flags::mem_threadgroup);"
     places = [i for i in range(len(text)) if text.startswith(fence, i)]
@@ -160,7 +160,7 @@ def test_vector_decode_races_inside_a_simdgroup() -> None:
     named = {text[line - 1].strip() for pair in pairs for line in pair}
     assert {"mqk += sm[NE * cc + ty];", "ss[0] = S;"} <= named
     wanted = expected(q, k, v)[0]
-    assert np.abs(o.astype(np.float64) - wanted).max() < 1e-2  # right by luck of the order
+    assert np.abs(o.astype(np.float64) - wanted).max() < 1e-2  # correct only by luck of the order
     o, _ = vector(q, k, v, order="ascending")
     assert not np.abs(o.astype(np.float64) - wanted).max() < 1e-2
 
@@ -171,7 +171,7 @@ def test_vector_decode_reads_keys_past_the_end() -> None:
     assert any(finding.kind == "out of bounds" and "(k)" in finding.place for finding in report.findings)
 
 
-# What a mask of numbers does to prefill.
+# Prefill with an additive mask.
 
 
 def one_row_of_values(keys: int) -> tuple[Array, Array, Array]:
@@ -212,9 +212,9 @@ def test_prefill_wraps_its_row_index() -> None:
     assert np.abs(o.astype(np.float64) - expected(q, k, v)[0]).max() < 1e-2
 
 
-# Vector decode. Its races are lost or won by the order; this one wins them.
+# Vector decode. Its result depends on the order of threads; this order gives the intended one.
 
-WON = {"order": "descending"}
+LUCKY_ORDER = {"order": "descending"}
 
 
 def few(keys: int, heads: int = 1) -> tuple[Array, Array, Array]:
@@ -222,14 +222,14 @@ def few(keys: int, heads: int = 1) -> tuple[Array, Array, Array]:
 
 
 def test_vector_decode_of_fewer_keys_than_groups_is_nan() -> None:
-    o, _ = vector(*few(32), **WON)
+    o, _ = vector(*few(32), **LUCKY_ORDER)
     assert np.isnan(o.astype(np.float32)).all()
 
 
 def test_vector_decode_with_groups_that_are_masked_is_nan() -> None:
     mask = np.zeros((1, 128), np.float16)
     mask[0, 32:64] = mask[0, 96:] = -np.inf  # the keys of groups 1 and 3
-    o, _ = vector(*few(128), mask=mask, **WON)
+    o, _ = vector(*few(128), mask=mask, **LUCKY_ORDER)
     assert np.isnan(o.astype(np.float32)).all()
 
 
@@ -237,7 +237,7 @@ def test_vector_decode_uses_the_mask_of_the_first_head_for_all() -> None:
     q, k, v = few(128, heads=2)
     mask = np.zeros((2, 1, 128), np.float16)
     mask[0, 0, 1::2], mask[1, 0, ::2] = -1000, -1000
-    o, _ = vector(q, k, v, mask=mask, **WON)
+    o, _ = vector(q, k, v, mask=mask, **LUCKY_ORDER)
     found = o.astype(np.float64)
     assert np.abs(found - expected(q, k, v, mask=mask[:1])[0]).max() < 2e-2
     assert np.abs(found - expected(q, k, v, mask=mask)[0])[1].max() > 0.1
@@ -245,7 +245,7 @@ def test_vector_decode_uses_the_mask_of_the_first_head_for_all() -> None:
 
 def test_vector_decode_drops_the_last_of_three_groups() -> None:
     q, k, v = few(96)
-    o, _ = vector(q, k, v, groups=3, **WON)
+    o, _ = vector(q, k, v, groups=3, **LUCKY_ORDER)
     assert np.abs(o.astype(np.float64) - expected(q, k[:, :64], v[:, :64])[0]).max() < 2e-2
     assert np.abs(o.astype(np.float64) - expected(q, k, v)[0]).max() > 0.1
 
@@ -254,6 +254,6 @@ def test_vector_decode_merges_in_bfloat16() -> None:
     """Sums of two groups that nearly cancel: what is left is the rounding of each."""
     q, k, v = few(64)
     v[0, :32], v[0, 32:], v[0, 63] = 100, -99.5, -96.5
-    o, _ = vector(0 * q, k, v, groups=2, **WON)
+    o, _ = vector(0 * q, k, v, groups=2, **LUCKY_ORDER)
     exact = (3200 - 31 * 99.5 - 96.5) / 64
     assert np.abs(o.astype(np.float64) - exact).max() > 0.1 * exact

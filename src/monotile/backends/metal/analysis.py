@@ -1,4 +1,4 @@
-"""What a kernel's values are used for: which need registers, which are inlined, and who reads them."""
+"""Analysis of a kernel's values: which have registers, which are inlined, and which ops read them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Accumulations:
 
 
 class _Inlining:
-    """Chooses the values without registers: positions, shapes, cheap predicates, and what is used once."""
+    """Chooses the values without registers: positions, shapes, cheap predicates, and values that are used once."""
 
     def __init__(self, kernel: Kernel, users: dict[Value, list[Op]], block_of: dict[Op, Block], on_lanes: bool) -> None:
         self.kernel, self.users, self.block_of = kernel, users, block_of

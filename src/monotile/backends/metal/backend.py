@@ -28,7 +28,7 @@ from .runner import build
 from .runner.report import Report
 from .source import MetalSource
 
-# What replace_bool_reductions leaves takes two rounds of cleaning.
+# The ops that replace_bool_reductions builds take two rounds of cleaning.
 OPTIONS = pipeline.PipelineOptions(
     peel_bounds=True, peel_all_bounds=True, after_peel=(replace_bool_reductions, skip_hidden_loads, *pipeline.CLEAN)
 )
@@ -43,7 +43,7 @@ RUNTIMES: dict[str, Callable[[], str | None]] = {
 
 @dataclass(frozen=True)
 class ShapeArguments:
-    """What a launch derives from lengths and strides."""
+    """The arguments of a launch that follow from lengths and strides."""
 
     words: Sequence[int]
     spans: tuple[tuple[int, int], ...]  # the elements each tensor covers, relative to its first element
@@ -134,7 +134,7 @@ class MetalBackend(Backend):
     choices = MetalChoices()
 
     def why_not(self) -> str | None:
-        """Return None if any of the runtimes is there; a launch that needs another one says why it is not."""
+        """Return None if any runtime is available; a launch that needs another one says why that is not."""
         reasons = []
         for why_not in RUNTIMES.values():
             reason = why_not()

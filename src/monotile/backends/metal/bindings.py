@@ -1,4 +1,4 @@
-"""What a launch of Metal source binds to each buffer: the tensors, then lengths and strides, then scalars."""
+"""The buffers of a launch of Metal source: the tensors, then lengths and strides, then scalars."""
 
 from __future__ import annotations
 

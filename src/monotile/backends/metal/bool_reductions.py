@@ -86,8 +86,7 @@ def _add(test: Value, axis: int, bounds: PositionBounds) -> bool:
 
 
 def any_within(b: Builder, bounds: PositionBounds, shape: tuple[int, ...], axis: int) -> Value:
-    """Build the test, for each position along the other axis, that some position along this axis is within the
-    bounds."""
+    """For each position along the other axis, test that some position along this axis is within the bounds."""
     count = shape[1 - axis]
     positions = b.arange(count)
 

@@ -55,11 +55,11 @@ class Dialect:
         return "ushort" if self.as_bits(dtype) else TYPES[dtype.name]
 
     def from_memory(self, text: str, dtype: DType) -> str:
-        """Convert what memory holds to what a register holds."""
+        """Convert a value from its memory type to its register type."""
         return f"widened({text})" if self.as_bits(dtype) else text
 
     def to_memory(self, text: str, dtype: DType) -> str:
-        """Convert what a register holds to what memory holds."""
+        """Convert a value from its register type to its memory type."""
         return f"narrowed({text})" if self.as_bits(dtype) else text
 
     def as_bits(self, dtype: DType) -> bool:
@@ -133,7 +133,7 @@ class Dialect:
             name = TYPES[target.name]
             least, most = target.limits
             limits = f"{name}({self.number(least, target)}), {name}({self.number(most, target)})"
-            return f"{self.use('held')}<{name}>(float({text}), {float(least)!r}f, {float(most)!r}f, {limits})"
+            return f"{self.use('saturated')}<{name}>(float({text}), {float(least)!r}f, {float(most)!r}f, {limits})"
         if target.is_float and "float32" not in (target.name, source.name):
             return self.converted(f"float({text})", target)
         return self.converted(text, target)

@@ -56,7 +56,7 @@ class DisjointSets:
 
 
 class Orientations:
-    """Whether a vector lies along rows or along columns. Vectors that meet in an elementwise op or in a loop-carried
+    """The axis along which each vector lies: rows or columns. Vectors that meet in an elementwise op or a loop-carried
     value have the same orientation; reductions and expansions determine which."""
 
     def __init__(self, kernel: Kernel) -> None:

@@ -18,8 +18,7 @@ from .threadgroup import ThreadgroupTile
 @dataclass(frozen=True)
 class Coordinate:
     """A row or a column. `index` are the registers that hold it, along the rows or columns (`axis`) of a layout. A
-    uniform coordinate, which is the same for all lanes, can be read from another lane: `lane` is the one that holds
-    it."""
+    uniform coordinate is the same for all lanes, and can be read from the `lane` that holds it."""
 
     text: str
     layout: Layout | None = None

@@ -1,8 +1,7 @@
 """Hidden loads: columns that a mask hides from every row are not loaded.
 
 In `where(seen, dot(Q, K.T) * scale, -inf)`, a key that no row of the block sees gives a column of products that nothing
-reads. Where `seen` is a conjunction of position tests, that column of the right operand becomes zero and is not read
-from memory.
+reads. If `seen` is a conjunction of position tests, that column of the right operand becomes zero and is not loaded.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def _mask_right_operand(block: Block, dot: Op, seen: Value, bounds: PositionBoun
 
 
 def _dot_of(value: Value, users: dict[Value, list[Op]]) -> Op | None:
-    """Return the dot from which a value is computed element by element, if nothing else reads what is between."""
+    """Return the dot from which a value is computed element by element, if nothing else reads the values between."""
     while value.op is not None and len(users[value]) == 1:
         if value.kind == "dot":
             return value.op

@@ -105,14 +105,14 @@ class LaneDots:
         loops, lanes, at = _elements_of_k(expressions.layouts.of(a), k)
         left = expressions.at(a, ElementIndex(_row(m, expressions.layouts.of(result)), at))
         shuffles = [hoisted.line for hoisted in expressions.take_hoisted()]
-        held = self._reads_tile_registers(b)
-        row = Coordinate(at.text, expressions.layouts.of(b), ROW, (at.text,), uniform=True) if held else at
+        in_registers = self._reads_tile_registers(b)
+        row = Coordinate(at.text, expressions.layouts.of(b), ROW, (at.text,), uniform=True) if in_registers else at
         segment = self._segment(b, row)
         before = [hoisted.line for hoisted in expressions.take_hoisted()]
         registers.wait_for_tiles()
         for variable, count in loops:
             writer.open_unrolled(variable, count)
-        writer.open(f"{'UNROLL ' if held else ''}for (int c = 0; c < {lanes}; ++c)")
+        writer.open(f"{'UNROLL ' if in_registers else ''}for (int c = 0; c < {lanes}; ++c)")
         if k % (lanes * math.prod(count for _, count in loops)):
             writer.line(f"if ({at.text} >= {k}) break;")
         writer.write_all([*before, *segment.lines])

@@ -16,7 +16,7 @@ from .staging import Staging, padded_shape
 from .threadgroup import THREADGROUP_LIMIT, ThreadgroupMemory, ThreadgroupTile
 from .writer import Writer, unrolled
 
-STAGE_LIMIT = THREADGROUP_LIMIT - 1024  # leaves space for what else a statement exchanges
+STAGE_LIMIT = THREADGROUP_LIMIT - 1024  # leaves space for exchanges of the same statement
 LONG = 256  # contractions of at least this length are summed in two halves, which loses fewer digits
 
 
@@ -157,9 +157,9 @@ class MatrixDots:
         held = self.operands.held_matrices(a)
         steps = []
         for n, target in enumerate(sums):
-            square = at if n == 0 else f"({at} + 1)"
-            left = self.operands.left(a, square)
-            right = self.operands.right(b, "kk" if part.tile is not None else square, part.tile)
+            k_matrix = at if n == 0 else f"({at} + 1)"
+            left = self.operands.left(a, k_matrix)
+            right = self.operands.right(b, "kk" if part.tile is not None else k_matrix, part.tile)
             steps.append((left, right, target))
         self.registers.wait_for_tiles()
         rolled = not held and self.operands.in_memory(op, part.tile)
@@ -180,7 +180,7 @@ class MatrixDots:
 
     def _step(self, left: str, right: str, sums: Accumulators, *, held: bool) -> None:
         """Multiply one column of left matrices with one row of right matrices. `left` is the expression of a matrix
-        if the left operand is held as matrices, and the line that loads one if not."""
+        that is held in registers, or else the line that loads one."""
         writer, rows, columns = self.writer, sums.rows, sums.columns
         if not held:
             if rows > 1:

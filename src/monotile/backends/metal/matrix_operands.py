@@ -1,5 +1,4 @@
-"""8x8 matrices of a dot's operands: held in registers, or loaded from threadgroup memory, device memory or element by
-element."""
+"""8x8 matrices of a dot's operands: in registers, or loaded from threadgroup or device memory or by elements."""
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ from .threadgroup import ThreadgroupTile
 
 
 class MatrixOperands:
-    """Loads `left` (or left[i]) and `right`, the operands of a multiplication. `square` is the number of the matrix
-    along k."""
+    """Loads `left` (or left[i]) and `right`, the operands of a multiplication. `k_matrix` counts matrices along k."""
 
     def __init__(self, staged: StagedOperands, registers: Registers, expressions: Expressions) -> None:
         self.staged, self.registers, self.expressions = staged, registers, expressions
@@ -23,8 +21,7 @@ class MatrixOperands:
     # ---- where an operand is -----------------------------------------------------------------------------------------
 
     def held_matrices(self, a: Value) -> str:
-        """Return the name of a left operand that is held in this simdgroup's registers as matrices; "" if it is
-        not."""
+        """Return the name of a left operand that this simdgroup's registers hold as matrices, or ""."""
         expressions = self.expressions
         alone = self.layout.column_simdgroups == 1 and a in expressions.names and expressions.in_matrices(a)
         return expressions.names[a] if alone and not a.shape[1] % 8 else ""
@@ -56,43 +53,43 @@ class MatrixOperands:
         j = "j" if self.layout.columns_per_lane(n)[0] > 1 else "0"
         return scaled("8 * sg" if over > 1 else "0", j, 8 * over)
 
-    def left(self, a: Value, square: str) -> str:
+    def left(self, a: Value, k_matrix: str) -> str:
         """Return the expression of a held matrix, or the line that loads one."""
         (m, k), layout = a.shape, self.layout
         several = layout.rows_per_lane(m) > 1
         held = self.held_matrices(a)
         if held:
             columns = layout.columns_per_lane(k)[0]
-            return held + ("[i]" if several else "") + (f"[{square}]" if columns > 1 else "")
+            return held + ("[i]" if several else "") + (f"[{k_matrix}]" if columns > 1 else "")
         target = "left[i]" if several else "left"
         row = scaled("8 * sg" if layout.row_simdgroups > 1 else "0", "i" if several else "0", 8 * layout.row_simdgroups)
         if self.staged_whole(untransposed(a)[0]) and m > 1:
-            return self._load_staged(target, a, row, _times8(square))
+            return self._load_staged(target, a, row, _times8(k_matrix))
         if m % (8 * layout.row_simdgroups) == 0 and self._in_device_memory(a) and min(a.shape) > 1:
-            return self._load_device(target, a, row, _times8(square))
+            return self._load_device(target, a, row, _times8(k_matrix))
         # All simdgroups hold the same columns of the left operand. A k of 1 is not distributed over lanes.
         shared = layout.column_simdgroups > 1
-        column = f"{_times8(square)} + {'(fn - 8 * sg)' if shared else 'fn'} + e"
-        across = Coordinate(column, axis=COLUMN) if shared else Coordinate(column, layout, COLUMN, (square, "e"))
+        column = f"{_times8(k_matrix)} + {'(fn - 8 * sg)' if shared else 'fn'} + e"
+        across = Coordinate(column, axis=COLUMN) if shared else Coordinate(column, layout, COLUMN, (k_matrix, "e"))
         index = self.registers.index(layout, OrientedShape(m, 1))
         text = self.expressions.at(a, ElementIndex(index.row, across if k > 1 else ZERO))
         zero = self.expressions.dialect.zero(a.dtype)
         text = f"{column} < {k} ? {text} : {zero}" if k % 8 else text
         return f"UNROLL for (int e = 0; e < 2; ++e) {target}.thread_elements()[e] = {text};"
 
-    def right(self, b: Value, square: str, tile: ThreadgroupTile | None) -> str:
-        """Return the line that loads a matrix; `tile` holds the part of the operand that `square` counts in."""
+    def right(self, b: Value, k_matrix: str, tile: ThreadgroupTile | None) -> str:
+        """Return the line that loads a matrix; `tile` holds the part of the operand that `k_matrix` counts in."""
         (k, n), layout = b.shape, self.layout
         column = self.first_column(n)
         if tile is not None:
-            return self._load_tile("right", b, tile, _times8(square), column)
+            return self._load_tile("right", b, tile, _times8(k_matrix), column)
         if self.staged_whole(untransposed(b)[0]) and n > 1:
-            return self._load_staged("right", b, _times8(square), column)
+            return self._load_staged("right", b, _times8(k_matrix), column)
         if self._in_device_memory(b) and min(b.shape) > 1:
-            return self._load_device("right", b, _times8(square), column)
+            return self._load_device("right", b, _times8(k_matrix), column)
         shared = layout.row_simdgroups > 1
-        row = f"{_times8(square)} + {'(fm - 8 * sg)' if shared else 'fm'}"
-        down = Coordinate(row, axis=ROW) if shared else Coordinate(row, layout, ROW, (square,))
+        row = f"{_times8(k_matrix)} + {'(fm - 8 * sg)' if shared else 'fm'}"
+        down = Coordinate(row, axis=ROW) if shared else Coordinate(row, layout, ROW, (k_matrix,))
         across = column_coordinate(layout, n, "j" if layout.columns_per_lane(n)[0] > 1 else "0", "e")
         text = self.expressions.at(b, ElementIndex(down if k > 1 else ZERO, across if n > 1 else ZERO))
         tests = ([f"{row} < {k}"] if k % 8 else []) + ([f"{across.text} < {n}"] if n % 8 and n > 1 else [])
@@ -121,12 +118,12 @@ class MatrixOperands:
         address = _address(pointer, row, stride, column)
         dialect = self.expressions.dialect
         if dialect.as_bits(operand.dtype):
-            return f"{dialect.use('load_square')}({target}, {address}, {stride}, lane, {str(transposed).lower()});"
+            return f"{dialect.use('load_matrix')}({target}, {address}, {stride}, lane, {str(transposed).lower()});"
         return f"simdgroup_load({target}, {address}, {stride}{', ulong2(0), true' if transposed else ''});"
 
 
-def _times8(square: str) -> str:
-    return "0" if square == "0" else f"8 * {square}"
+def _times8(k_matrix: str) -> str:
+    return "0" if k_matrix == "0" else f"8 * {k_matrix}"
 
 
 def _address(pointer: str, row: str, stride: str, column: str) -> str:

@@ -23,10 +23,10 @@ RESERVED = frozenset({
     "return", "goto", "sizeof", "alignas", "signed", "unsigned", "double", "volatile", "inline", "extern",
     "register", "friend", "public", "private", "protected", "virtual", "try", "catch", "throw", "vertex",
     "fragment", "main", "metal", "min", "max", "abs", "exp", "log", "select", "clamp", "dot", "sum", "step", "fma",
-    "mix", "length", "sign", "fm", "fn", "sg", "lane", "tid", "gid", "meta", "room", "parts", "sums", "left",
+    "mix", "length", "sign", "fm", "fn", "sg", "lane", "tid", "gid", "meta", "scratch", "parts", "sums", "left",
     "right", "integers", "floats", "c", "e", "i", "j", "r", "u", "x", "kb", "ke", "kk", "k0", "sg_u", "lane_u",
-    "floordiv", "floormod", "held", "shuffled", "from_lane", "sums_over_lanes", "widened", "narrowed",
-    "rounded", "load_square", *POSITIONS, "and", "or", "not", "xor",
+    "floordiv", "floormod", "saturated", "shuffle_xor", "from_lane", "sums_over_lanes", "widened", "narrowed",
+    "rounded", "load_matrix", *POSITIONS, "and", "or", "not", "xor",
     "INFINITY", "UNROLL", "NAN",
 })  # fmt: skip
 
@@ -54,24 +54,24 @@ HELPERS = {
   return a % b + (a % b != 0 && (a < 0) != (b < 0) ? b : T(0));
 }""",
     # Float to integer: truncates, saturates at the limits of the type, and maps NaN to 0.
-    "held": """template <typename T> METAL_FUNC T held(float x, float low, float high, T least, T most) {
+    "saturated": """template <typename T> METAL_FUNC T saturated(float x, float low, float high, T least, T most) {
   return isnan(x) ? T(0) : x <= low ? least : x >= high ? most : T(x);
 }""",
-    "shuffled": """METAL_FUNC float shuffled(float x, ushort mask) { return simd_shuffle_xor(x, mask); }
-METAL_FUNC int shuffled(int x, ushort mask) { return simd_shuffle_xor(x, mask); }
-METAL_FUNC bool shuffled(bool x, ushort mask) { return simd_shuffle_xor(ushort(x), mask) != 0; }
-METAL_FUNC long shuffled(long x, ushort mask) { return as_type<long>(simd_shuffle_xor(as_type<int2>(x), mask)); }""",
+    "shuffle_xor": """METAL_FUNC float shuffle_xor(float x, ushort mask) { return simd_shuffle_xor(x, mask); }
+METAL_FUNC int shuffle_xor(int x, ushort mask) { return simd_shuffle_xor(x, mask); }
+METAL_FUNC bool shuffle_xor(bool x, ushort mask) { return simd_shuffle_xor(ushort(x), mask) != 0; }
+METAL_FUNC long shuffle_xor(long x, ushort mask) { return as_type<long>(simd_shuffle_xor(as_type<int2>(x), mask)); }""",
     "from_lane": """METAL_FUNC float from_lane(float x, int lane) { return simd_shuffle(x, ushort(lane)); }
 METAL_FUNC half from_lane(half x, int lane) { return simd_shuffle(x, ushort(lane)); }
 {bfloat}METAL_FUNC int from_lane(int x, int lane) { return simd_shuffle(x, ushort(lane)); }
 METAL_FUNC bool from_lane(bool x, int lane) { return simd_shuffle(ushort(x), ushort(lane)) != 0; }
 METAL_FUNC long from_lane(long x, int lane) { return as_type<long>(simd_shuffle(as_type<int2>(x), ushort(lane))); }""",
-    "load_square": """template <typename P>
-METAL_FUNC void load_square(thread simdgroup_float8x8 &square, P source, long stride, int lane, bool turned) {
+    "load_matrix": """template <typename P>
+METAL_FUNC void load_matrix(thread simdgroup_float8x8 &matrix, P source, long stride, int lane, bool transposed) {
   const int row = (lane / 4 & 4) + lane / 2 % 4, column = (lane / 4 & 2) * 2 + lane % 2 * 2;
   UNROLL for (int e = 0; e < 2; ++e) {
-    const long place = turned ? (column + e) * stride + row : row * stride + column + e;
-    square.thread_elements()[e] = widened(source[place]);
+    const long offset = transposed ? (column + e) * stride + row : row * stride + column + e;
+    matrix.thread_elements()[e] = widened(source[offset]);
   }
 }""",
     # Reduce 32 partial sums over 32 lanes by recursive halving; lane n returns sum n. 31 shuffles.
@@ -79,8 +79,8 @@ METAL_FUNC void load_square(thread simdgroup_float8x8 &square, P source, long st
   UNROLL for (int half_ = 16; half_ > 0; half_ /= 2) {
     UNROLL for (int n = 0; n < half_; ++n) {
       const bool upper = (lane & half_) != 0;
-      const float given = simd_shuffle_xor(upper ? parts[n] : parts[n + half_], ushort(half_));
-      parts[n] = (upper ? parts[n + half_] : parts[n]) + given;
+      const float other = simd_shuffle_xor(upper ? parts[n] : parts[n + half_], ushort(half_));
+      parts[n] = (upper ? parts[n + half_] : parts[n]) + other;
     }
   }
   return parts[0];

@@ -1,7 +1,7 @@
 """Launch Metal source on torch tensors on "mps", through `torch.mps.compile_shader`. Not yet run on Apple hardware.
 
-A compiled function takes what is bound to buffers 0, 1, ... in order: tensors, and lists of whole numbers (bound as
-int64) or of floats (as float32). Sizes count threads, not threadgroups.
+A compiled function takes the arguments of buffers 0, 1, ... in order: tensors, and lists of integers (bound as int64)
+or of floats (bound as float32). Sizes count threads, not threadgroups.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class MetaEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class Binding:
-    """A definition `prefix meta[place] suffix` that gives an entry of `meta` a name."""
+    """A definition `prefix meta[index] suffix` that gives an entry of `meta` a name."""
 
     name: str
     prefix: str
@@ -64,14 +64,14 @@ class Preamble:
         return self._use(stride) if isinstance(stride, str) else str(stride)
 
     def offset(self, tensor: Tensor, axis: int, position: str) -> str:
-        """Return what a position adds to an element's offset, in 64 bits: a tensor may be large."""
+        """Return the contribution of a position to an element's offset, in 64 bits: a tensor may be large."""
         if position == "0":
             return ""
         stride = self.stride(tensor, axis)
         return f"long({position})" if stride == "1" else f"{factor(position)} * {stride}"
 
     def tile_offset(self, tensor: Tensor, axis: int, position: str) -> str:
-        """Return what a position inside a tile adds to an element's offset."""
+        """Return the contribution of a position inside a tile to an element's offset."""
         if position == "0":
             return ""
         stride = self.tile_stride(tensor, axis)

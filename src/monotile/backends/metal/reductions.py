@@ -101,7 +101,7 @@ class Reductions:
         dialect, reduction, dtype = self.expressions.dialect, op.attrs["fold"], op.operands[0].dtype
         lines = self._over_loops(reduction, dtype, target, text, loops) if loops else [f"{target} = {bare(text)};"]
         for mask in masks:
-            other = f"{dialect.use('shuffled')}({target}, {mask})"
+            other = f"{dialect.use('shuffle_xor')}({target}, {mask})"
             lines.append(f"{target} = {bare(dialect.combined(reduction, dtype, target, other))};")
         return lines
 

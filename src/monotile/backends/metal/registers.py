@@ -12,7 +12,7 @@ from .layout import COLUMN, ROW, Layout, Loops, OrientedShape
 from .threadgroup import ThreadgroupMemory
 from .writer import LoopNest, Writer
 
-HINTS = {"dot": "product", "max": "top", "min": "least", "sum": "total"}
+HINTS = {"dot": "product", "max": "max_value", "min": "min_value", "sum": "total"}
 
 
 class Registers:
@@ -25,7 +25,7 @@ class Registers:
     # ---- names -------------------------------------------------------------------------------------------------------
 
     def hint(self, value: Value) -> str:
-        """Return a value's name in the source, or a name made of what it is used for."""
+        """Return a value's name in the source, or one made of its op or its use."""
         if value.hint:
             return value.hint
         op, users, block_of = value.op, self.analysis.users.get(value, []), self.analysis.block_of

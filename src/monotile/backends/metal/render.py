@@ -27,8 +27,7 @@ from .writer import Writer
 
 
 def render(kernel: Kernel, bfloat: bool = True) -> MetalSource:
-    """Render a kernel with the best distribution that fits threadgroup memory. Without `bfloat`, the text is for Metal
-    before 3.1."""
+    """Render a kernel with the best distribution that fits threadgroup memory, for Metal with or without `bfloat`."""
     *preferred, last = distributions(kernel)
     for distribution in preferred:
         try:

@@ -37,7 +37,7 @@ class RegisterReuse:
         return same_axis and expressions.layouts.of(operand) == expressions.layouts.of(value)
 
     def _in_block_of(self, operand: Value, op: Op) -> bool:
-        """True for a result of the same block; what a loop or branch leaves is not overwritten."""
+        """True for a result of the same block; results of loops and branches are not overwritten."""
         if operand.op is None or operand.op.blocks:
             return False
         return self.analysis.block_of.get(operand.op) is self.analysis.block_of[op]
@@ -60,8 +60,7 @@ class RegisterReuse:
         return match.addend in self.analysis.inlined and value in self._read_elementwise(match.addend.op or op)
 
     def _read_elementwise(self, op: Op) -> list[Value]:
-        """Return the values of which an elementwise op reads the element it computes and no other, in program
-        order."""
+        """Return the values of which an elementwise op reads no element but the one it computes, in program order."""
         found: dict[Value, None] = {}
         elsewhere: set[Value] = set()
         stack = [(v, True) for v in reversed(op.operands)]

@@ -1,4 +1,4 @@
-"""The generated source of a kernel, with what a launch needs to know of it."""
+"""The generated source of a kernel, and the facts that a launch needs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MetalSource:
 
     @property
     def head(self) -> str:
-        """What stands before the signature."""
+        """The includes and helpers before the signature."""
         return self._head(UNROLL)
 
     @property

@@ -16,7 +16,7 @@ from .registers import Registers
 from .threadgroup import ThreadgroupMemory, ThreadgroupTile
 from .writer import Writer
 
-# Registers of a lane for tiles. Beyond it, a left operand that a loop does not change is staged instead of held.
+# Registers of a lane for tiles. Beyond it, a left operand that a loop does not change is staged instead.
 REGISTERS = 96
 
 
@@ -117,8 +117,7 @@ class Staging:
         return all(self._ready(v) for v in value.op.operands)
 
     def fill(self, value: Value) -> None:
-        """Copy a tile to threadgroup memory: rows padded by 16 bytes, both sides padded with zeros to multiples of
-        8."""
+        """Copy a tile to threadgroup memory, padded with zeros to multiples of 8; rows are 16 bytes longer."""
         rows, columns = padded_shape(value)
         self._bind_slices(value)
         tile = self.allocate(value, rows, columns)
@@ -157,7 +156,7 @@ class Staging:
         name = preamble.pointer(tensor)
         test, pointer = "", name
         if tests:
-            test = self.writer.name(f"{name}_there")
+            test = self.writer.name(f"{name}_valid")
             self.writer.line(f"const bool {test} = {' && '.join(tests)};")
         if offset:
             pointer = self.writer.name(f"{name}_at")
@@ -179,7 +178,7 @@ class Staging:
         return False
 
     def _copy_registers(self, value: Value, tile: ThreadgroupTile, rows: int, columns: int) -> None:
-        """Let each lane write what it holds, two adjacent elements at a time."""
+        """Let each lane write its elements, two adjacent ones at a time."""
         expressions, dialect = self.expressions, self.expressions.dialect
         layout, shape, kind = expressions.layouts.main, OrientedShape(*value.shape), expressions.type(value)
 
@@ -204,8 +203,7 @@ class Staging:
     def copy_elements(
         self, value: Value, tile: ThreadgroupTile, rows: int, columns: int, first: tuple[str, str] = ("", "")
     ) -> None:
-        """Let all threads copy several adjacent elements at a time, from the `first` row and column of the value
-        on."""
+        """Let all threads copy adjacent elements, as vectors, from the `first` row and column of the value on."""
         expressions, dialect = self.expressions, self.expressions.dialect
         kind = expressions.type(value)
         expressions.tiles_read.clear()

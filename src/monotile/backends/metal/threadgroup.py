@@ -36,8 +36,8 @@ class Accesses:
 
 
 class ThreadgroupMemory:
-    """A stack of tiles. A barrier is written before a read of what was written since the last one, and before a write
-    over what was read or written since the last one, and nowhere else."""
+    """A stack of tiles. A barrier is written before a read of bytes that were written since the last barrier, and
+    before a write over bytes that were read or written since the last barrier."""
 
     def __init__(self, writer: Writer, kernel: str, simdgroups: int) -> None:
         self.writer, self.kernel = writer, kernel
@@ -73,13 +73,13 @@ class ThreadgroupMemory:
             raise DeviceLimit(f"{found}; use smaller blocks")
         self.peak_bytes, self.top = max(self.peak_bytes, end), end
         tile = ThreadgroupTile(self.writer.name(hint), start, end, stride)
-        base = "room" if start == 0 else f"room + {start // 16}"
+        base = "scratch" if start == 0 else f"scratch + {start // 16}"
         self.writer.declare(f"threadgroup {kind} *{tile.name} = (threadgroup {kind} *)({base});")
         return tile
 
     def declaration(self) -> list[str]:
         """Return the line that declares the array, if anything was allocated."""
-        return [f"threadgroup float4 room[{-(-self.peak_bytes // 16)}];"] if self.peak_bytes else []
+        return [f"threadgroup float4 scratch[{-(-self.peak_bytes // 16)}];"] if self.peak_bytes else []
 
     def save(self) -> tuple[int, Accesses]:
         return self.top, self.accesses.copy()

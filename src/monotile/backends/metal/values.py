@@ -58,7 +58,7 @@ class Values:
         def body(index: ElementIndex) -> list[str]:
             text = expressions.vector(value, index, run)
             target = expressions.register(value, name, *registers.with_offset(index, shape, "e").registers)
-            loaded = self.writer.name(f"{name}_run")
+            loaded = self.writer.name(f"{name}_vector")
             line = f"const {expressions.type(value)}{run} {loaded} = {bare(text or '')};"
             return [line, f"UNROLL for (int e = 0; e < {run}; ++e) {target} = {loaded}[e];"]
 

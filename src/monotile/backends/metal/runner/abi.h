@@ -1,5 +1,5 @@
-// What a shader compiled as C++ asks of the runtime, and what Python reads back. No standard headers: the shader's text
-// sees nothing but Metal's names.
+// The interface between a shader compiled as C++, the runtime, and Python. No standard headers: the shader must see no
+// names but Metal's.
 #pragma once
 
 namespace mt {
@@ -21,7 +21,7 @@ enum FindingKind {
   INACTIVE_LANE
 };
 
-// What a thread waits for. A collective is told apart by its name as well as by its line.
+// What a thread waits for. Collectives are distinguished by their kind as well as by their line.
 enum Wait { RUNNING, FINISHED, THREADGROUP_BARRIER, SIMDGROUP_BARRIER, SHUFFLE, REDUCTION, MULTIPLY };
 
 enum Space { DEVICE, THREADGROUP, SPACES };
@@ -43,19 +43,19 @@ struct Launch {
 };
 
 extern "C" {
-extern Thread *mt_thread;                   // the running one
+extern Thread *mt_thread;                   // the running thread
 extern Launch mt_launch_state;
 void *mt_buffer(int index);
 void *mt_threadgroup_argument(int index);
 void *mt_threadgroup_variable(int index, u64 bytes, u64 alignment);
 void mt_barrier(int kind, u32 flags, int line);
-// Hands every lane's value to every lane of the simdgroup: 32 slots of 64 bytes; *active gets the lanes taking part.
+// Gives every lane's value to every lane of the simdgroup: 32 slots of 64 bytes; *active gets the participating lanes.
 const char *mt_exchange(int kind, const void *value, u32 bytes, int line, u32 *active);
 void mt_count(int counter, u64 amount);
 void mt_report(int kind, int line, long detail);
 void mt_atomic(const void *address, u32 bytes, int line);
-void mt_copy(void *to, const void *from, u32 bytes);  // unwatched
-void mt_entry();                            // written for each kernel: calls it with its arguments
+void mt_copy(void *to, const void *from, u32 bytes);  // not checked or counted
+void mt_entry();                            // generated for each kernel: calls it with its arguments
 }
 
 }  // namespace mt

@@ -121,12 +121,14 @@ def _launch(
     for index, count in dynamic.items():
         shared[index] = count
     if code.mt_open(sizes, granules, writable, constant, alias, shared, int(check_races)):
-        raise LaunchError(f"no room for buffers of {sum(a.nbytes for a in arrays.values())} bytes and their guards")
+        raise LaunchError(
+            f"not enough memory for buffers of {sum(a.nbytes for a in arrays.values())} bytes and their guards"
+        )
     try:
         for index, array in arrays.items():
             ctypes.memmove(code.mt_buffer(index), array.ctypes.data, array.nbytes)
         if code.mt_run((ctypes.c_uint32 * 3)(*groups), (ctypes.c_uint32 * 3)(*size), order, ctypes.c_uint64(seed)):
-            raise LaunchError("no room for the threads' stacks")
+            raise LaunchError("not enough memory for the stacks of the threads")
         for index, array in arrays.items():
             if writable[index]:
                 ctypes.memmove(array.ctypes.data, code.mt_buffer(index), array.nbytes)

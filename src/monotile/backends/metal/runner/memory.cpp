@@ -1,5 +1,5 @@
-// The memory a kernel may touch, between guard pages; what it reads and writes there is counted, checked against the
-// bounds of every buffer, and compared with what other threads did since the last fence.
+// The memory of a kernel, between guard pages. Every access is counted, checked against the bounds of the buffers, and
+// compared with the accesses of other threads since the last fence.
 #include "memory.h"
 
 #include <string.h>
@@ -8,21 +8,21 @@
 using namespace mt;
 
 constexpr u64 PAGE = 16 << 10, GUARD = 256ul << 20;
-constexpr u64 THREADGROUP_SPAN = 1 << 20, RED_ZONE = 64;  // room for the over-large, which is reported
+constexpr u64 THREADGROUP_SPAN = 1 << 20, RED_ZONE = 64;  // larger than the limit, to report an excess
 constexpr u64 THREADGROUP_LIMIT = 32 << 10;
 constexpr int MOST_VARIABLES = 64, POISON = 0xFF;         // NaN in every floating type
 
-// ---- what is known about a byte --------------------------------------------------------------------------------------
+// ---- shadow memory ---------------------------------------------------------------------------------------------------
 
-// Who touched it last. Epochs count the fences of the group and of the simdgroup; group numbers are never reused, and 0
-// is nobody.
+// The last access to a byte. Epochs count the fences of the group and of the simdgroup; group numbers are never reused,
+// and 0 means no access.
 struct Access {
   u32 group, epoch, simdgroup_epoch;
-  u16 thread, other;                                      // other: one more lane of the same simdgroup since its fence
+  u16 thread, other;                                      // other: another lane of the simdgroup since its last fence
   int line;
 };
 
-// `near` is the last reader, `far` the last one outside the last one's simdgroup.
+// `near` is the last reader, `far` the last reader outside the simdgroup of `near`.
 struct Cell {
   Access writer, near, far;
 };
@@ -112,7 +112,15 @@ extern "C" void mt_fault(const char *address, int kind, bool on_stack) {
 
 // ---- races -----------------------------------------------------------------------------------------------------------
 
-// Whether nothing orders an earlier access before one that the running thread makes now. 1: by `thread`, 2: by `other`.
+// The access that the running thread makes.
+struct Operation {
+  int space;
+  bool write;
+  int line, place;
+};
+
+// Returns 0 if a fence orders an earlier access before one that the running thread makes now; otherwise 1 if the earlier
+// access was made by `thread`, and 2 if it was made by `other`.
 static int unordered(const Access &then, int space) {
   if (!then.group) return 0;
   if (then.group != group_number) return space == DEVICE;  // groups are never ordered in one launch
@@ -124,10 +132,10 @@ static int unordered(const Access &then, int space) {
   return then.other != NOBODY && then.other != mt_thread->index ? 2 : 0;
 }
 
-static bool race(const Access &then, int space, bool then_write, bool write, int line, int place, long offset) {
-  int who = unordered(then, space);
+static bool race(const Access &then, bool then_write, const Operation &now, long offset) {
+  int who = unordered(then, now.space);
   if (!who) return false;
-  Finding finding = found(RACE, line, place, offset, 1, write);
+  Finding finding = found(RACE, now.line, now.place, offset, 1, now.write);
   finding.other_line = then.line, finding.other_write = then_write;
   finding.other_thread = who == 2 ? then.other : then.thread;
   mt_add_finding(&finding);
@@ -152,21 +160,22 @@ static void note_read(Cell &cell, int space, int line) {
   last = now;
 }
 
-static void watch(Cell *cells, u64 first, u64 last, int space, bool write, int line, int place, u64 granule, u64 base) {
+// Checks and records an access to cells `first` to `last`; `base` is where the variable starts.
+static void watch(Cell *cells, u64 first, u64 last, const Operation &now, u64 granule, u64 base) {
   for (u64 i = first; i <= last; ++i) {
     Cell &cell = cells[i];
     long offset = (long)(i * granule - base);
-    race(cell.writer, space, true, write, line, place, offset);
-    if (write) {
-      if (!race(cell.near, space, false, true, line, place, offset)) race(cell.far, space, false, true, line, place, offset);
-      cell.writer = access_now(space, line);
+    race(cell.writer, true, now, offset);
+    if (now.write) {
+      if (!race(cell.near, false, now, offset)) race(cell.far, false, now, offset);
+      cell.writer = access_now(now.space, now.line);
     } else {
-      note_read(cell, space, line);
+      note_read(cell, now.space, now.line);
     }
   }
 }
 
-// ---- every access ----------------------------------------------------------------------------------------------------
+// ---- accesses --------------------------------------------------------------------------------------------------------
 
 [[noreturn]] static void out_of_bounds(const char *address, u64 bytes, bool write, int line) {
   long offset = 0;
@@ -204,7 +213,7 @@ static void touch_threadgroup(const char *address, u64 bytes, bool write, int li
         break;
       }
   if (watch_races)
-    watch(threadgroup_shadow, first, last, THREADGROUP, write, line, recent, 1, home.base - threadgroup_memory);
+    watch(threadgroup_shadow, first, last, {THREADGROUP, write, line, recent}, 1, home.base - threadgroup_memory);
   else if (write)
     for (u64 i = first; i <= last; ++i) threadgroup_shadow[i].writer.group = group_number;
 }
@@ -230,12 +239,12 @@ static void touch_device(const char *address, u64 bytes, bool write, int line) {
   (write ? mt_buffer_written : mt_buffer_read)[recent] += bytes;
   if (!watch_races || !buffer.shadow) return;
   u64 offset = address - buffer.base, granule = buffer.granule;
-  watch(buffer.shadow, offset / granule, (offset + bytes - 1) / granule, DEVICE, write, line, recent, granule, 0);
+  watch(buffer.shadow, offset / granule, (offset + bytes - 1) / granule, {DEVICE, write, line, recent}, granule, 0);
 }
 
 static inline void touch(u64 address, u64 bytes, bool write, int line) {
   last_line = line;
-  if (address - (u64)arena >= arena_bytes || !bytes) return;  // the thread's own memory
+  if (address - (u64)arena >= arena_bytes || !bytes) return;  // private memory of the thread
   if (address - (u64)threadgroup_memory < THREADGROUP_SPAN)
     touch_threadgroup((const char *)address, bytes, write, line);
   else
@@ -256,7 +265,7 @@ void *mt_memset(void *to, int value, u64 bytes, int line) {
   return memset(to, value, bytes);
 }
 
-// An atomic is in bounds or reported, and never races with another one.
+// An atomic is checked against the bounds, and never races with another one.
 void mt_atomic(const void *address, u32 bytes, int line) {
   int saved = watch_races;
   watch_races = 0;
@@ -268,7 +277,7 @@ void mt_atomic(const void *address, u32 bytes, int line) {
 void mt_copy(void *to, const void *from, u32 bytes) { memcpy(to, from, bytes); }
 void mt_count(int counter, u64 amount) { mt_counters[counter] += amount; }
 
-// What the compiler's own checks call; the first member of their argument is where in the source they stand.
+// Called by the compiler's own checks; their argument starts with the place in the source.
 struct Place {
   const char *file;
   u32 line, column;
@@ -334,8 +343,8 @@ static char *map(u64 bytes, int protection) {
   return memory == MAP_FAILED ? nullptr : (char *)memory;
 }
 
-// Lays out threadgroup memory and the buffers, each ending right before a guard. Bytes of ~0: no such buffer.
-// alias: the index of an earlier buffer that is the same memory, or the buffer's own.
+// Places threadgroup memory and the buffers, each ending right before a guard. Bytes of ~0: no such buffer.
+// alias: the index of an earlier buffer that is the same memory, or the buffer's own index.
 int mt_open(const u64 *bytes, const u32 *granules, const u8 *writable, const u8 *constant, const u8 *alias,
             const u64 *dynamic, int races) {
   u64 total = THREADGROUP_SPAN + 2 * GUARD;
@@ -357,16 +366,16 @@ int mt_open(const u64 *bytes, const u32 *granules, const u8 *writable, const u8 
       buffers[i].base = buffers[alias[i]].base;
       continue;
     }
-    u64 room = pages(bytes[i]);
-    if (room && mprotect(next, room, PROT_READ | PROT_WRITE)) return 1;
+    u64 mapped = pages(bytes[i]);
+    if (mapped && mprotect(next, mapped, PROT_READ | PROT_WRITE)) return 1;
     u64 cells = (bytes[i] + granules[i] - 1) / granules[i];
     Cell *shadow = nullptr;
     if (races && writable[i] && cells) {
       shadow_bytes[i] = pages(cells * sizeof(Cell));
       if (!(shadow = (Cell *)map(shadow_bytes[i], PROT_READ | PROT_WRITE))) return 1;
     }
-    buffers[i] = {next + room - (bytes[i] + 15) / 16 * 16, bytes[i], granules[i], (bool)writable[i], (bool)constant[i], shadow};
-    next += room + GUARD;
+    buffers[i] = {next + mapped - (bytes[i] + 15) / 16 * 16, bytes[i], granules[i], (bool)writable[i], (bool)constant[i], shadow};
+    next += mapped + GUARD;
   }
   memset(mt_counters, 0, sizeof mt_counters);
   memset(mt_buffer_read, 0, sizeof mt_buffer_read);

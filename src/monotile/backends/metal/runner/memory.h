@@ -1,4 +1,4 @@
-// Between the scheduler (runtime.cpp) and the memory it watches (memory.cpp).
+// The interface between the scheduler (runtime.cpp) and the checked memory (memory.cpp).
 #pragma once
 #include "abi.h"
 

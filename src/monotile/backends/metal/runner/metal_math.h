@@ -1,5 +1,5 @@
-// Metal's mathematical functions on scalars and vectors. `fast` and `precise` are the same functions here: what is found
-// must not hang on how a GPU rounds.
+// Metal's mathematical functions on scalars and vectors. `fast` and `precise` are the same functions here: findings
+// must not depend on how a GPU rounds.
 #pragma once
 #include "metal_types.h"
 
@@ -10,7 +10,7 @@ namespace precise = ::metal;
 
 template <class T> using float_for = conditional_t<is_floating_point_v<T>, T, float>;
 
-// A function of one number. The ones that cannot be exact are computed in double, so that they are the same everywhere.
+// A function of one argument. Transcendental functions are computed in double, to be the same on every machine.
 #define MT_UNARY(name, expression)                                                     \
   template <Scalar T> METAL_FUNC float_for<T> name(T a) {                              \
     float x = float(a);                                                                \
@@ -52,7 +52,7 @@ MT_PREDICATE(isfinite, __builtin_isfinite(x)) MT_PREDICATE(signbit, __builtin_si
 
 template <class A, class B> using result_of = decltype(A() + B());
 
-// A function of two numbers; a vector and a scalar go element by element.
+// A function of two arguments; a vector and a scalar are combined element by element.
 #define MT_BINARY(name, integers, floats)                                                                        \
   template <Scalar A, Scalar B> METAL_FUNC auto name(A left, B right) {                                          \
     if constexpr (is_integral_v<A> && is_integral_v<B>) {                                                        \

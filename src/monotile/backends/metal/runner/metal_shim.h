@@ -1,4 +1,4 @@
-// What comes before a shader's text when it is compiled as C++: Metal's library, its keywords, and kernel arguments.
+// Included before a shader that is compiled as C++: Metal's library, its keywords, and kernel arguments.
 #pragma once
 #include "metal_simdgroup.h"
 

@@ -1,5 +1,5 @@
-// Barriers, what the lanes of a simdgroup do together, 8x8 matrices spread over a simdgroup, and atomics.
-// Every one knows the line of the shader it was called from.
+// Barriers, simdgroup collectives, 8x8 simdgroup matrices, and atomics. Each gets the line of the shader it is called
+// from.
 #pragma once
 #include "metal_math.h"
 
@@ -21,7 +21,7 @@ template <class T> struct Lanes {
   Lanes(int kind, const T &mine, int line) { slots = mt::mt_exchange(kind, &mine, sizeof(T), line, &active); }
   bool has(uint lane) const { return lane < mt::LANES && active >> lane & 1; }
   T operator[](uint lane) const { T out; __builtin_memcpy(&out, slots + lane * mt::SLOT_BYTES, sizeof(T)); return out; }
-  // What a lane that takes no part would give: nothing one may rely on, so a value that shows.
+  // The value of a lane that does not participate is undefined: return one that shows.
   T at(uint lane) const {
     if (has(lane)) return (*this)[lane];
     T out;
@@ -30,7 +30,7 @@ template <class T> struct Lanes {
   }
 };
 
-// Folds neighbours first, as a butterfly does; lanes taking no part are left out.
+// Combines adjacent lanes first, as a butterfly reduction does; lanes that do not participate are left out.
 template <class T, class F> inline T fold_lanes(const T &mine, F f, int line, uint first = 0, uint count = mt::LANES) {
   Lanes<T> lanes(mt::REDUCTION, mine, line);
   T values[mt::LANES];
@@ -71,7 +71,7 @@ template <class T> METAL_FUNC T shuffle_lanes(T x, uint from, bool defined, int 
   if (defined && !lanes.has(from)) mt::mt_report(mt::INACTIVE_LANE, line, from);
   return lanes.at(from);
 }
-// Past the ends up and down have no value that a shader may use; asking for it is not an error.
+// Shuffles up and down past the ends return an undefined value, which is not an error.
 template <class T> METAL_FUNC T simd_shuffle(T x, ushort lane, MT_LINE) { return shuffle_lanes(x, lane, true, line); }
 template <class T> METAL_FUNC T simd_broadcast(T x, ushort lane, MT_LINE) { return shuffle_lanes(x, lane, true, line); }
 template <class T> METAL_FUNC T simd_shuffle_xor(T x, ushort mask, MT_LINE) {
@@ -124,7 +124,7 @@ METAL_FUNC bool simd_is_first(MT_LINE) {
 
 // ---- matrices --------------------------------------------------------------------------------------------------------
 
-// Each lane holds two neighbours of a row; this is where, on the GPUs that have these matrices.
+// The two adjacent elements of a row that each lane holds, as on Apple GPUs.
 METAL_FUNC uint matrix_row(uint lane) { return (lane / 4 & 4) + lane / 2 % 4; }
 METAL_FUNC uint matrix_column(uint lane) { return (lane / 4 & 2) * 2 + lane % 2 * 2; }
 
@@ -208,7 +208,7 @@ typedef atomic<bool> atomic_bool;
 typedef atomic<float> atomic_float;
 typedef atomic<ulong> atomic_ulong;
 
-// One OS thread runs everything, so a load and a store make one atomic step; the runtime hears of it once.
+// One OS thread runs everything, so a load and a store are atomic together; the runtime counts them once.
 template <class T, class F> inline T change(const volatile atomic<T> *object, int line, F f) {
   mt::mt_atomic((const void *)object, sizeof(T), line);
   T old;

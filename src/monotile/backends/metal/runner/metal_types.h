@@ -1,5 +1,5 @@
-// Metal's scalar and vector types and its type traits, in C++20. Address spaces are not types here: the same text serves
-// all of them, and the runtime tells them apart by address.
+// Metal's scalar and vector types and its type traits, in C++20. Address spaces are not types here: the same code is used
+// for all of them, and the runtime distinguishes them by address.
 #pragma once
 #include "abi.h"
 
@@ -128,7 +128,7 @@ template <class A> constexpr auto part(const A &a, int i) {
   else return a;
 }
 
-// Some components of a vector: reads as a vector, and writes through.
+// A swizzle of a vector: reads as a vector, and writes to its components.
 template <class T, int... I> struct swizzle {
   T *at;
   static constexpr int places[] = {I...};

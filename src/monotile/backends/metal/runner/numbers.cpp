@@ -1,4 +1,4 @@
-// Conversions that the compiler calls and that its own library, which is not linked, would bring.
+// Conversions that compiled code calls. They are in the compiler's runtime library, which is not linked.
 #include <string.h>
 
 typedef unsigned int u32;
@@ -18,7 +18,7 @@ static float float_of(u32 bits) {
 
 static u16 to_bfloat(float x) {
   u32 bits = bits_of(x);
-  if ((bits & 0x7FFFFFFF) > 0x7F800000) return (u16)(bits >> 16 | 0x40);  // a NaN stays one
+  if ((bits & 0x7FFFFFFF) > 0x7F800000) return (u16)(bits >> 16 | 0x40);  // NaN stays NaN
   return (u16)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
@@ -26,7 +26,7 @@ static u16 to_half(float x) {
   u32 bits = bits_of(x), sign = bits >> 16 & 0x8000, size = bits & 0x7FFFFFFF;
   if (size > 0x7F800000) return (u16)(sign | 0x7E00);
   if (size >= 0x477FF000) return (u16)(sign | 0x7C00);  // 65520 and above round to infinity
-  if (size < 0x38800000)                                // below the least normal half: its steps are 2^-24
+  if (size < 0x38800000)                                // subnormal halves are multiples of 2^-24
     return (u16)(sign | (bits_of(float_of(size) + 0.5f) - 0x3F000000));
   return (u16)(sign | (size - 0x38000000 + 0xFFF + (size >> 13 & 1)) >> 13);
 }
@@ -38,7 +38,7 @@ static float from_half(u16 half) {
   return float_of(sign | ((size << 13) + 0x38000000));
 }
 
-// A float that rounds to the same half or bfloat as the double: rounded to odd.
+// Rounds to odd, so that the float rounds to the same half or bfloat as the double does.
 static float to_odd(double x) {
   float near = (float)x;
   if ((double)near == x || x != x || __builtin_isinf(near)) return near;

@@ -1,5 +1,5 @@
 // Runs a kernel thread by thread: one fiber per thread, one threadgroup after another, memory between guard pages.
-// Uses the C library only, so that nothing of the C++ runtime has to be linked.
+// Uses only the C library: the C++ runtime is not linked.
 #include <setjmp.h>
 #include <signal.h>
 #include <string.h>
@@ -56,7 +56,7 @@ static void *first_frame(char *top) {
 
 // ---- the threads of a group ------------------------------------------------------------------------------------------
 
-constexpr u64 STACK_BYTES = 256 << 10, PAGE = 16 << 10;  // a page of the largest size in use
+constexpr u64 STACK_BYTES = 256 << 10, PAGE = 16 << 10;  // the largest page size in use
 
 struct Fiber {
   void *sp;
@@ -73,7 +73,7 @@ static u64 stacks_bytes;
 static sigjmp_buf escape;
 static volatile int inside, stopped;
 
-// Two sets of slots per simdgroup, used in turn: a lane can be at most one collective ahead of another.
+// Two sets of slots per simdgroup, used alternately: a lane can be at most one collective ahead of another.
 static char slots[MOST_THREADS / LANES][2][LANES][SLOT_BYTES] __attribute__((aligned(64)));
 static u32 taking_part[MOST_THREADS / LANES][2];
 static u8 parity[MOST_THREADS / LANES];
@@ -106,11 +106,11 @@ static void wait_for(int kind, int line, u32 flags) {
 extern "C" void mt_barrier(int kind, u32 flags, int line) { wait_for(kind, line, flags); }
 
 extern "C" const char *mt_exchange(int kind, const void *value, u32 bytes, int line, u32 *active) {
-  u32 simdgroup = mt_thread->simdgroup, turn = parity[simdgroup];
-  memcpy(slots[simdgroup][turn][mt_thread->lane], value, bytes);
+  u32 simdgroup = mt_thread->simdgroup, set = parity[simdgroup];
+  memcpy(slots[simdgroup][set][mt_thread->lane], value, bytes);
   wait_for(kind, line, 0);
-  *active = taking_part[simdgroup][turn];
-  return slots[simdgroup][turn][0];
+  *active = taking_part[simdgroup][set];
+  return slots[simdgroup][set][0];
 }
 
 static void diverged(const Fiber *waiting, const Fiber *elsewhere) {
@@ -122,7 +122,7 @@ static void diverged(const Fiber *waiting, const Fiber *elsewhere) {
   stopped = 1;
 }
 
-// Lets a simdgroup go on when all its lanes that have not returned wait for the same thing. True if it does.
+// Resumes a simdgroup when all its lanes that have not returned wait for the same thing. Returns true if it does.
 static bool release_simdgroup(u32 simdgroup, u32 first, u32 end) {
   const Fiber *leader = nullptr;
   u32 lanes = 0;
@@ -150,7 +150,7 @@ static bool release_simdgroup(u32 simdgroup, u32 first, u32 end) {
   return true;
 }
 
-// Called when no thread can run: lets the whole group pass a barrier, or says who waits in vain. False: the group is done.
+// Called when no thread can run: resumes the group after a barrier, or reports divergence. Returns false at the end.
 static bool release_group(u32 count) {
   const Fiber *leader = nullptr, *elsewhere = nullptr;
   for (u32 i = 0; i < count && !leader; ++i)
@@ -159,7 +159,7 @@ static bool release_group(u32 count) {
   for (u32 i = 0; i < count && !elsewhere; ++i)
     if (fibers[i].waits != leader->waits || fibers[i].line != leader->line) elsewhere = &fibers[i];
   if (elsewhere || leader->waits != THREADGROUP_BARRIER) {
-    // Inside one simdgroup if that is where they part, since that names the lines best.
+    // If lanes of one simdgroup diverge, report those: their lines are the most useful.
     for (u32 i = 0; i < count; ++i) {
       const Fiber &fiber = fibers[i], &head = fibers[i & ~(LANES - 1)];
       if (fiber.waits != head.waits || fiber.line != head.line)
@@ -228,7 +228,7 @@ static void run_group(int kind) {
 
 static void on_fault(int signal, siginfo_t *info, void *) {
   if (!inside) {
-    ::signal(signal, SIG_DFL);  // not ours: die as the program would have
+    ::signal(signal, SIG_DFL);  // not in a kernel: let the signal end the process
     return;
   }
   char *address = (char *)info->si_addr;
@@ -236,7 +236,7 @@ static void on_fault(int signal, siginfo_t *info, void *) {
   siglongjmp(escape, 1);
 }
 
-// Mapped for one launch: a process may hold only so many separate mappings.
+// Mapped for one launch only: the number of mappings of a process is limited.
 static bool make_stacks(u32 count) {
   u64 span = count * (STACK_BYTES + PAGE) + PAGE;
   void *memory = mmap(nullptr, span, PROT_NONE, MAP_PRIVATE | MAP_ANON | MAP_NORESERVE, -1, 0);

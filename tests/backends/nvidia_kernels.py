@@ -1,5 +1,5 @@
 # ruff: noqa: UP037 (a tensor annotation such as Tensor["N"] names dimensions, not types)
-"""Kernels for the tests of the nvidia backend, and what those tests share."""
+"""Kernels and helpers for the tests of the nvidia backend."""
 
 from __future__ import annotations
 

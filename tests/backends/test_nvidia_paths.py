@@ -186,5 +186,5 @@ def test_a_gluon_module_compiles_by_its_manifest(tmp_path: Any) -> None:
 def test_a_path_renders_what_a_launch_runs() -> None:
     lowered = BACKEND.lower(causal_attention())
     path = paths.select(lowered, SM_90.schedule)
-    assert path.pipeline is not None and "def consume(" in path.render(lowered).source
+    assert path.pipeline is not None and "def consume(" in path.render(lowered).text
     assert paths.select(lowered, SM_90.schedule, interpreted=True).why_plain.startswith("Triton's interpreter")

@@ -68,7 +68,7 @@ def nvidia_texts(case: Case) -> Iterator[tuple[str, str]]:
 
 def source(kernel: ir.Kernel, rendered: TritonSource) -> str:
     """The module without the fingerprint in the function's name, which changes with every change of the compiler."""
-    return rendered.source.replace(rendered.name, kernel.name)
+    return rendered.text.replace(rendered.name, kernel.name)
 
 
 def schedules(case: Case) -> dict[str, Schedule]:

@@ -67,7 +67,7 @@ class NvidiaBackend(Backend):
         self.lower(kernel, peel=peel, watch=lambda name, k: texts.append(f"# {name}\n{ir.show(k)}"))
         return "\n".join(texts)
 
-    def _select(self, kernel: ir.Kernel, schedule: Any, device: str | None) -> tuple[ir.Kernel, paths.Path]:
+    def _select(self, kernel: ir.Kernel, schedule: Any, device: str | None) -> tuple[ir.Kernel, paths.LaunchPath]:
         lowered = self.lower(kernel, peel=schedule is None or schedule.peel)
         return lowered, paths.select(lowered, schedule, device or paths.GLUON_ARCHITECTURE)
 
@@ -75,12 +75,12 @@ class NvidiaBackend(Backend):
         self, kernel: ir.Kernel, schedule: Any = None, device: str | None = None
     ) -> dict[str, Callable[[], str]]:
         @cache
-        def selected() -> tuple[ir.Kernel, paths.Path]:
+        def selected() -> tuple[ir.Kernel, paths.LaunchPath]:
             return self._select(kernel, schedule, device)
 
         def text() -> str:
             lowered, path = selected()
-            return path.render(lowered).source
+            return path.render(lowered).text
 
         def ptx() -> str:
             lowered, path = selected()

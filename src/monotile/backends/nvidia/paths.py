@@ -26,7 +26,7 @@ AT_LAUNCH = (
 
 
 @dataclass(frozen=True)
-class Path:
+class LaunchPath:
     """The module that launches run, wherever descriptors can be made."""
 
     schedule: Schedule  # of this module: the rule's where another was asked for and cannot be had
@@ -45,18 +45,18 @@ class Path:
 
 def select(
     kernel: Kernel, schedule: Schedule | None, architecture: str = GLUON_ARCHITECTURE, *, interpreted: bool = False
-) -> Path:
+) -> LaunchPath:
     """Return the path of a kernel after the passes. `interpreted`: Triton runs it in Python."""
     if schedule is None or not schedule.consumers:
         why = "The schedule does not ask for producer and consumer warps (consumers=0)."
-        return Path(schedule or choose(kernel), None, why)
+        return LaunchPath(schedule or choose(kernel), None, why)
     if interpreted:
-        return Path(choose(kernel), None, "Triton's interpreter (TRITON_INTERPRET=1) does not run Gluon.")
+        return LaunchPath(choose(kernel), None, "Triton's interpreter (TRITON_INTERPRET=1) does not run Gluon.")
     why = _why_no_gluon(architecture)
     if why:
-        return Path(choose(kernel), None, why)
+        return LaunchPath(choose(kernel), None, why)
     found = gluon.pipeline_of(kernel)
-    return Path(choose(kernel), None, found) if isinstance(found, str) else Path(schedule, found)
+    return LaunchPath(choose(kernel), None, found) if isinstance(found, str) else LaunchPath(schedule, found)
 
 
 def _why_no_gluon(architecture: str) -> str:

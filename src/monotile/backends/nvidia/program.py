@@ -15,7 +15,7 @@ from ..base import Program
 from . import build, launcher, paths
 from .device import architecture, runtime
 from .gluon import persistent
-from .paths import Path
+from .paths import LaunchPath
 from .schedule import Schedule, choose
 from .triton import descriptors
 from .triton.descriptors import CachedDescriptor
@@ -43,7 +43,7 @@ class BoundLaunch:
 class Variant:
     """One rendering of a kernel, loaded."""
 
-    def __init__(self, kernel: ir.Kernel, path: Path, *, wide: bool) -> None:
+    def __init__(self, kernel: ir.Kernel, path: LaunchPath, *, wide: bool) -> None:
         self.schedule = path.schedule
         self.source = path.render(kernel, wide=wide, emulate=build.interpreting())
         self.function: Any = build.load(self.source)
@@ -79,7 +79,7 @@ class NvidiaProgram(Program):
         if (wide, descriptors) not in self.variants:
             path = self.path
             if path.pipeline is not None:
-                path = path if descriptors else Path(choose(self.kernel), None)
+                path = path if descriptors else LaunchPath(choose(self.kernel), None)
             elif not self.schedule.consumers:
                 path = replace(path, schedule=replace(path.schedule, tensor_descriptors=descriptors))
             self.variants[wide, descriptors] = Variant(self.kernel, path, wide=wide)

@@ -16,7 +16,7 @@ NARROW = 2**31
 
 
 @dataclass(frozen=True)
-class Argument:
+class FunctionArgument:
     """A parameter of the Triton function. `index` is a tensor's number, a word of the launch, or a scalar's number."""
 
     kind: str  # pointer, dim, stride, scalar, or tiles_per_cta of a persistent kernel
@@ -24,7 +24,7 @@ class Argument:
     index: int
 
 
-class Origin(NamedTuple):
+class TileOrigin(NamedTuple):
     """The address of a tile's first element: a pointer, and what is added to it."""
 
     pointer: str
@@ -41,7 +41,7 @@ class Memory:
         self.kernel, self.names, self.wide, self.emulate = kernel, names, wide, emulate
         self.tl = dialect.module
         self.starts: dict[Block, Value] = loop_starts(kernel)
-        self.arguments: dict[tuple[str, int | str], Argument] = {}
+        self.arguments: dict[tuple[str, int | str], FunctionArgument] = {}
         self.aligned: set[str] = set()  # lengths that masks along contiguous memory compare with
         self.iotas: dict[int, str] = {}
         self.spans: list[list[tuple[int, int]]] = []  # of each access: words of its strides, and the last position
@@ -54,7 +54,7 @@ class Memory:
 
     def _argument(self, kind: str, key: int | str, name: str, index: int) -> str:
         if (kind, key) not in self.arguments:
-            self.arguments[kind, key] = Argument(kind, self.names.fresh(name), index)
+            self.arguments[kind, key] = FunctionArgument(kind, self.names.fresh(name), index)
         return self.arguments[kind, key].name
 
     def pointer(self, tensor: Tensor) -> str:
@@ -88,7 +88,7 @@ class Memory:
 
     # ---- addresses ---------------------------------------------------------------------------------------------------
 
-    def origin(self, tensor: Tensor, starts: list[Text]) -> Origin:
+    def origin(self, tensor: Tensor, starts: list[Text]) -> TileOrigin:
         """Return the address of the tile's first element: the tensor's pointer plus an offset in 64 bits."""
         fixed, terms = 0, list[str]()
         for axis, start in enumerate(starts):
@@ -104,7 +104,7 @@ class Memory:
                 terms.append(wide if stride == 1 else f"{wide} * {stride}")
         if fixed:
             terms.append(str(fixed))
-        return Origin(self.pointer(tensor), terms)
+        return TileOrigin(self.pointer(tensor), terms)
 
     def offsets(self, tensor: Tensor, extents: tuple[int | None, ...]) -> str:
         """Return the offsets of a tile's elements from its first one; nothing for a single element."""

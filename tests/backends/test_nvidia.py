@@ -21,7 +21,7 @@ from monotile import errors
 from monotile.backends.nvidia import backend as nvidia
 from monotile.backends.nvidia import build
 from monotile.backends.nvidia.schedule import Schedule, choose
-from monotile.backends.nvidia.triton.module import render
+from monotile.backends.nvidia.triton.module import render_triton
 from monotile.backends.nvidia.triton.padding import padded
 from monotile.dtypes import float32
 from monotile.kernels.decode import decode
@@ -66,7 +66,7 @@ def test_decode_has_two_loops() -> None:
     o, m = random((1, 2, 4, 2, 64)), random((1, 2, 4, 2))
     arrays = q, k, k.copy(), None, o, m, m.copy(), None, None, None
     made = nvidia.BACKEND.lower(decode.ir(*arrays, 0.1, 256, options=Options(), BR=4, BK=64))
-    text = render(made, Schedule(4, 3, edge_stages=1)).text
+    text = render_triton(made, Schedule(4, 3, edge_stages=1)).text
     loops = [line.split(" in ")[1] for line in text.splitlines() if line.strip().startswith("for ")]
     assert len(loops) == 2 and loops[0].startswith("range(0, ")
     assert loops[1].startswith("tl.range(") and loops[1].endswith("num_stages=1):")

@@ -24,10 +24,10 @@ from backends.nvidia_kernels import (
 from monotile import errors, ir
 from monotile.backends.nvidia import backend as nvidia
 from monotile.backends.nvidia import build, choices
-from monotile.backends.nvidia.gluon import module as gluon
+from monotile.backends.nvidia.gluon.module import pipeline_of, render_gluon
 from monotile.backends.nvidia.program import NvidiaProgram
 from monotile.backends.nvidia.schedule import SHARED_BYTES, Schedule, choose
-from monotile.backends.nvidia.triton.module import render
+from monotile.backends.nvidia.triton.module import render_triton
 from monotile.dtypes import float32
 from monotile.kernels.attention import attention
 from monotile.kernels.decode import decode as library_decode
@@ -66,7 +66,7 @@ def test_warps_are_specialised_in_a_single_loop() -> None:
     args = attention_arrays((1, 4, 2, 256), 128, "bfloat16")
     call = forward.ir(*args, 0.1, BQ=128, BK=64, causal=True)
     schedule = Schedule(4, 2, warp_specialize=True, peel=False, tensor_descriptors=True)
-    assert render(nvidia.BACKEND.lower(call, peel=False), schedule).text.count("    for ") == 1
+    assert render_triton(nvidia.BACKEND.lower(call, peel=False), schedule).text.count("    for ") == 1
     try:
         made = compile_ahead(call, schedule)
     except errors.DeviceLimit as error:  # an assertion in a pass of Triton 3.9; 3.6 compiles it
@@ -216,7 +216,7 @@ def test_an_architecture_that_triton_does_not_know(capability: int) -> None:
     kernel_ir = lowered(scale_rows.ir(x, x.copy()))
     schedule = choose(kernel_ir)
     with pytest.raises(errors.UnknownArchitecture, match=f"install a newer triton, or use .* 'sm_{capability}") as said:
-        build.compile_ahead(kernel_ir, render(kernel_ir, schedule), schedule, capability)
+        build.compile_ahead(kernel_ir, render_triton(kernel_ir, schedule), schedule, capability)
     assert len(str(said.value).splitlines()) == 1
 
 
@@ -228,7 +228,7 @@ def test_a_schedule_that_does_not_fit_shared_memory() -> None:
     with pytest.raises(
         errors.DeviceLimit, match=r"bytes of shared memory, sm_90 has 232448; use smaller blocks, or .*stages"
     ):
-        build.compile_ahead(kernel_ir, render(kernel_ir, schedule), schedule)
+        build.compile_ahead(kernel_ir, render_triton(kernel_ir, schedule), schedule)
 
 
 # ---- producer and consumers ------------------------------------------------------------------------------------------
@@ -250,9 +250,9 @@ def test_a_scaled_difference_is_one_instruction(BK: int, each: int) -> None:
     """(S - m) * c: as many fused operations as exponentials, those of sums and maxima included. Only what a warp
     branches past subtracts first."""
     call, way = pipeline_call(128, BK=BK), Schedule(4, 2, consumers=2)
-    pipeline = gluon.pipeline_of(call)
+    pipeline = pipeline_of(call)
     assert not isinstance(pipeline, str)
-    rendered = gluon.render(call, way, pipeline)
+    rendered = render_gluon(call, way, pipeline)
     ptx = build.compile_ahead(call, rendered, way).asm["ptx"]
     votes = ptx.count("vote.sync.any")
     assert votes > 0 and rendered.text.count(f"scaled_difference_{each}(") == 1 + votes // way.consumers
@@ -295,9 +295,9 @@ def test_which_differences_are_fused(name: str) -> None:
     f, fused = WEIGHTS[name]
     x, way = random((256, 64), "bfloat16"), Schedule(4, 2, consumers=2)
     call = lowered(weighed.ir(x, x.copy(), x.copy(), x.copy(), 0.3, f=f, BQ=64, BK=64))
-    pipeline = gluon.pipeline_of(call)
+    pipeline = pipeline_of(call)
     assert not isinstance(pipeline, str), pipeline
-    rendered = gluon.render(call, way, pipeline)
+    rendered = render_gluon(call, way, pipeline)
     assert ("scaled_difference_32(" in rendered.text) == fused
     assert ("vote.sync.any" in build.compile_ahead(call, rendered, way).asm["ptx"]) == fused
 
@@ -307,7 +307,7 @@ def test_which_differences_are_fused(name: str) -> None:
     "options", [{}, {"causal": "lower_right"}, {"causal": "lower_right", "left": 100}, {"softcap": 9.0}, {"fine": True}]
 )
 def test_every_form_of_the_forward_kernel_has_a_pipeline(options: dict[str, Any]) -> None:
-    pipeline = gluon.pipeline_of(pipeline_call(128, **options))
+    pipeline = pipeline_of(pipeline_call(128, **options))
     assert not isinstance(pipeline, str), pipeline
     assert bool(pipeline.zeroed) == ("left" in options or "fine" in options)
     assert [ring.name for ring in pipeline.rings.values()] == ["k", "v"]

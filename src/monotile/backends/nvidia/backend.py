@@ -13,6 +13,7 @@ from ...passes import pipeline
 from ...passes.peel import peel_with_bounds
 from ..base import Backend, Emitted, Program
 from . import build, paths
+from .gluon import support
 from .program import NvidiaProgram
 from .schedule import Schedule, choose
 
@@ -69,7 +70,7 @@ class NvidiaBackend(Backend):
 
     def _select(self, kernel: ir.Kernel, schedule: Any, device: str | None) -> tuple[ir.Kernel, paths.LaunchPath]:
         lowered = self.lower(kernel, peel=schedule is None or schedule.peel)
-        return lowered, paths.select(lowered, schedule, device or paths.GLUON_ARCHITECTURE)
+        return lowered, paths.select(lowered, schedule, device or support.ARCHITECTURE)
 
     def stages(
         self, kernel: ir.Kernel, schedule: Any = None, device: str | None = None
@@ -84,7 +85,7 @@ class NvidiaBackend(Backend):
 
         def ptx() -> str:
             lowered, path = selected()
-            capability = build.capability(device or paths.GLUON_ARCHITECTURE)
+            capability = build.capability(device or support.ARCHITECTURE)
             return str(build.compile_ahead(lowered, path.render(lowered), path.schedule, capability).asm["ptx"])
 
         module = selected()[1].name if schedule is not None else "triton"
@@ -97,7 +98,7 @@ class NvidiaBackend(Backend):
 
     def explain(self, kernel: ir.Kernel, schedule: Any = None, device: str | None = None) -> list[str]:
         lowered = self.lower(kernel, peel=schedule is None or schedule.peel)
-        return paths.explain(lowered, schedule, device or paths.GLUON_ARCHITECTURE)
+        return paths.explain(lowered, schedule, device or support.ARCHITECTURE)
 
     def emit(self, kernel: ir.Kernel, schedule: Any = None, device: str | None = None) -> Emitted:
         from .emission import emitted

@@ -63,9 +63,9 @@ def forward(
 
 def _shares() -> bool:
     """Whether programs can share what they fetch: the table is for those."""
-    from .gluon import module as gluon
+    from .gluon import support
 
-    return gluon.known()
+    return support.version_supported()
 
 
 @cache

@@ -8,9 +8,8 @@ from typing import Any
 from ...ir import Kernel
 from .. import manifest
 from ..base import Emitted
-from .gluon import module as gluon
-from .gluon import persistent
-from .paths import GLUON_ARCHITECTURE, LaunchPath
+from .gluon import persistent, support
+from .paths import LaunchPath
 from .triton.descriptors import ALIGNMENT, DescribedTensor, copied_dtype, descriptor_name, swizzle_bytes
 from .triton.memory import FunctionArgument
 
@@ -40,8 +39,8 @@ def emitted(kernel: Kernel, path: LaunchPath) -> Emitted:
 DESCRIBED = f"addresses and strides that are multiples of {ALIGNMENT} bytes, a contiguous last dimension, none empty"
 TRITON_REQUIRES = {"descriptors": DESCRIBED, "allocator": "triton.set_allocator: the kernel makes its descriptors"}
 GLUON_REQUIRES = {
-    "architecture": GLUON_ARCHITECTURE,
-    "triton": [version.rstrip(".") for version in gluon.VERSIONS],
+    "architecture": support.ARCHITECTURE,
+    "triton": list(support.VERSIONS),
     "descriptors": DESCRIBED,
 }
 

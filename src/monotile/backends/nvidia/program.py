@@ -14,7 +14,7 @@ from ...passes.grid import Grid
 from ..base import Program
 from . import build, launcher, paths
 from .device import architecture, runtime
-from .gluon import persistent
+from .gluon import persistent, support
 from .paths import LaunchPath
 from .schedule import Schedule, choose
 from .triton import descriptors
@@ -99,7 +99,7 @@ class NvidiaProgram(Program):
         """Return True if a device can run the path. One that is not CUDA stands for a GPU that is not there."""
         if self.path.pipeline is None or not device.startswith("cuda"):
             return True
-        return architecture(device) == paths.GLUON_ARCHITECTURE
+        return architecture(device) == support.ARCHITECTURE
 
     def _bind(self, words: Sequence[int], device: str, *, descriptors: bool) -> BoundLaunch:
         variant = self.variant(wide=False, descriptors=descriptors)

@@ -9,9 +9,6 @@ for one tile."""
 
 from __future__ import annotations
 
-from functools import cache
-from importlib import metadata
-
 from ....ir import Kernel, Op, uses
 from ....passes.grid import Grid
 from ..schedule import Schedule
@@ -38,23 +35,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 """
-VERSIONS = ("3.6.", "3.7.")
 PRODUCER_REGISTERS = 24
 SEARCHING_REGISTERS = 40  # of a producer that looks for the blocks it fetches
-
-
-@cache
-def version() -> str:
-    """Return Triton's version; nothing where it is not installed."""
-    try:
-        return metadata.version("triton")
-    except metadata.PackageNotFoundError:
-        return ""
-
-
-def known() -> bool:
-    """Return True if this Triton's Gluon is one that the text was written for; it changes from version to version."""
-    return version().startswith(VERSIONS)
 
 
 def pipeline_of(kernel: Kernel) -> Pipeline | str:
@@ -63,7 +45,7 @@ def pipeline_of(kernel: Kernel) -> Pipeline | str:
     return analyse(kernel, Descriptors(kernel, memory, uses(kernel.body)))
 
 
-def render(kernel: Kernel, schedule: Schedule, pipeline: Pipeline, *, wide: bool = False) -> TritonSource:
+def render_gluon(kernel: Kernel, schedule: Schedule, pipeline: Pipeline, *, wide: bool = False) -> TritonSource:
     """Write the module. Its function takes descriptors first, then what a plain module's function takes."""
     name = function_name(kernel, repr((schedule, wide, "gluon")))
     return Module(kernel, schedule, pipeline, wide=wide).source(name)

@@ -28,7 +28,7 @@ class TritonSource:
     described: tuple[DescribedTensor, ...]  # the tensors that have descriptors
 
 
-def render(kernel: Kernel, schedule: Schedule, *, wide: bool = False, emulate: bool = False) -> TritonSource:
+def render_triton(kernel: Kernel, schedule: Schedule, *, wide: bool = False, emulate: bool = False) -> TritonSource:
     """Write a kernel that has been through the passes. `wide`: tiles whose strides are not known may span more than
     2^31 elements. `emulate`: for Triton's interpreter, which does not compute with bfloat16."""
     name = function_name(kernel, repr((schedule, wide, emulate)))

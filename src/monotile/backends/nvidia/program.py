@@ -19,9 +19,9 @@ from .paths import LaunchPath
 from .schedule import Schedule, choose
 from .triton import descriptors
 from .triton.descriptors import CachedDescriptor
+from .triton.memory import INT32_SPAN
 
 MAX_PROGRAMS = 2**31 - 1
-INT32_SPAN = 2**31  # elements from which on a tile needs 64-bit offsets
 MAX_CACHED_DESCRIPTORS = 64
 
 

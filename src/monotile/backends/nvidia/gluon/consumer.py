@@ -29,7 +29,7 @@ PARTS = ("desc", "resident", "ready", "ring", "full", "empty", "private", "scrat
 class InlineMemory(Memory):
     """Writes positions out where they are used: what they meet decides their layout."""
 
-    def iota(self, side: int, place: int = 0, rank: int = 1) -> str:
+    def iota(self, side: int) -> str:
         return f"{self.tl}.arange(0, {side})"
 
 

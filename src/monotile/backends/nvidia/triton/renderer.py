@@ -205,7 +205,7 @@ class TritonRenderer:
         if padded(side) == side or (neutral in ("0", "0.0") and holds_zero(value, axis)):
             return self.full(value)
         rank = len(value.shape)
-        inside = spread(f"({self.memory.iota(padded(side), axis, rank)} < {side})", axis, rank)
+        inside = spread(f"({self.memory.iota(padded(side))} < {side})", axis, rank)
         if value.dtype.is_narrow:
             neutral = f"{self.tl}.full([], {neutral}, {self.dialect.type(value.dtype)})"
         return f"{self.tl}.where({inside}, {self.full(value)}, {neutral})"

@@ -68,7 +68,6 @@ class BlockSearch:
         self.consumer = ConsumerLoops(kernel, schedule, pipeline, wide=wide)
         self.memory = self.consumer.memory
         self.consumer.block(kernel.body)
-        self.fetched = [*pipeline.resident, *(ring.load for ring in pipeline.rings.values()), *pipeline.private[:1]]
         bounds = [v for loop in pipeline.loops for v in loop.operands[:2]]
         self.bounds = self._scalars("consumer", [*bounds, pipeline.program_id.results[-1]])
         self.resident_origins = self._scalars("consumer", [v for op in pipeline.resident for v in op.operands])

@@ -42,8 +42,8 @@ class Consumer(TritonRenderer):
         super().__init__(kernel, schedule, wide=wide)
         self.memory = InlineMemory(kernel, self.names, GLUON, wide=wide, emulate=False)
         self.pipeline = pipeline
-        fetched = [*pipeline.resident, *(ring.load for ring in pipeline.rings.values()), *pipeline.private[:1]]
-        self.names.taken |= WORDS | {f"{op.attrs['tensor'].name}_{part}" for op in fetched for part in PARTS}
+        fetched = [op.attrs["tensor"].name for op in pipeline.fetched]
+        self.names.taken |= WORDS | {f"{tensor}_{part}" for tensor in fetched for part in PARTS}
         self.names.taken |= {f"{word}_{n}" for word in BOUNDS for n in range(len(pipeline.loops))}
         self.scaled_differences: set[int] = set()  # elements per thread of the functions that the text calls
         self.slot, self.phase = "", ""

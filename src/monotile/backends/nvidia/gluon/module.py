@@ -55,7 +55,7 @@ class Module(BlockSearch):
     """Writes a module."""
 
     def source(self, name: str) -> TritonSource:
-        for op in self.fetched:
+        for op in self.pipeline.fetched:
             self.memory.pointer(op.attrs["tensor"])
         arguments = sorted(self.memory.arguments.values(), key=lambda a: ARGUMENT_ORDER.index(a.kind))
         arguments = [a for a in arguments if a.kind != "pointer" or a.index in self.pointers]
@@ -77,7 +77,9 @@ class Module(BlockSearch):
         title = f'"""{self.kernel.name}, made by monotile for Triton\'s Gluon; {self.schedule}."""'
         text = "\n\n".join([f"{title}\n\n{IMPORTS}", *parts])
         spans = tuple(tuple(r) for r in self.memory.spans if r)
-        tensors = tuple(described(op.attrs["tensor"].index, self.memory, self._block(op)) for op in self.fetched)
+        tensors = tuple(
+            described(op.attrs["tensor"].index, self.memory, self._block(op)) for op in self.pipeline.fetched
+        )
         return TritonSource(name, text, tuple(arguments), spans, Grid(self.kernel, self.schedule.consumers), tensors)
 
     def _block(self, op: Op) -> tuple[int, ...]:
@@ -246,7 +248,7 @@ class Module(BlockSearch):
         return f"{head}{parameters},\n):\n" + "\n".join(out.lines) + "\n"
 
     def _descriptor_names(self) -> list[str]:
-        return [descriptor_name(op.attrs["tensor"].name) for op in self.fetched]
+        return [descriptor_name(op.attrs["tensor"].name) for op in self.pipeline.fetched]
 
     def _allocate(self, out: SourceLines) -> None:
         """Allocate shared memory: resident operands, rings, scratch and private tiles, and their barriers."""

@@ -1,5 +1,5 @@
 # ruff: noqa: UP037 (a tensor annotation such as Tensor["N"] names dimensions, not types)
-"""Kernels for the tests of the nvidia backend, and what those tests share."""
+"""Kernels and helpers for the tests of the nvidia backend."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytest.importorskip("triton", reason="the nvidia backend needs triton")
 from monotile.backends.nvidia import backend as nvidia
 from monotile.backends.nvidia import build
 from monotile.backends.nvidia.schedule import Schedule, choose
-from monotile.backends.nvidia.triton.module import TritonSource, render
+from monotile.backends.nvidia.triton.module import TritonSource, render_triton
 
 LOG2E, LN2 = 1.4426950408889634, 0.6931471805599453
 interpreted = pytest.mark.skipif(not build.interpreting(), reason="needs TRITON_INTERPRET=1")
@@ -161,7 +161,7 @@ def lowered(call: ir.Kernel) -> ir.Kernel:
 
 def text(call: ir.Kernel, **options: Any) -> TritonSource:
     kernel_ir = lowered(call)
-    return render(kernel_ir, choose(kernel_ir), **options)
+    return render_triton(kernel_ir, choose(kernel_ir), **options)
 
 
 @kernel
@@ -184,7 +184,7 @@ def attention_oracle(q: Array, k: Array, v: Array, scale: float, causal: bool) -
 def compile_ahead(call: ir.Kernel, schedule: Schedule | None = None) -> Any:
     kernel_ir = nvidia.BACKEND.lower(call, peel=schedule is None or schedule.peel)
     schedule = schedule or choose(kernel_ir)
-    return build.compile_ahead(kernel_ir, render(kernel_ir, schedule), schedule)
+    return build.compile_ahead(kernel_ir, render_triton(kernel_ir, schedule), schedule)
 
 
 def resources(made: Any) -> dict[str, int]:

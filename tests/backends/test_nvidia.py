@@ -1,4 +1,4 @@
-"""The nvidia backend without a GPU: its text, how it chooses, and its errors."""
+"""The nvidia backend without a GPU: its text, its choices and its errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from monotile import errors
 from monotile.backends.nvidia import backend as nvidia
 from monotile.backends.nvidia import build
 from monotile.backends.nvidia.schedule import Schedule, choose
-from monotile.backends.nvidia.triton.module import render
+from monotile.backends.nvidia.triton.module import render_triton
 from monotile.backends.nvidia.triton.padding import padded
 from monotile.dtypes import float32
 from monotile.kernels.decode import decode
@@ -40,24 +40,24 @@ def test_the_name_carries_the_parameters() -> None:
     args = attention_arrays((1, 2, 1, 64), 64, "bfloat16")
     rendered = text(forward.ir(*args, 0.1, BQ=128, BK=64, causal=True))
     assert rendered.name.startswith("forward_D64_Dv64_BQ128_BK64_causal_")
-    assert f"def {rendered.name}(" in rendered.source
-    compile(rendered.source, rendered.name, "exec")
+    assert f"def {rendered.name}(" in rendered.text
+    compile(rendered.text, rendered.name, "exec")
 
 
 def test_strides_and_lengths_that_are_known_are_literals() -> None:
     x = random((40, 96))
     rendered = text(scale_rows.ir(x, x.copy()))
-    assert "iota_16[:, None] * 96 + iota_128[None, :]" in rendered.source
+    assert "iota_16[:, None] * 96 + iota_128[None, :]" in rendered.text
     assert [a.kind for a in rendered.arguments] == ["pointer", "pointer", "dim"]
 
 
-def test_clean_blocks_have_no_bounds() -> None:
-    """The first loop of a forward pass looks at nothing but whether the head exists."""
+def test_unmasked_blocks_have_no_bounds() -> None:
+    """The first loop of a forward pass checks nothing but that the head exists."""
     args = attention_arrays((1, 2, 1, 64), 64, "bfloat16")
-    source = text(forward.ir(*args, 0.1, BQ=128, BK=64, causal=True)).source
-    clean = source.split("    for ")[1]
-    assert "tl.load" in clean and "tl.where(seen" not in clean
-    assert all("iota" not in line.partition("mask=")[2] for line in clean.splitlines() if "tl.load" in line)
+    source = text(forward.ir(*args, 0.1, BQ=128, BK=64, causal=True)).text
+    unmasked = source.split("    for ")[1]
+    assert "tl.load" in unmasked and "tl.where(seen" not in unmasked
+    assert all("iota" not in line.partition("mask=")[2] for line in unmasked.splitlines() if "tl.load" in line)
 
 
 def test_decode_has_two_loops() -> None:
@@ -66,7 +66,7 @@ def test_decode_has_two_loops() -> None:
     o, m = random((1, 2, 4, 2, 64)), random((1, 2, 4, 2))
     arrays = q, k, k.copy(), None, o, m, m.copy(), None, None, None
     made = nvidia.BACKEND.lower(decode.ir(*arrays, 0.1, 256, options=Options(), BR=4, BK=64))
-    text = render(made, Schedule(4, 3, edge_stages=1)).source
+    text = render_triton(made, Schedule(4, 3, edge_stages=1)).text
     loops = [line.split(" in ")[1] for line in text.splitlines() if line.strip().startswith("for ")]
     assert len(loops) == 2 and loops[0].startswith("range(0, ")
     assert loops[1].startswith("tl.range(") and loops[1].endswith("num_stages=1):")
@@ -74,15 +74,15 @@ def test_decode_has_two_loops() -> None:
 
 def test_a_load_after_a_store_waits_for_all_threads() -> None:
     x = random(100)
-    assert text(twice.ir(x, x.copy())).source.count("tl.debug_barrier()") == 2
-    assert "barrier" not in text(scale_rows.ir(random((9, 4)), random((9, 4)))).source
+    assert text(twice.ir(x, x.copy())).text.count("tl.debug_barrier()") == 2
+    assert "barrier" not in text(scale_rows.ir(random((9, 4)), random((9, 4)))).text
 
 
 def test_wide_offsets() -> None:
     x = random((64, 40))[::2]
     call = scale_rows.ir(x, x.copy())
-    assert ".to(tl.int64)[:, None] * x_s0" not in text(call).source
-    assert "iota_16.to(tl.int64)[:, None] * x_s0" in text(call, wide=True).source
+    assert ".to(tl.int64)[:, None] * x_s0" not in text(call).text
+    assert "iota_16.to(tl.int64)[:, None] * x_s0" in text(call, wide=True).text
 
 
 @compiled
@@ -153,7 +153,7 @@ def test_a_missing_package(monkeypatch: pytest.MonkeyPatch, package: str) -> Non
 
 @compiled
 def test_arrays_on_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a machine with a GPU, as far as can be told without one."""
+    """As on a machine with a GPU, simulated without one."""
     monkeypatch.setattr(nvidia.BACKEND, "why_not", lambda: None)
     x = random((4, 4))
     with pytest.raises(errors.ArgumentDevice, match=r"'nvidia' cannot use arrays on 'cpu'; move them with .cuda\(\)"):

@@ -1,4 +1,4 @@
-"""What Triton compiles for sm_90, on a machine that need not have a GPU."""
+"""Code that Triton compiles for sm_90, on a machine that need not have a GPU."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from monotile import errors, ir
 from monotile.backends.nvidia import backend as nvidia
 from monotile.backends.nvidia import build, choices
 from monotile.backends.nvidia.choices import NvidiaChoices
-from monotile.backends.nvidia.gluon import module as gluon
+from monotile.backends.nvidia.gluon.module import pipeline_of, render_gluon
 from monotile.backends.nvidia.program import NvidiaProgram
 from monotile.backends.nvidia.schedule import SHARED_BYTES, Schedule, choose
-from monotile.backends.nvidia.triton.module import render
+from monotile.backends.nvidia.triton.module import render_triton
 from monotile.dtypes import bool_
 from monotile.kernels.attention import attention
 from monotile.kernels.decode import decode as library_decode
@@ -67,7 +67,7 @@ def test_warps_are_specialised_in_a_single_loop() -> None:
     args = attention_arrays((1, 4, 2, 256), 128, "bfloat16")
     call = forward.ir(*args, 0.1, BQ=128, BK=64, causal=True)
     schedule = Schedule(4, 2, warp_specialize=True, peel=False, tensor_descriptors=True)
-    assert render(nvidia.BACKEND.lower(call, peel=False), schedule).source.count("    for ") == 1
+    assert render_triton(nvidia.BACKEND.lower(call, peel=False), schedule).text.count("    for ") == 1
     try:
         made = compile_ahead(call, schedule)
     except errors.DeviceLimit as error:  # an assertion in a pass of Triton 3.9; 3.6 compiles it
@@ -108,7 +108,7 @@ SPILLS = {64: (0, 0), 128: (0, 16), 256: (80, 80), 512: (1120, 1152)}
 
 
 def library_call(D: int, causal: bool, dtype: str = "bfloat16") -> ir.Kernel:
-    """What `monotile.attention` compiles for a GPU that no table knows."""
+    """The kernel that `monotile.attention` compiles for a GPU without measured choices."""
     q = random((1, 4, 256, D), dtype)
     blocks = NvidiaChoices().forward(problem(D, dtype)).blocks
     options = Options("lower_right" if causal else None, None, None, None, None, None)
@@ -156,10 +156,12 @@ def test_masks_of_float32(mask_type: Any, D: int) -> None:
 
 
 @compiled
-@pytest.mark.parametrize(("D", "laps", "spills"), [(64, False, 0), (128, False, 0), (128, True, 16), (256, False, 16)])
-def test_measured_choices(D: int, laps: bool, spills: int) -> None:
+@pytest.mark.parametrize(
+    ("D", "persistent", "spills"), [(64, False, 0), (128, False, 0), (128, True, 16), (256, False, 16)]
+)
+def test_measured_choices(D: int, persistent: bool, spills: int) -> None:
     """The rows of the table for sm_90, but for head size 512, whose module takes long to compile."""
-    choice = dict(choices.forward_table(laps))[D]
+    choice = dict(choices.forward_table(persistent))[D]
     q = random((1, 4, 256, D), "bfloat16")
     arrays = q, q[:, :2], q[:, 2:], None, None, None, q.copy(), None
     call = attention.ir(*arrays, 0.1, options=Options("lower_right", None, None, None, None, None), **choice.blocks)
@@ -215,7 +217,7 @@ def test_an_architecture_that_triton_does_not_know(capability: int) -> None:
     kernel_ir = lowered(scale_rows.ir(x, x.copy()))
     schedule = choose(kernel_ir)
     with pytest.raises(errors.UnknownArchitecture, match=f"install a newer triton, or use .* 'sm_{capability}") as said:
-        build.compile_ahead(kernel_ir, render(kernel_ir, schedule), schedule, capability)
+        build.compile_ahead(kernel_ir, render_triton(kernel_ir, schedule), schedule, capability)
     assert len(str(said.value).splitlines()) == 1
 
 
@@ -227,13 +229,13 @@ def test_a_schedule_that_does_not_fit_shared_memory() -> None:
     with pytest.raises(
         errors.DeviceLimit, match=r"bytes of shared memory, sm_90 has 232448; use smaller blocks, or .*stages"
     ):
-        build.compile_ahead(kernel_ir, render(kernel_ir, schedule), schedule)
+        build.compile_ahead(kernel_ir, render_triton(kernel_ir, schedule), schedule)
 
 
-# ---- programs that share ---------------------------------------------------------------------------------------------
+# ---- producer and consumers ------------------------------------------------------------------------------------------
 
 
-def shared_call(D: int, mask_type: Any = bool, BK: int = 64, masked: bool = False, **options: Any) -> Any:
+def pipeline_call(D: int, mask_type: Any = bool, BK: int = 64, masked: bool = False, **options: Any) -> Any:
     """The library's forward kernel after the passes, with a mask and its block map if asked for."""
     q = random((1, 2, 256, D), "bfloat16")
     mask = np.zeros((1, 2, 256, 256), mask_type) if masked else None
@@ -247,13 +249,13 @@ def shared_call(D: int, mask_type: Any = bool, BK: int = 64, masked: bool = Fals
 def test_a_scaled_difference_is_one_instruction(BK: int, each: int) -> None:
     """(S - m) * c: as many fused operations as exponentials, those of sums and maxima included. Only what a warp
     branches past subtracts first."""
-    call, way = shared_call(128, BK=BK), Schedule(4, 2, consumers=2)
-    pipeline = gluon.pipeline_of(call)
+    call, way = pipeline_call(128, BK=BK), Schedule(4, 2, consumers=2)
+    pipeline = pipeline_of(call)
     assert not isinstance(pipeline, str)
-    rendered = gluon.render(call, way, pipeline)
+    rendered = render_gluon(call, way, pipeline)
     ptx = build.compile_ahead(call, rendered, way).asm["ptx"]
     votes = ptx.count("vote.sync.any")
-    assert votes > 0 and rendered.source.count(f"scaled_difference_{each}(") == 1 + votes // way.consumers
+    assert votes > 0 and rendered.text.count(f"scaled_difference_{each}(") == 1 + votes // way.consumers
     assert ptx.count("fma.rn.f32") == ptx.count("ex2.approx") > each * votes
     assert ptx.count("selp.f32") >= each * votes and "fma.rn.ftz" not in ptx
 
@@ -293,10 +295,10 @@ def test_which_differences_are_fused(name: str) -> None:
     f, fused = WEIGHTS[name]
     x, way = random((256, 64), "bfloat16"), Schedule(4, 2, consumers=2)
     call = lowered(weighed.ir(x, x.copy(), x.copy(), x.copy(), 0.3, f=f, BQ=64, BK=64))
-    pipeline = gluon.pipeline_of(call)
+    pipeline = pipeline_of(call)
     assert not isinstance(pipeline, str), pipeline
-    rendered = gluon.render(call, way, pipeline)
-    assert ("scaled_difference_32(" in rendered.source) == fused
+    rendered = render_gluon(call, way, pipeline)
+    assert ("scaled_difference_32(" in rendered.text) == fused
     assert ("vote.sync.any" in build.compile_ahead(call, rendered, way).asm["ptx"]) == fused
 
 
@@ -305,8 +307,8 @@ def test_which_differences_are_fused(name: str) -> None:
     "options",
     [{}, {"causal": "lower_right"}, {"causal": "lower_right", "left": 100}, {"softcap": 9.0}, {"masked": True}],
 )
-def test_every_form_of_the_forward_kernel_can_share(options: dict[str, Any]) -> None:
-    pipeline = gluon.pipeline_of(shared_call(128, **options))
+def test_every_form_of_the_forward_kernel_has_a_pipeline(options: dict[str, Any]) -> None:
+    pipeline = pipeline_of(pipeline_call(128, **options))
     assert not isinstance(pipeline, str), pipeline
     assert bool(pipeline.zeroed) == ("left" in options or "masked" in options)
     assert [ring.name for ring in pipeline.rings.values()] == ["k", "v"]
@@ -316,18 +318,18 @@ def test_every_form_of_the_forward_kernel_can_share(options: dict[str, Any]) -> 
 
 @compiled
 @pytest.mark.parametrize(("mask_type", "word"), [(bool, "mask_by_bytes"), (np.float32, "mask_by_numbers")])
-def test_masks_are_compared_where_they_hide(mask_type: Any, word: str) -> None:
-    """In whole blocks in which every key is seen; truth values are made where keys are counted."""
+def test_masks_are_compared_where_they_select(mask_type: Any, word: str) -> None:
+    """In unmasked blocks in which every row sees a key; elsewhere bools are computed, to count keys."""
     schedule = Schedule(4, 2, consumers=2)
-    rendered = NvidiaProgram(shared_call(64, mask_type, masked=True), schedule).default.source
-    text = rendered.source[rendered.source.index("def consume(") :]
+    rendered = NvidiaProgram(pipeline_call(64, mask_type, masked=True), schedule).default.source
+    text = rendered.text[rendered.text.index("def consume(") :]
     assert text.count(f"{word}(") >= 2  # a run of such blocks begins with one outside its loop
     assert text.count("mask_private.index(") > text.count(f"{word}(")  # other blocks are read, and not so compared
 
 
 @compiled
-def test_a_mask_in_programs_that_share_compiles() -> None:
-    kernel, schedule = shared_call(64, masked=True), Schedule(4, 2, consumers=2)
+def test_a_mask_in_a_gluon_module_compiles() -> None:
+    kernel, schedule = pipeline_call(64, masked=True), Schedule(4, 2, consumers=2)
     program = NvidiaProgram(kernel, schedule)
     made = build.compile_ahead(kernel, program.default.source, schedule)
     assert "wgmma" in made.asm["ptx"] and resources(made)["STACK"] == 0

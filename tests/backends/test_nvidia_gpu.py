@@ -54,7 +54,7 @@ class TestOnGpu:
     @pytest.mark.parametrize("causal", [False, True])
     def test_attention(self, D: int, dtype: torch.dtype, causal: bool) -> None:
         args = gpu_attention(D, dtype)
-        for _ in range(2):  # the second launch takes the short way
+        for _ in range(2):  # the second launch calls the compiled function directly
             args[3].fill_(float("nan"))
             forward(*args, 0.1, BQ=64, BK=32, causal=causal)
         expected, lse = attention_oracle(*(a.float().cpu().numpy() for a in args[:3]), 0.1, causal)
@@ -97,7 +97,7 @@ class TestOnGpu:
             product(x, x.clone(), torch.empty(512, 512, device="cuda"))
 
     def test_a_mask_gives_the_same_bits_every_time(self) -> None:
-        """Tiles of one program alone are fetched into one place again and again: none may overtake its reader."""
+        """Private tiles are copied to the same memory again and again: no copy may overtake its reader."""
         generator = torch.Generator("cuda").manual_seed(0)
         q, k, v = (torch.randn((1, h, 704, 256), generator=generator, device="cuda").bfloat16() for h in (4, 2, 2))
         seen = torch.rand((704, 704), generator=generator, device="cuda") < 0.7
@@ -135,8 +135,8 @@ class TestOnGpu:
 
     @pytest.mark.parametrize("sizes", [(700, 650), (9, 650), (513, 40)])
     @pytest.mark.parametrize("causal", [False, True])
-    def test_groups_that_go_on(self, causal: bool, sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-        """Three laps, of which the last may have programs that are not there; the same bits as in one."""
+    def test_persistent_tiles(self, causal: bool, sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+        """Three tiles per CTA, of which the last may lie outside the grid: the same bits as with one."""
         generator = torch.Generator("cuda").manual_seed(1)
         shapes = (2, 4, sizes[0], 128), (2, 2, sizes[1], 128), (2, 2, sizes[1], 128)
         q, k, v = (torch.randn(shape, generator=generator, device="cuda").half() for shape in shapes)

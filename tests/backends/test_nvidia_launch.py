@@ -10,11 +10,15 @@ from typing import Any
 import pytest
 
 import monotile
-from monotile.backends.nvidia import backend, build, device, launcher, program
+from monotile.backends.nvidia import backend, build, choices, device, launcher, program
 from monotile.backends.nvidia.choices import NvidiaChoices
 from monotile.backends.nvidia.gluon import persistent
 from monotile.backends.nvidia.triton.descriptors import CachedDescriptor, DescribedTensor
+from monotile.dtypes import bfloat16
+from monotile.kernels.attention import attention
+from monotile.kernels.scores import Options
 from monotile.library import ops
+from monotile.runtime.tensors import View, dense
 
 torch = pytest.importorskip("torch", reason="the nvidia backend needs torch")
 pytest.importorskip("triton", reason="the nvidia backend needs triton")
@@ -111,6 +115,74 @@ def test_the_device_of_the_arrays_is_made_current(gpu: Gpu, monkeypatch: pytest.
     assert gpu.launched[0][0] == 3 and gpu.current == 0
 
 
+# ---- Gluon modules ---------------------------------------------------------------------------------------------------
+
+SHAPES = {"q": (1, 8, 1000, 128), "k": (1, 2, 1000, 128), "v": (1, 2, 1000, 128), "o": (1, 8, 1000, 128)}
+ADDRESSES = [4096, 8192, 12288, 16384]
+
+
+def gluon_program(*, persistent: bool = False, **strides: tuple[int, ...]) -> Any:
+    q, k, v, o = (View(bfloat16, s, strides.get(name, dense(s)), "cpu") for name, s in SHAPES.items())
+    choice = dict(choices.forward_table(persistent))[128]
+    call = attention.ir(q, k, v, None, None, None, o, None, 0.1, options=Options("lower_right"), **choice.blocks)
+    return backend.BACKEND.compile_as(call, choice.schedule)
+
+
+def words(**strides: tuple[int, ...]) -> list[int]:
+    found: list[int] = []
+    for name, shape in SHAPES.items():
+        found += [0, *shape, *strides.get(name, dense(shape))]
+    return [*found, 0]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_descriptors_come_first_and_are_kept(persistent: bool, gpu: Gpu) -> None:
+    made = gluon_program(persistent=persistent)
+    assert made.path.name == "gluon"
+    bound = made.bind(words())
+    for _ in range(3):
+        made.launch(bound, [], ADDRESSES, [0.1], None)
+    ((_, given),) = gpu.compiled
+    assert [type(a).__name__ for a in given] == ["TensorDescriptor"] * 3 + ["Pointer"]
+    assert [a.block_shape[-2:] for a in given[:3]] == [[64, 128], [128, 128], [128, 128]]
+    first, second = (call[10:] for call in gpu.launched)
+    assert [d.address for d in first[:3]] == ADDRESSES[:3] and first[3] == ADDRESSES[3]
+    assert all(a is b for a, b in zip(first[:3], second[:3], strict=True))
+    assert (first[-1] == bound.tiles_per_cta) == persistent
+    assert gpu.launched[0][1] == bound.grid == 8 * -(-16 // (2 * bound.tiles_per_cta))
+
+
+def test_what_tma_cannot_describe_runs_as_plain_triton(gpu: Gpu) -> None:
+    made = gluon_program()
+    for bound, addresses in (
+        (made.bind(words()), [ADDRESSES[0] + 8, *ADDRESSES[1:]]),
+        (made.bind(words(k=(2 * 1001 * 128, 1001 * 128, 132, 1))), ADDRESSES),
+    ):
+        made.launch(bound, [], addresses, [0.1], None)
+    plain = made.variant(wide=False, descriptors=False)
+    assert [name for name, _ in gpu.compiled] == [plain.source.name] * 2
+
+
+def test_the_plain_variant_has_offsets_of_its_own(gpu: Gpu) -> None:
+    """TMA copies rows that lie far apart; pointers to them need 64-bit offsets."""
+    rows = 512000, 256000, 256, 1
+    made = gluon_program(k=rows)
+    near, far = made.bind(words(k=rows)), made.bind(words(k=(512000, 256000, 2**26, 1)))
+    assert near.variant is far.variant is made.default
+    assert near.without_descriptors.variant is made.variant(wide=False, descriptors=False)
+    assert far.without_descriptors.variant is made.variant(wide=True, descriptors=False)
+
+
+def test_a_gpu_without_wgmma_runs_plain_triton(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = gluon_program()
+    monkeypatch.setattr(program, "architecture", {"cuda:0": "sm_90", "cuda:1": "sm_100"}.get)
+    assert made.bind(words(), "cuda:0").variant is made.default
+    assert made.bind(words(), "cuda:1").variant is made.variant(wide=False, descriptors=False)
+
+
+# ---- Triton's launcher -----------------------------------------------------------------------------------------------
+
+
 class Launcher:
     """Triton's, as far as `launcher.with_cached_descriptors` looks."""
 
@@ -159,5 +231,5 @@ def test_an_unknown_launcher_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> N
     ("heads", "places", "most"),
     [(1, 1, 1), (256, 16, 16), (32, 16, 4), (16, 128, 16), (96, 12, 1)],  # the last: 9 rounds of one, or 5 of two
 )
-def test_groups_go_on_where_that_fills_the_gpu(heads: int, places: int, most: int) -> None:
+def test_tiles_per_cta_fill_the_gpu(heads: int, places: int, most: int) -> None:
     assert persistent.tiles_per_cta(lambda n: heads * -(-places // n), 132) == most

@@ -17,7 +17,8 @@ from monotile.language import Const, Tensor, arange, cdiv, dot, kernel, program_
 pytest.importorskip("triton", reason="a Gluon module depends on Triton's version")
 from monotile.backends.nvidia import build, choices, paths
 from monotile.backends.nvidia.backend import BACKEND
-from monotile.backends.nvidia.gluon import module as gluon
+from monotile.backends.nvidia.gluon import support
+from monotile.backends.nvidia.gluon.module import pipeline_of
 from monotile.backends.nvidia.program import NvidiaProgram
 from monotile.backends.nvidia.schedule import Schedule
 
@@ -112,14 +113,14 @@ def test_explain_the_rules_schedule() -> None:
 def test_other_architectures_and_other_tritons(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "wgmma, which sm_80 does not have" in BACKEND.explain(causal_attention(), SM_90.schedule, "sm_80")[2]
     for version, words in (("3.9.1", "this is Triton 3.9.1"), ("", "Triton is not installed")):
-        monkeypatch.setattr(gluon, "version", lambda version=version: version)
+        monkeypatch.setattr(support, "triton_version", lambda version=version: version)
         assert words in BACKEND.explain(causal_attention(), SM_90.schedule)[2]
 
 
 def test_kernels_that_do_not_fit_say_why() -> None:
     x = random((64, 64))
     lowered = BACKEND.lower(row_softmax.ir(x, x.copy()))
-    assert gluon.pipeline_of(lowered) == "The kernel has no loop over blocks with a dot in it."
+    assert pipeline_of(lowered) == "The kernel has no loop over blocks with a dot in it."
 
 
 # ---- manifests -------------------------------------------------------------------------------------------------------
@@ -186,5 +187,5 @@ def test_a_gluon_module_compiles_by_its_manifest(tmp_path: Any) -> None:
 def test_a_path_renders_what_a_launch_runs() -> None:
     lowered = BACKEND.lower(causal_attention())
     path = paths.select(lowered, SM_90.schedule)
-    assert path.pipeline is not None and "def consume(" in path.render(lowered).source
+    assert path.pipeline is not None and "def consume(" in path.render(lowered).text
     assert paths.select(lowered, SM_90.schedule, interpreted=True).why_plain.startswith("Triton's interpreter")

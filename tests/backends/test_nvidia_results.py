@@ -28,7 +28,8 @@ from backends.nvidia_kernels import (
     scale_rows,
 )
 from monotile import ir
-from monotile.backends.nvidia import backend as nvidia
+from monotile.backends.nvidia import program
+from monotile.backends.nvidia.backend import BACKEND
 from monotile.backends.nvidia.schedule import Schedule
 
 ROOT = Path(__file__).parents[2]
@@ -65,13 +66,13 @@ def test_attention(D: int, dtype: str, causal: bool) -> None:
 
 
 def launch_with(schedule: Schedule, call: ir.Kernel, arrays: tuple[Array, ...], scalars: list[Any]) -> Any:
-    """Runs a kernel with this schedule; gives what was bound."""
-    program = nvidia.BACKEND.compile_as(call, schedule)
+    """Run a kernel with this schedule and return the bound launch."""
+    made = BACKEND.compile_as(call, schedule)
     words: list[int] = []
     for array in arrays:
         words += [0, *array.shape, *(s // array.itemsize for s in array.strides)]
-    bound = program.bind(words + [0] * len(scalars))
-    program.launch(bound, arrays, [a.ctypes.data for a in arrays], scalars, None)
+    bound = made.bind(words + [0] * len(scalars))
+    made.launch(bound, arrays, [a.ctypes.data for a in arrays], scalars, None)
     return bound
 
 
@@ -108,12 +109,12 @@ def test_layouts_without_descriptors() -> None:
     odd[:] = k
     call = forward.ir(q, odd, v, o, lse, 0.2, BQ=16, BK=16, causal=False)
     bound = launch_with(DESCRIPTORS, call, (q, odd, v, o, lse), [0.2])
-    assert bound.otherwise is None and len(bound.variant.described) == 0
+    assert bound.without_descriptors is None and len(bound.variant.described) == 0
     shifted = np.zeros((1, 2, 33, 24), np.float16)[..., 1:17]
     shifted[:] = k
     call = forward.ir(q, shifted, v, o, lse, 0.2, BQ=16, BK=16, causal=False)
     bound = launch_with(DESCRIPTORS, call, (q, shifted, v, o, lse), [0.2])
-    assert bound.otherwise is not None
+    assert bound.without_descriptors is not None
     expected, _ = attention_oracle(q, k, v, 0.2, False)
     np.testing.assert_allclose(o.astype(np.float64), expected, rtol=2e-3, atol=2e-3)
     nothing = np.zeros((1, 2, 0, 16), np.float16)
@@ -167,7 +168,7 @@ def test_products_ignore_padding(dtype: str, shape: tuple[int, int, int]) -> Non
 
 @interpreted
 def test_wide_offsets_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvidia, "NARROW", 0)
+    monkeypatch.setattr(program, "INT32_SPAN", 0)
     x, y = random((18, 40))[::2], poisoned((9, 40))
     scale_rows(x, y, backend="nvidia")
     same(y, x * 2)

@@ -15,10 +15,9 @@ from monotile.backends.metal.backend import MetalBackend
 from monotile.backends.metal.render import render as render_metal
 from monotile.backends.nvidia import choices
 from monotile.backends.nvidia.backend import BACKEND as NVIDIA
-from monotile.backends.nvidia.gluon import module as gluon
+from monotile.backends.nvidia.gluon.module import pipeline_of, render_gluon
 from monotile.backends.nvidia.schedule import Schedule, choose
-from monotile.backends.nvidia.triton import module as triton
-from monotile.backends.nvidia.triton.module import TritonSource
+from monotile.backends.nvidia.triton.module import TritonSource, render_triton
 from monotile.passes import pipeline
 
 TARGETS = (
@@ -55,21 +54,21 @@ def metal_texts(case: Case) -> Iterator[tuple[str, str]]:
 def nvidia_texts(case: Case) -> Iterator[tuple[str, str]]:
     kernel = NVIDIA.lower(case.kernel)
     yield "nvidia ir", ir.show(kernel)
-    yield "triton", source(kernel, triton.render(kernel, choose(kernel)))
+    yield "triton", source(kernel, render_triton(kernel, choose(kernel)))
     for name, schedule in schedules(case).items():
         if not schedule.consumers:
-            yield f"triton {name}", source(kernel, triton.render(kernel, schedule))
+            yield f"triton {name}", source(kernel, render_triton(kernel, schedule))
             continue
-        pipeline = gluon.pipeline_of(kernel)
+        pipeline = pipeline_of(kernel)
         if isinstance(pipeline, str):
             yield f"gluon {name}", f"not rendered: {pipeline}"
         else:
-            yield f"gluon {name}", source(kernel, gluon.render(kernel, schedule, pipeline))
+            yield f"gluon {name}", source(kernel, render_gluon(kernel, schedule, pipeline))
 
 
 def source(kernel: ir.Kernel, rendered: TritonSource) -> str:
     """The module without the fingerprint in the function's name, which changes with every change of the compiler."""
-    return rendered.source.replace(rendered.name, kernel.name)
+    return rendered.text.replace(rendered.name, kernel.name)
 
 
 def schedules(case: Case) -> dict[str, Schedule]:

@@ -14,6 +14,7 @@ from ...passes.peel import peel_with_bounds
 from ..base import Backend, Emitted, Program
 from . import build, paths
 from .choices import NvidiaChoices
+from .gluon import support
 from .program import NvidiaProgram
 from .schedule import Schedule, choose
 
@@ -69,24 +70,24 @@ class NvidiaBackend(Backend):
         self.lower(kernel, peel=peel, watch=lambda name, k: texts.append(f"# {name}\n{ir.show(k)}"))
         return "\n".join(texts)
 
-    def _select(self, kernel: ir.Kernel, schedule: Any, device: str | None) -> tuple[ir.Kernel, paths.Path]:
+    def _select(self, kernel: ir.Kernel, schedule: Any, device: str | None) -> tuple[ir.Kernel, paths.LaunchPath]:
         lowered = self.lower(kernel, peel=schedule is None or schedule.peel)
-        return lowered, paths.select(lowered, schedule, device or paths.GLUON_ARCHITECTURE)
+        return lowered, paths.select(lowered, schedule, device or support.ARCHITECTURE)
 
     def stages(
         self, kernel: ir.Kernel, schedule: Any = None, device: str | None = None
     ) -> dict[str, Callable[[], str]]:
         @cache
-        def selected() -> tuple[ir.Kernel, paths.Path]:
+        def selected() -> tuple[ir.Kernel, paths.LaunchPath]:
             return self._select(kernel, schedule, device)
 
         def text() -> str:
             lowered, path = selected()
-            return path.render(lowered).source
+            return path.render(lowered).text
 
         def ptx() -> str:
             lowered, path = selected()
-            capability = build.capability(device or paths.GLUON_ARCHITECTURE)
+            capability = build.capability(device or support.ARCHITECTURE)
             return str(build.compile_ahead(lowered, path.render(lowered), path.schedule, capability).asm["ptx"])
 
         module = selected()[1].name if schedule is not None else "triton"
@@ -99,7 +100,7 @@ class NvidiaBackend(Backend):
 
     def explain(self, kernel: ir.Kernel, schedule: Any = None, device: str | None = None) -> list[str]:
         lowered = self.lower(kernel, peel=schedule is None or schedule.peel)
-        return paths.explain(lowered, schedule, device or paths.GLUON_ARCHITECTURE)
+        return paths.explain(lowered, schedule, device or support.ARCHITECTURE)
 
     def emit(self, kernel: ir.Kernel, schedule: Any = None, device: str | None = None) -> Emitted:
         from .emission import emitted

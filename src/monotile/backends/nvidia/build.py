@@ -42,11 +42,11 @@ def write(source: TritonSource) -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     path = folder / f"{source.name}.py"
     with contextlib.suppress(OSError):
-        if path.read_text() == source.source:
+        if path.read_text() == source.text:
             return path
     handle, temporary = tempfile.mkstemp(prefix=".new-", dir=folder)
     with open(handle, "w") as file:
-        file.write(source.source)
+        file.write(source.text)
     os.replace(temporary, path)
     return path
 

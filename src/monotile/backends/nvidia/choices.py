@@ -10,7 +10,7 @@ from functools import cache
 from ..choices import AttentionProblem, Choice, Choices, row_block
 from . import tuning
 from .device import gpu
-from .gluon import module as gluon
+from .gluon import support
 from .schedule import Schedule
 
 MEASURED = "sm_90"
@@ -43,7 +43,7 @@ class NvidiaChoices(Choices):
             return Choice(fitting.blocks, why=f"no schedule was measured on {target.name}: {fitting.why}")
         if dtype.bytes != 2:
             return Choice(fitting.blocks, why=f"no schedule was measured for {dtype}: {fitting.why}")
-        if not gluon.known():
+        if not support.version_supported():
             return Choice(fitting.blocks, why=f"this Triton's Gluon is not a known one: {fitting.why}")
         short = problem.keys <= (SHORT_CAUSAL if problem.causal is not None else SHORT)
         if problem.zeroes_values:

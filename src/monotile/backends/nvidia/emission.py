@@ -8,14 +8,13 @@ from typing import Any
 from ...ir import Kernel
 from .. import manifest
 from ..base import Emitted
-from .gluon import module as gluon
-from .gluon import persistent
-from .paths import GLUON_ARCHITECTURE, Path
+from .gluon import persistent, support
+from .paths import LaunchPath
 from .triton.descriptors import ALIGNMENT, DescribedTensor, copied_dtype, descriptor_name, swizzle_bytes
-from .triton.memory import Argument
+from .triton.memory import FunctionArgument
 
 
-def emitted(kernel: Kernel, path: Path) -> Emitted:
+def emitted(kernel: Kernel, path: LaunchPath) -> Emitted:
     """Return the path's module and its manifest entry."""
     source = path.render(kernel, wide=True)
     symbols = manifest.Symbols(kernel)
@@ -34,14 +33,14 @@ def emitted(kernel: Kernel, path: Path) -> Emitted:
     if source.described:
         entry["requires"] = GLUON_REQUIRES if path.pipeline is not None else TRITON_REQUIRES
     entry |= {"why": path.why_plain} if path.pipeline is None else {}
-    return Emitted({file: source.source.encode()}, entry)
+    return Emitted({file: source.text.encode()}, entry)
 
 
 DESCRIBED = f"addresses and strides that are multiples of {ALIGNMENT} bytes, a contiguous last dimension, none empty"
 TRITON_REQUIRES = {"descriptors": DESCRIBED, "allocator": "triton.set_allocator: the kernel makes its descriptors"}
 GLUON_REQUIRES = {
-    "architecture": GLUON_ARCHITECTURE,
-    "triton": [version.rstrip(".") for version in gluon.VERSIONS],
+    "architecture": support.ARCHITECTURE,
+    "triton": list(support.VERSIONS),
     "descriptors": DESCRIBED,
 }
 
@@ -54,7 +53,7 @@ def _descriptor(kernel: Kernel, described: DescribedTensor) -> manifest.Entry:
     return {"name": descriptor_name(tensor.name), **manifest.word("descriptor", tensor), **made}
 
 
-def _tiles_per_cta(path: Path) -> str:
+def _tiles_per_cta(path: LaunchPath) -> str:
     """Return how many places of the grid's last size a CTA takes, as the grid's expression has it."""
     if path.pipeline is None:
         return ""
@@ -62,7 +61,7 @@ def _tiles_per_cta(path: Path) -> str:
     return f"({consumers} * {persistent.ARGUMENT})" if path.schedule.persistent else str(consumers)
 
 
-def _meaning(kernel: Kernel, argument: Argument) -> dict[str, Any]:
+def _meaning(kernel: Kernel, argument: FunctionArgument) -> dict[str, Any]:
     """Say what to pass for a parameter of the Triton function."""
     if argument.kind == "pointer":
         return manifest.word("address", kernel.tensors[argument.index])

@@ -11,14 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...ir import Kernel
-from .gluon import module as gluon
+from .gluon import support
+from .gluon.module import pipeline_of, render_gluon
 from .gluon.pipeline import Pipeline
 from .schedule import Schedule, choose, count
-from .triton import module as triton
 from .triton.descriptors import ALIGNMENT
-from .triton.module import TritonSource
+from .triton.module import TritonSource, render_triton
 
-GLUON_ARCHITECTURE = "sm_90"
 AT_LAUNCH = (
     f"TMA needs addresses and strides that are multiples of {ALIGNMENT} bytes, a contiguous last dimension and no "
     "empty one; a call with other tensors runs as plain Triton with the rule's schedule"
@@ -26,7 +25,7 @@ AT_LAUNCH = (
 
 
 @dataclass(frozen=True)
-class Path:
+class LaunchPath:
     """The module that launches run, wherever descriptors can be made."""
 
     schedule: Schedule  # of this module: the rule's where another was asked for and cannot be had
@@ -39,40 +38,27 @@ class Path:
 
     def render(self, kernel: Kernel, *, wide: bool = False, emulate: bool = False) -> TritonSource:
         if self.pipeline is not None:
-            return gluon.render(kernel, self.schedule, self.pipeline, wide=wide)
-        return triton.render(kernel, self.schedule, wide=wide, emulate=emulate)
+            return render_gluon(kernel, self.schedule, self.pipeline, wide=wide)
+        return render_triton(kernel, self.schedule, wide=wide, emulate=emulate)
 
 
 def select(
-    kernel: Kernel, schedule: Schedule | None, architecture: str = GLUON_ARCHITECTURE, *, interpreted: bool = False
-) -> Path:
+    kernel: Kernel, schedule: Schedule | None, architecture: str = support.ARCHITECTURE, *, interpreted: bool = False
+) -> LaunchPath:
     """Return the path of a kernel after the passes. `interpreted`: Triton runs it in Python."""
     if schedule is None or not schedule.consumers:
         why = "The schedule does not ask for producer and consumer warps (consumers=0)."
-        return Path(schedule or choose(kernel), None, why)
+        return LaunchPath(schedule or choose(kernel), None, why)
     if interpreted:
-        return Path(choose(kernel), None, "Triton's interpreter (TRITON_INTERPRET=1) does not run Gluon.")
-    why = _why_no_gluon(architecture)
+        return LaunchPath(choose(kernel), None, "Triton's interpreter (TRITON_INTERPRET=1) does not run Gluon.")
+    why = support.why_unsupported(architecture)
     if why:
-        return Path(choose(kernel), None, why)
-    found = gluon.pipeline_of(kernel)
-    return Path(choose(kernel), None, found) if isinstance(found, str) else Path(schedule, found)
+        return LaunchPath(choose(kernel), None, why)
+    found = pipeline_of(kernel)
+    return LaunchPath(choose(kernel), None, found) if isinstance(found, str) else LaunchPath(schedule, found)
 
 
-def _why_no_gluon(architecture: str) -> str:
-    """Say why Gluon cannot be used, whatever the kernel; nothing where it can."""
-    if not gluon.known():
-        versions = " and ".join(version.rstrip(".") for version in gluon.VERSIONS)
-        found = f"this is Triton {gluon.version()}" if gluon.version() else "Triton is not installed"
-        return f"The Gluon text was written for Triton {versions}, and {found}; Gluon changes from version to version."
-    if architecture != GLUON_ARCHITECTURE:
-        return (
-            f"The Gluon module uses Hopper's wgmma, which {architecture} does not have; it is for {GLUON_ARCHITECTURE}."
-        )
-    return ""
-
-
-def explain(kernel: Kernel, schedule: Schedule | None, architecture: str = GLUON_ARCHITECTURE) -> list[str]:
+def explain(kernel: Kernel, schedule: Schedule | None, architecture: str = support.ARCHITECTURE) -> list[str]:
     """Say in a few lines which schedule and which path a launch gets, and why."""
     path, rule = select(kernel, schedule, architecture), choose(kernel)
     lines = [f"schedule: {rule.describe()}, by the rule" if schedule is None else f"schedule: {schedule.describe()}"]
@@ -83,7 +69,7 @@ def explain(kernel: Kernel, schedule: Schedule | None, architecture: str = GLUON
     instead = f" with the rule's schedule: {rule.describe()}" if schedule is not None and schedule.consumers else ""
     lines += [f"path: plain Triton for {architecture}{instead}", f"why: {path.why_plain}"]
     if not instead:
-        found = _why_no_gluon(architecture) or gluon.pipeline_of(kernel)
+        found = support.why_unsupported(architecture) or pipeline_of(kernel)
         able = "The kernel could run as Gluon." if not isinstance(found, str) else f"It would stay plain. {found}"
         lines.append(f"with consumers: {able}")
     if path.schedule.tensor_descriptors:

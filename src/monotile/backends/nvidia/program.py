@@ -14,14 +14,14 @@ from ...passes.grid import Grid
 from ..base import Program
 from . import build, launcher, paths
 from .device import gpu, runtime
-from .gluon import persistent
-from .paths import Path
+from .gluon import persistent, support
+from .paths import LaunchPath
 from .schedule import Schedule, choose
 from .triton import descriptors
 from .triton.descriptors import CachedDescriptor
+from .triton.memory import INT32_SPAN
 
 MAX_PROGRAMS = 2**31 - 1
-INT32_SPAN = 2**31  # elements from which on a tile needs 64-bit offsets
 MAX_CACHED_DESCRIPTORS = 64
 
 
@@ -43,7 +43,7 @@ class BoundLaunch:
 class Variant:
     """One rendering of a kernel, loaded."""
 
-    def __init__(self, kernel: ir.Kernel, path: Path, *, wide: bool) -> None:
+    def __init__(self, kernel: ir.Kernel, path: LaunchPath, *, wide: bool) -> None:
         self.schedule = path.schedule
         self.source = path.render(kernel, wide=wide, emulate=build.interpreting())
         self.function: Any = build.load(self.source)
@@ -79,7 +79,7 @@ class NvidiaProgram(Program):
         if (wide, descriptors) not in self.variants:
             path = self.path
             if path.pipeline is not None:
-                path = path if descriptors else Path(choose(self.kernel), None)
+                path = path if descriptors else LaunchPath(choose(self.kernel), None)
             elif not self.schedule.consumers:
                 path = replace(path, schedule=replace(path.schedule, tensor_descriptors=descriptors))
             self.variants[wide, descriptors] = Variant(self.kernel, path, wide=wide)
@@ -99,7 +99,7 @@ class NvidiaProgram(Program):
         """Return True if a device can run the path. One that is not CUDA stands for a GPU that is not there."""
         if self.path.pipeline is None or not device.startswith("cuda"):
             return True
-        return gpu(device).architecture == paths.GLUON_ARCHITECTURE
+        return gpu(device).architecture == support.ARCHITECTURE
 
     def _bind(self, words: Sequence[int], device: str, *, descriptors: bool) -> BoundLaunch:
         variant = self.variant(wide=False, descriptors=descriptors)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from ....ir import Kernel, Op, Value
 from ..schedule import Schedule
-from ..triton.renderer import Renderer
-from ..triton.text import GLUON, Lines, Text
+from ..triton.renderer import TritonRenderer
+from ..triton.text import GLUON, SourceLines, Text
 from .block_cases import BlockCases
 from .consumer import write_program_id
 from .consumer_loops import ConsumerLoops
@@ -20,7 +20,7 @@ from .pipeline import CASE_BITS, Pipeline, scalar_slice
 FAR, NEAR = 2**31 - 1, -(2**31)
 
 
-class ScalarWriter(Renderer):
+class ScalarWriter(TritonRenderer):
     """Writes the arithmetic that some scalars need, for one consumer of a CTA."""
 
     dialect = GLUON
@@ -68,7 +68,6 @@ class BlockSearch:
         self.consumer = ConsumerLoops(kernel, schedule, pipeline, wide=wide)
         self.memory = self.consumer.memory
         self.consumer.block(kernel.body)
-        self.fetched = [*pipeline.resident, *(ring.load for ring in pipeline.rings.values()), *pipeline.private[:1]]
         bounds = [v for loop in pipeline.loops for v in loop.operands[:2]]
         self.bounds = self._scalars("consumer", [*bounds, pipeline.program_id.results[-1]])
         self.resident_origins = self._scalars("consumer", [v for op in pipeline.resident for v in op.operands])
@@ -137,7 +136,7 @@ class BlockSearch:
 
     def _cta_bounds(self) -> str:
         """Write `cta_bounds`: of each loop the first position, and the number of blocks."""
-        out, names = Lines(), []
+        out, names = SourceLines(), []
         for consumer in range(self.schedule.consumers):
             out.add(f"{self._bound_names(f'_of_{consumer}')} = loop_bounds({consumer}, {self.tile_arguments})")
         for n, loop in enumerate(self.pipeline.loops):
@@ -154,7 +153,7 @@ class BlockSearch:
 
     def _cases_of_block(self, n: int, loop: Op) -> str:
         """Write `cases_of_block`: the case that each consumer has for a block, or for a vector of them; 0 for none."""
-        (lines, texts), out = self.conditions[n], Lines()
+        (lines, texts), out = self.conditions[n], SourceLines()
         out.add(f"position = first + block * {loop.attrs['step']}")
         out.add("cases = position * 0")
         for consumer in range(self.schedule.consumers):
@@ -172,7 +171,7 @@ class BlockSearch:
     def _next_block(self, n: int) -> str:
         """Write `next_block`: the next block that some consumer has a case for. If the next one has none, it looks
         at 32 at once."""
-        arguments, out = self.tile_arguments, Lines()
+        arguments, out = self.tile_arguments, SourceLines()
         out.add(f"{self._cta_bound_names()} = cta_bounds({arguments})")
         out.add(f"cases = cases_of_block_{n}(block, first_{n}, {arguments})")
         out.add(f"while (cases == 0) & (block < blocks_{n}):")

@@ -1,4 +1,4 @@
-"""What a consumer's warps do: one program of the kernel, as Gluon text.
+"""The code of a consumer: one program of the kernel, as Gluon text.
 
 Tiles with rows have the register layout of the dots' results; vectors have a slice of it. Positions and constants have
 no layout until they meet a tile, and are written out where they are used, so that they can meet several. Operands that
@@ -13,8 +13,8 @@ from ....ir.matchers import accumulation
 from ..schedule import Schedule
 from ..triton.memory import Memory
 from ..triton.padding import identity, padded, padded_shape
-from ..triton.renderer import Renderer, all_literal
-from ..triton.text import GLUON, Layout, Text, meet, shape_text
+from ..triton.renderer import TritonRenderer, all_literal
+from ..triton.text import GLUON, RegisterLayout, Text, meet, shape_text
 from . import masking, scaled_differences
 from .pipeline import Pipeline
 
@@ -29,11 +29,11 @@ PARTS = ("desc", "resident", "ready", "ring", "full", "empty", "private", "scrat
 class InlineMemory(Memory):
     """Writes positions out where they are used: what they meet decides their layout."""
 
-    def iota(self, side: int, place: int = 0, rank: int = 1) -> str:
+    def iota(self, side: int) -> str:
         return f"{self.tl}.arange(0, {side})"
 
 
-class Consumer(Renderer):
+class Consumer(TritonRenderer):
     """Writes one program. `slot` and `phase` say which place of the rings the current iteration reads."""
 
     dialect = GLUON
@@ -42,8 +42,8 @@ class Consumer(Renderer):
         super().__init__(kernel, schedule, wide=wide)
         self.memory = InlineMemory(kernel, self.names, GLUON, wide=wide, emulate=False)
         self.pipeline = pipeline
-        fetched = [*pipeline.resident, *(ring.load for ring in pipeline.rings.values()), *pipeline.private[:1]]
-        self.names.taken |= WORDS | {f"{op.attrs['tensor'].name}_{part}" for op in fetched for part in PARTS}
+        fetched = [op.attrs["tensor"].name for op in pipeline.fetched]
+        self.names.taken |= WORDS | {f"{tensor}_{part}" for tensor in fetched for part in PARTS}
         self.names.taken |= {f"{word}_{n}" for word in BOUNDS for n in range(len(pipeline.loops))}
         self.scaled_differences: set[int] = set()  # elements per thread of the functions that the text calls
         self.slot, self.phase = "", ""
@@ -53,14 +53,14 @@ class Consumer(Renderer):
 
     # ---- layouts -----------------------------------------------------------------------------------------------------
 
-    def layout(self, shape: tuple[int, ...]) -> Layout:
+    def layout(self, shape: tuple[int, ...]) -> RegisterLayout:
         """Return the layout of values of this shape where one has to be named."""
-        scores = Layout(f"mma_{self.pipeline.widths[0]}")
+        scores = RegisterLayout(f"mma_{self.pipeline.widths[0]}")
         if len(shape) == 1:
             return scores.slice(1)
-        return Layout(f"mma_{shape[1]}") if shape[1] > 1 else scores
+        return RegisterLayout(f"mma_{shape[1]}") if shape[1] > 1 else scores
 
-    def in_layout(self, text: Text, layout: Layout | None) -> str:
+    def in_layout(self, text: Text, layout: RegisterLayout | None) -> str:
         """Write a value in a layout."""
         if text.layout in (None, layout) or not text.shape:
             return text.text
@@ -87,7 +87,7 @@ class Consumer(Renderer):
     def define(self, value: Value, text: str, shape: tuple[int, ...] | None = None, stem: str = "") -> None:
         self.place(value, text, padded_shape(value.shape) if shape is None else shape, stem, None)
 
-    def place(self, value: Value, text: str, shape: tuple[int, ...], stem: str, layout: Layout | None) -> None:
+    def place(self, value: Value, text: str, shape: tuple[int, ...], stem: str, layout: RegisterLayout | None) -> None:
         """Assign a value to a new name; a tile without a layout is written out at every use instead."""
         if shape and layout is None:
             self.table[value] = Text(f"({text})", shape)
@@ -289,7 +289,7 @@ class Consumer(Renderer):
         """Copy a fetched tile to the consumer's scratch tile with masked rows replaced by zero."""
         self.wait_for(op.operands[1])
         shape = padded_shape(op.result.shape)
-        name, layout = self.pipeline.ring(self.pipeline.zeroed[op.result]).name, Layout(f"blocked_{shape[1]}")
+        name, layout = self.pipeline.ring(self.pipeline.zeroed[op.result]).name, RegisterLayout(f"blocked_{shape[1]}")
         seen = self.in_layout(self.value(op.operands[0]), layout)
         tile = f"{self.value(op.operands[1])}.load({layout})"
         scratch = f"{name}_scratch.index({self.pipeline.scratch_tile_index('CONSUMER')})"
@@ -333,7 +333,7 @@ class Consumer(Renderer):
         self.waited = waited
 
 
-def write_program_id(writer: Renderer, op: Op, consumer: str) -> None:
+def write_program_id(writer: TritonRenderer, op: Op, consumer: str) -> None:
     """Find a consumer's place in the kernel's grid (for one of its persistent tiles), and whether the grid has it."""
     consumers, persistent = writer.schedule.consumers, writer.schedule.persistent
     *sizes, last = [writer.value(v).text for v in op.operands]

@@ -22,7 +22,7 @@ from .pipeline import CASE_BITS, load_of
 ARGUMENTS = "<arguments>"  # stands for the module's arguments, which are known when everything is written
 
 
-class Place(NamedTuple):
+class IterationPlace(NamedTuple):
     """Expressions for one iteration: its position in the loop, and its number among the fetched blocks."""
 
     position: str
@@ -30,13 +30,13 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Run:
+class IterationRun:
     """The text of a run of iterations: where each is, and how the next one is found."""
 
     enter: str  # asks whether there is a first iteration
-    first: Place
+    first: IterationPlace
     repeat: str  # the head of the loop over the others
-    other: Place
+    other: IterationPlace
     previous: tuple[str, str]  # the number of the iteration before: inside the loop, and behind it
     seek: str = ""  # finds the next block, while dots run
     end: str = ""  # of an iteration
@@ -73,7 +73,7 @@ class ConsumerLoops(Consumer):
         self.lines.add(f"start_block = blocks_done + gl.where(num_blocks > 0, (low_{n} - first_{n}) // {step}, 0)")
         self.lines.add("end_block = start_block + num_blocks")
         self._skip_blocks("blocks_done", "start_block")
-        place = Place(f"low_{n} + (block - start_block) * {step}", "block")
+        place = IterationPlace(f"low_{n} + (block - start_block) * {step}", "block")
         parts = self._split(op)
         if parts is None:
             self.lines.add("for block in range(start_block, end_block):")
@@ -82,8 +82,10 @@ class ConsumerLoops(Consumer):
             self.lines.depth -= 1
         else:
             repeat, previous = "for block in range(start_block + 1, end_block):", ("block - 1", "end_block - 1")
-            first = Place(f"low_{n}", "start_block")
-            self._overlapped(op, parts, carried, Run("if start_block < end_block:", first, repeat, place, previous))
+            first = IterationPlace(f"low_{n}", "start_block")
+            self._overlapped(
+                op, parts, carried, IterationRun("if start_block < end_block:", first, repeat, place, previous)
+            )
         self._skip_blocks("end_block", f"blocks_done + blocks_{n}")
         self.lines.add(f"blocks_done = blocks_done + blocks_{n}")
 
@@ -101,7 +103,7 @@ class ConsumerLoops(Consumer):
 
     def _loop_by_case(self, cases: BlockCases, n: int, carried: list[str]) -> None:
         seek = f"block, cases = next_block_{n}({{}}, {self.schedule.num_warps}, {ARGUMENTS})"
-        place = Place(f"first_{n} + block * {cases.loop.attrs['step']}", "blocks_done")
+        place = IterationPlace(f"first_{n} + block * {cases.loop.attrs['step']}", "blocks_done")
         mine = f"(cases >> ({CASE_BITS} * CONSUMER)) & {2**CASE_BITS - 1}"
         self.lines.add(seek.format("gl.full([], 0, gl.int32)"))
         self.lines.add("while cases != 0:")
@@ -116,7 +118,9 @@ class ConsumerLoops(Consumer):
             parts = self._split(body)
             if parts is not None:
                 repeat, previous = f"while ({mine}) == {number}:", ("blocks_done - 1", "blocks_done - 1")
-                self._overlapped(body, parts, carried, Run(enter, place, repeat, place, previous, following, end))
+                self._overlapped(
+                    body, parts, carried, IterationRun(enter, place, repeat, place, previous, following, end)
+                )
                 continue
             self.lines.add(enter)
             self.lines.depth += 1
@@ -134,7 +138,7 @@ class ConsumerLoops(Consumer):
 
     # ---- iterations --------------------------------------------------------------------------------------------------
 
-    def _begin(self, op: Op, place: Place) -> None:
+    def _begin(self, op: Op, place: IterationPlace) -> None:
         """Set the loop's counter and the slot of the rings for one iteration."""
         counter = self.names.fresh(op.blocks[0].params[0].hint or "j")
         self.lines.add(f"{counter} = {place.position}")
@@ -155,7 +159,7 @@ class ConsumerLoops(Consumer):
         for name in sorted(rings):
             self.lines.add(f"mbarrier.arrive({name}_empty.index({self.slot}), count=1)")
 
-    def _iteration(self, op: Op, place: Place, carried: list[str]) -> None:
+    def _iteration(self, op: Op, place: IterationPlace, carried: list[str]) -> None:
         """Write an iteration that does not overlap others."""
         self._begin(op, place)
         self.block(op.blocks[0])
@@ -164,7 +168,7 @@ class ConsumerLoops(Consumer):
             self.lines.add(f"mbarrier.arrive({ring.name}_empty.index({self.slot}), count=1)")
         self._assign(carried, op.blocks[0])
 
-    def _overlapped(self, op: Op, parts: SplitBody, carried: list[str], run: Run) -> None:
+    def _overlapped(self, op: Op, parts: SplitBody, carried: list[str], run: IterationRun) -> None:
         """Write a run of iterations that overlap (overlap.py)."""
         (body,) = op.blocks
         outer, self.here = self.here, Block()

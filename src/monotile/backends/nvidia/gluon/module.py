@@ -9,18 +9,15 @@ for one tile."""
 
 from __future__ import annotations
 
-from functools import cache
-from importlib import metadata
-
 from ....ir import Kernel, Op, uses
 from ....passes.grid import Grid
 from ..schedule import Schedule
 from ..triton import functions
 from ..triton.descriptors import Descriptors, described, descriptor_name
-from ..triton.memory import Argument, Memory
+from ..triton.memory import FunctionArgument, Memory
 from ..triton.module import ARGUMENT_ORDER, TritonSource
 from ..triton.padding import padded
-from ..triton.text import GLUON, TRITON, Lines, Names, function_name
+from ..triton.text import GLUON, TRITON, Names, SourceLines, function_name
 from . import persistent, scaled_differences
 from .block_search import BlockSearch
 from .consumer_loops import ARGUMENTS
@@ -38,23 +35,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 """
-VERSIONS = ("3.6.", "3.7.")
 PRODUCER_REGISTERS = 24
 SEARCHING_REGISTERS = 40  # of a producer that looks for the blocks it fetches
-
-
-@cache
-def version() -> str:
-    """Return Triton's version; nothing where it is not installed."""
-    try:
-        return metadata.version("triton")
-    except metadata.PackageNotFoundError:
-        return ""
-
-
-def known() -> bool:
-    """Return True if this Triton's Gluon is one that the text was written for; it changes from version to version."""
-    return version().startswith(VERSIONS)
 
 
 def pipeline_of(kernel: Kernel) -> Pipeline | str:
@@ -63,7 +45,7 @@ def pipeline_of(kernel: Kernel) -> Pipeline | str:
     return analyse(kernel, Descriptors(kernel, memory, uses(kernel.body)))
 
 
-def render(kernel: Kernel, schedule: Schedule, pipeline: Pipeline, *, wide: bool = False) -> TritonSource:
+def render_gluon(kernel: Kernel, schedule: Schedule, pipeline: Pipeline, *, wide: bool = False) -> TritonSource:
     """Write the module. Its function takes descriptors first, then what a plain module's function takes."""
     name = function_name(kernel, repr((schedule, wide, "gluon")))
     return Module(kernel, schedule, pipeline, wide=wide).source(name)
@@ -73,12 +55,12 @@ class Module(BlockSearch):
     """Writes a module."""
 
     def source(self, name: str) -> TritonSource:
-        for op in self.fetched:
+        for op in self.pipeline.fetched:
             self.memory.pointer(op.attrs["tensor"])
         arguments = sorted(self.memory.arguments.values(), key=lambda a: ARGUMENT_ORDER.index(a.kind))
         arguments = [a for a in arguments if a.kind != "pointer" or a.index in self.pointers]
         if self.schedule.persistent:
-            arguments.append(Argument(persistent.ARGUMENT, persistent.ARGUMENT, 0))
+            arguments.append(FunctionArgument(persistent.ARGUMENT, persistent.ARGUMENT, 0))
         self.arguments = [a.name for a in arguments]
         fixed = [a.name for a in arguments if a.kind in ("scalar", "dim", persistent.ARGUMENT)]
         parts = [
@@ -95,7 +77,9 @@ class Module(BlockSearch):
         title = f'"""{self.kernel.name}, made by monotile for Triton\'s Gluon; {self.schedule}."""'
         text = "\n\n".join([f"{title}\n\n{IMPORTS}", *parts])
         spans = tuple(tuple(r) for r in self.memory.spans if r)
-        tensors = tuple(described(op.attrs["tensor"].index, self.memory, self._block(op)) for op in self.fetched)
+        tensors = tuple(
+            described(op.attrs["tensor"].index, self.memory, self._block(op)) for op in self.pipeline.fetched
+        )
         return TritonSource(name, text, tuple(arguments), spans, Grid(self.kernel, self.schedule.consumers), tensors)
 
     def _block(self, op: Op) -> tuple[int, ...]:
@@ -105,7 +89,7 @@ class Module(BlockSearch):
     # ---- consumers ---------------------------------------------------------------------------------------------------
 
     def _consume(self) -> str:
-        out = Lines()
+        out = SourceLines()
         for width in sorted(self.pipeline.widths):
             out.add(f"mma_{width}: gl.constexpr = {self._mma_layout(width)}")
         for width in {padded(ring.load.result.shape[1]) for ring in self.pipeline.zeroed_rings}:
@@ -124,7 +108,7 @@ class Module(BlockSearch):
         first = ["CONSUMER: gl.constexpr", *self._shared_names()]
         return self._function("consume", first, out.lines, ", ".join(self.arguments))
 
-    def _each_tile(self, out: Lines) -> str:
+    def _each_tile(self, out: SourceLines) -> str:
         """Open the loop over persistent tiles, if there are any, and return the indentation of its body."""
         if not self.schedule.persistent:
             return ""
@@ -154,7 +138,7 @@ class Module(BlockSearch):
     # ---- the producer ------------------------------------------------------------------------------------------------
 
     def _produce(self) -> str:
-        out = Lines()
+        out = SourceLines()
         out.add("blocks_done = gl.full([], 0, gl.int32)")
         for consumer in range(self.schedule.consumers):
             out.add(f"private_done_{consumer} = gl.full([], 0, gl.int32)")
@@ -177,7 +161,7 @@ class Module(BlockSearch):
         first = [*self._descriptor_names(), *self._shared_names()]
         return self._function("produce", first, out.lines, ", ".join(self.arguments))
 
-    def _fetch_resident(self, out: Lines, indent: str) -> None:
+    def _fetch_resident(self, out: SourceLines, indent: str) -> None:
         """Fetch resident operands: once for each consumer, or for each of its tiles, when the last one is done."""
         lines, texts = self.resident_origins
         for consumer in range(self.schedule.consumers):
@@ -192,7 +176,7 @@ class Module(BlockSearch):
                 target = f"{name}_resident.index({consumer})"
                 out.add(self._copy(name, origin, f"{name}_ready.index({consumer})", target))
 
-    def _fetch_by_case(self, out: Lines, n: int, loop: Op) -> None:
+    def _fetch_by_case(self, out: SourceLines, n: int, loop: Op) -> None:
         """Fetch the blocks that some consumer has a case for, and the private tiles of those that read one."""
         seek = f"block, cases = next_block_{n}({{}}, 1, {self.tile_arguments})"
         out.add(seek.format("gl.full([], 0, gl.int32)"))
@@ -210,7 +194,7 @@ class Module(BlockSearch):
         out.add(seek.format("block + 1"))
         out.depth -= 1
 
-    def _fetch_private(self, out: Lines, loop: Op) -> None:
+    def _fetch_private(self, out: SourceLines, loop: Op) -> None:
         bodies = enumerate(self.pipeline.cases[id(loop)].bodies, 1)
         reading = [number for number, body in bodies if any(op in self.pipeline.private for op in body.blocks[0].ops)]
         if not reading:
@@ -245,7 +229,7 @@ class Module(BlockSearch):
     # ---- the kernel --------------------------------------------------------------------------------------------------
 
     def _kernel(self, name: str, fixed: list[str]) -> str:
-        out, consumers = Lines(), self.schedule.consumers
+        out, consumers = SourceLines(), self.schedule.consumers
         self._allocate(out)
         out.add("fence_async_shared()")
         shared, arguments = ", ".join(self._shared_names()), ", ".join(self.arguments)
@@ -264,9 +248,9 @@ class Module(BlockSearch):
         return f"{head}{parameters},\n):\n" + "\n".join(out.lines) + "\n"
 
     def _descriptor_names(self) -> list[str]:
-        return [descriptor_name(op.attrs["tensor"].name) for op in self.fetched]
+        return [descriptor_name(op.attrs["tensor"].name) for op in self.pipeline.fetched]
 
-    def _allocate(self, out: Lines) -> None:
+    def _allocate(self, out: SourceLines) -> None:
         """Allocate shared memory: resident operands, rings, scratch and private tiles, and their barriers."""
         consumers, stages = self.schedule.consumers, self.schedule.num_stages
         for op in [*self.pipeline.resident, *(ring.load for ring in self.pipeline.rings.values())]:
@@ -300,7 +284,7 @@ class Module(BlockSearch):
         return f"gl.allocate_shared_memory({descriptor}.dtype, {shape}, {descriptor}.layout)"
 
     @staticmethod
-    def _barriers(out: Lines, tensor: str, count: int, barriers: list[tuple[str, int]]) -> None:
+    def _barriers(out: SourceLines, tensor: str, count: int, barriers: list[tuple[str, int]]) -> None:
         """Allocate `count` of each barrier, with the number of arrivals it waits for."""
         for barrier, arrivals in barriers:
             made = f"gl.allocate_shared_memory(gl.int64, [{count}, 1], mbarrier.MBarrierLayout())"

@@ -63,6 +63,11 @@ class Pipeline:
         return self.rings[ring_key(op)]
 
     @property
+    def fetched(self) -> list[Op]:
+        """One load of each tile that the producer copies."""
+        return [*self.resident, *(ring.load for ring in self.rings.values()), *self.private[:1]]
+
+    @property
     def zeroed_rings(self) -> list[Ring]:
         keys = {ring_key(load) for load in self.zeroed.values()}
         return [ring for key, ring in self.rings.items() if key in keys]

@@ -13,11 +13,11 @@ from ....passes.facts import loop_of
 from .padding import padded
 from .text import Dialect, Names, Text
 
-NARROW = 2**31
+INT32_SPAN = 2**31  # elements from which on a tile needs 64-bit offsets
 
 
 @dataclass(frozen=True)
-class Argument:
+class FunctionArgument:
     """A parameter of the Triton function. `index` is a tensor's number, a word of the launch, or a scalar's number."""
 
     kind: str  # pointer, dim, stride, scalar, or tiles_per_cta of a persistent kernel
@@ -25,7 +25,7 @@ class Argument:
     index: int
 
 
-class Origin(NamedTuple):
+class TileOrigin(NamedTuple):
     """The address of a tile's first element: a pointer, and what is added to it."""
 
     pointer: str
@@ -42,7 +42,7 @@ class Memory:
         self.kernel, self.names, self.wide, self.emulate = kernel, names, wide, emulate
         self.tl = dialect.module
         self.loops = loop_of(kernel)
-        self.arguments: dict[tuple[str, int | str], Argument] = {}
+        self.arguments: dict[tuple[str, int | str], FunctionArgument] = {}
         self.aligned: set[str] = set()  # lengths that masks along contiguous memory compare with
         self.iotas: dict[int, str] = {}
         self.spans: list[list[tuple[int, int]]] = []  # of each access: words of its strides, and the last position
@@ -55,7 +55,7 @@ class Memory:
 
     def _argument(self, kind: str, key: int | str, name: str, index: int) -> str:
         if (kind, key) not in self.arguments:
-            self.arguments[kind, key] = Argument(kind, self.names.fresh(name), index)
+            self.arguments[kind, key] = FunctionArgument(kind, self.names.fresh(name), index)
         return self.arguments[kind, key].name
 
     def pointer(self, tensor: Tensor) -> str:
@@ -81,15 +81,15 @@ class Memory:
         word = self.word_at[tensor.index] + 1 + tensor.rank + axis
         return self._argument("stride", word, f"{tensor.name}_s{axis}", word)
 
-    def iota(self, side: int, place: int = 0, rank: int = 1) -> str:
-        """Return 0, 1, ... of a padded side, made once at the top; `place` and `rank` say along which dimension."""
+    def iota(self, side: int) -> str:
+        """Return the positions 0, 1, ... of a padded side, which are made once at the top."""
         if side not in self.iotas:
             self.iotas[side] = self.names.fresh(f"iota_{side}")
         return self.iotas[side]
 
     # ---- addresses ---------------------------------------------------------------------------------------------------
 
-    def origin(self, tensor: Tensor, starts: list[Text]) -> Origin:
+    def origin(self, tensor: Tensor, starts: list[Text]) -> TileOrigin:
         """Return the address of the tile's first element: the tensor's pointer plus an offset in 64 bits."""
         fixed, terms = 0, list[str]()
         for axis, start in enumerate(starts):
@@ -105,7 +105,7 @@ class Memory:
                 terms.append(wide if stride == 1 else f"{wide} * {stride}")
         if fixed:
             terms.append(str(fixed))
-        return Origin(self.pointer(tensor), terms)
+        return TileOrigin(self.pointer(tensor), terms)
 
     def offsets(self, tensor: Tensor, extents: tuple[int | None, ...]) -> str:
         """Return the offsets of a tile's elements from its first one; nothing for a single element."""
@@ -113,12 +113,12 @@ class Memory:
         terms, spans = [], []
         for place, axis in enumerate(axes):
             side = padded(extents[axis] or 1)
-            iota, stride = self.iota(side, place, len(axes)), self.stride(tensor, axis)
+            iota, stride = self.iota(side), self.stride(tensor, axis)
             if isinstance(stride, str):
                 spans.append((self.word_at[tensor.index] + 1 + tensor.rank + axis, side - 1))
                 far = self.wide
             else:
-                far = abs(stride) * (side - 1) >= NARROW // 2
+                far = abs(stride) * (side - 1) >= INT32_SPAN // 2
             wide = f"{iota}.to({self.tl}.int64)" if far else iota
             positions = spread(wide, place, len(axes))
             terms.append(positions if stride == 1 else f"{positions} * {stride}")
@@ -133,7 +133,7 @@ class Memory:
         rank = sum(extent is not None for extent in extents)
         scalars, tiles, place = [], [], 0
         for axis, extent in enumerate(extents):
-            tests = self._tests(op, axis, starts[axis], place, rank)
+            tests = self._tests(op, axis, starts[axis])
             if extent is None:
                 scalars += [f"({t})" for t in tests]
             else:
@@ -141,7 +141,7 @@ class Memory:
                 place += 1
         return self._all_of(scalars, tiles, extents)
 
-    def _tests(self, op: Op, axis: int, start: Text, place: int, rank: int) -> list[str]:
+    def _tests(self, op: Op, axis: int, start: Text) -> list[str]:
         """Return tests along one dimension, of the positions in the tile."""
         tensor, extent, checked = op.attrs["tensor"], op.attrs["extents"][axis], op.attrs["checked"][axis]
         value = op.operands[(op.kind == "store") + axis]
@@ -154,7 +154,7 @@ class Memory:
                 return []
             start = start if not start.literal else Text(f"{self.tl}.full([], {start}, {self.tl}.int32)")
             return ([] if from_zero else [f"{start} >= 0"]) + [f"{start} < {length}"]
-        iota, padding = self.iota(padded(extent), place, rank), padded(extent) != extent
+        iota, padding = self.iota(padded(extent)), padded(extent) != extent
         if length is None:
             return [f"{iota} < {extent}"] if padding else []
         if from_zero:
@@ -168,7 +168,7 @@ class Memory:
     def padding_mask(self, shape: tuple[int, ...]) -> list[str]:
         """Return tests that are false in the padding of a tile."""
         sides = [(n, s) for n, s in enumerate(shape) if padded(s) != s]
-        return [spread(f"({self.iota(padded(s), n, len(shape))} < {s})", n, len(shape)) for n, s in sides]
+        return [spread(f"({self.iota(padded(s))} < {s})", n, len(shape)) for n, s in sides]
 
     # ---- gathers -----------------------------------------------------------------------------------------------------
 

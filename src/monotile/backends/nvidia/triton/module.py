@@ -9,9 +9,9 @@ from ....passes.grid import Grid
 from ..schedule import Schedule
 from .descriptors import DescribedTensor
 from .functions import sources
-from .memory import Argument
-from .renderer import Renderer
-from .text import TRITON, Lines, function_name
+from .memory import FunctionArgument
+from .renderer import TritonRenderer
+from .text import TRITON, SourceLines, function_name
 
 ARGUMENT_ORDER = ("pointer", "dim", "stride", "scalar", "tiles_per_cta")
 
@@ -21,23 +21,23 @@ class TritonSource:
     """A Triton or Gluon module and how to call its function."""
 
     name: str
-    source: str
-    arguments: tuple[Argument, ...]
+    text: str
+    arguments: tuple[FunctionArgument, ...]
     spans: tuple[tuple[tuple[int, int], ...], ...]  # see Memory.spans
     grid: Grid
     described: tuple[DescribedTensor, ...]  # the tensors that have descriptors
 
 
-def render(kernel: Kernel, schedule: Schedule, *, wide: bool = False, emulate: bool = False) -> TritonSource:
+def render_triton(kernel: Kernel, schedule: Schedule, *, wide: bool = False, emulate: bool = False) -> TritonSource:
     """Write a kernel that has been through the passes. `wide`: tiles whose strides are not known may span more than
     2^31 elements. `emulate`: for Triton's interpreter, which does not compute with bfloat16."""
     name = function_name(kernel, repr((schedule, wide, emulate)))
-    writer = Renderer(kernel, schedule, wide=wide, emulate=emulate)
+    writer = TritonRenderer(kernel, schedule, wide=wide, emulate=emulate)
     writer.block(kernel.body)
     arguments = tuple(sorted(writer.memory.arguments.values(), key=lambda a: ARGUMENT_ORDER.index(a.kind)))
     aligned = writer.memory.aligned
     fixed = [a.name for a in arguments if a.kind == "scalar" or (a.kind == "dim" and a.name not in aligned)]
-    top = Lines()
+    top = SourceLines()
     dependent = _dependent_launch(schedule) if not emulate else []
     for call in dependent:
         top.add(f"{call}()")

@@ -19,19 +19,19 @@ from .elementwise import Form
 from .functions import FUNCTIONS
 from .memory import Memory, spread
 from .padding import holds_zero, identity, padded, padded_shape
-from .text import TRITON, Dialect, Lines, Names, Text, literal, meet, shape_text
+from .text import TRITON, Dialect, Names, SourceLines, Text, literal, meet, shape_text
 
 MAX_ELEMENTS = 2**20  # of a tile, by Triton's own rule
 
 
-class Renderer:
+class TritonRenderer:
     """Writes blocks. `table` holds the text of every value that is defined."""
 
     dialect: Dialect = TRITON
 
     def __init__(self, kernel: Kernel, schedule: Schedule, *, wide: bool = False, emulate: bool = False) -> None:
         self.schedule, self.emulate, self.tl = schedule, emulate, self.dialect.module
-        self.names, self.lines = Names(), Lines()
+        self.names, self.lines = Names(), SourceLines()
         self.names.taken |= FUNCTIONS.keys()
         self.helpers: set[str] = set()  # functions that the text calls
         self.memory = Memory(kernel, self.names, self.dialect, wide=wide, emulate=emulate)
@@ -206,7 +206,7 @@ class Renderer:
         if padded(side) == side or (neutral in ("0", "0.0") and holds_zero(value, axis)):
             return self.full(value)
         rank = len(value.shape)
-        inside = spread(f"({self.memory.iota(padded(side), axis, rank)} < {side})", axis, rank)
+        inside = spread(f"({self.memory.iota(padded(side))} < {side})", axis, rank)
         if value.dtype.is_narrow:
             neutral = f"{self.tl}.full([], {neutral}, {self.dialect.type(value.dtype)})"
         return f"{self.tl}.where({inside}, {self.full(value)}, {neutral})"

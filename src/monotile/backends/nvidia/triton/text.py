@@ -42,7 +42,7 @@ GLUON = Dialect("gl", "gluon.jit", "gl.thread_barrier()")
 
 
 @dataclass(frozen=True)
-class Layout:
+class RegisterLayout:
     """A register layout in Gluon: one that the module defines, or a slice of it for vectors."""
 
     name: str
@@ -52,11 +52,11 @@ class Layout:
         return self.name if self.sliced is None else f"gl.SliceLayout({self.sliced}, {self.name})"
 
     @property
-    def parent(self) -> Layout:
-        return Layout(self.name)
+    def parent(self) -> RegisterLayout:
+        return RegisterLayout(self.name)
 
-    def slice(self, dim: int) -> Layout:
-        return Layout(self.name, dim)
+    def slice(self, dim: int) -> RegisterLayout:
+        return RegisterLayout(self.name, dim)
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Text:
     text: str
     shape: tuple[int, ...] = ()
     constant: int | float | None = None  # of a bare Python number, whose type is chosen by what it meets
-    layout: Layout | None = None  # in Gluon, of a tile in registers; None while what it meets decides
+    layout: RegisterLayout | None = None  # in Gluon, of a tile in registers; None while what it meets decides
     shared: bool = False  # in Gluon: a tile in shared memory
     vector: str = ""  # in Gluon, of a vector that became a row or column: the vector
 
@@ -120,7 +120,7 @@ class Names:
         return name
 
 
-class Lines:
+class SourceLines:
     """Indented lines of source."""
 
     def __init__(self, depth: int = 1) -> None:

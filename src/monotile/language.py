@@ -44,7 +44,7 @@ from .launch.kernel import Kernel
 
 
 def kernel(function: Callable[..., None]) -> Kernel:
-    """Make a kernel of a Python function: its source is read, specialised and compiled when it is called."""
+    """Make a kernel of a Python function. Its source is specialised and compiled when it is called."""
     return Kernel(function)
 
 

@@ -1,4 +1,4 @@
-"""Names for this machine and for the source that runs on it: what `monotile devices` shows and benchmarks record."""
+"""The names of this machine and of the source's commit, as `monotile devices` shows and benchmarks record them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1]  # the folder of the whole package
 
 @cache
 def processor() -> str:
-    """The processor's name as the system gives it."""
+    """Return the processor's name as the system reports it."""
     if sys.platform == "darwin":
         found = _output("sysctl", "-n", "machdep.cpu.brand_string")
     else:
@@ -28,15 +28,15 @@ def processor() -> str:
 
 
 def slug(*names: str) -> str:
-    """A file name for a machine: lower case, with dashes; words that are repeated appear once."""
+    """Return a file name for a machine: lower case, with dashes, repeated words once."""
     words = re.findall(r"[a-z0-9]+", " ".join(names).lower())
     return "-".join(dict.fromkeys(words))
 
 
 def commit() -> tuple[str, bool] | None:
-    """The commit of this source and whether files differ from it; None outside monotile's own repository.
+    """Return the commit of this source and True if files differ from it; None outside monotile's own repository.
 
-    Recorded baselines do not count as a difference: writing one must not spoil the next.
+    Baselines do not count as a difference: recording one must not mark the next as dirty.
     """
     root = PACKAGE.parents[1]
     top = _output("git", "-C", str(root), "rev-parse", "--show-toplevel")
@@ -48,7 +48,7 @@ def commit() -> tuple[str, bool] | None:
 
 
 def _output(*command: str) -> str | None:
-    """What a command prints, or None where it does not exist or fails."""
+    """Return a command's output, or None if it does not exist or fails."""
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -1,4 +1,4 @@
-"""The kernel language as users import it: `@kernel` and its words. docs/guide/language.md is the manual."""
+"""The kernel language as users import it: `@kernel` and its words. docs/guide/words.md is the reference."""
 
 from __future__ import annotations
 

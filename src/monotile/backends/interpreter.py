@@ -41,8 +41,8 @@ def evaluate(
 
 @dataclass(frozen=True)
 class Interpreter(Backend):
-    """The interpreter backend. `skip_hidden=False` also runs blocks whose `visible` is False everywhere; a correct kernel
-    gives the same results."""
+    """The interpreter backend. `skip_hidden=False` also runs blocks whose `visible` is False everywhere; a
+    correct kernel gives the same results."""
 
     float64: bool = False
     skip_hidden: bool = True

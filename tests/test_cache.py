@@ -1,4 +1,4 @@
-"""The on-disk cache: damaged files are absent files, and nobody else's files are read."""
+"""The on-disk cache: damaged files count as absent, and other users' files are not read."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_fingerprint_tells_parts_apart() -> None:
 
 
 def loaded_later(patch: pytest.MonkeyPatch, *, seconds: float) -> str:
-    """The fingerprint a process finds that began to load monotile some seconds from now."""
+    """Return the fingerprint that a process finds which loads monotile some seconds from now."""
     patch.setattr(loading, "SINCE_NS", time.time_ns() + int(seconds * 1e9))
     cache._compiler.cache_clear()
     return cache.compiler_fingerprint()
@@ -261,7 +261,7 @@ def test_exchanged_files_are_noticed(package: Path, monkeypatch: pytest.MonkeyPa
 def test_source_changed_under_a_process_is_shared_with_none(
     package: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    """What runs may be the old file or the new one: nothing is read from the cache, nothing is kept."""
+    """Either version may be running: nothing is loaded from the cache and nothing is stored."""
     assert len({loaded_later(monkeypatch, seconds=seconds) for _ in range(3)}) == 3
     cache.store_compiled(KEY, "o", PAYLOAD)
     assert not folder.exists() or not list(folder.iterdir())

@@ -33,8 +33,8 @@ def test_examples_run(name: str, tmp_path: Path) -> None:
         pytest.skip(str(error))
 
 
-def test_every_word_is_in_the_manual() -> None:
-    text = (DOCS / "guide" / "language.md").read_text()
+def test_every_word_is_in_the_reference() -> None:
+    text = (DOCS / "guide" / "words.md").read_text()
     missing = [name for name in language.__all__ if not re.search(rf"`[^`\n]*\b{name}\b[^`\n]*`", text)]
     assert not missing
 

@@ -14,7 +14,7 @@ FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
 def rounded(exact: Fraction) -> np.float32:
-    """The float32 nearest to a fraction; of two, the even one."""
+    """Round a fraction to the nearest float32, ties to even."""
     near = np.float32(float(exact))
     with np.errstate(over="ignore"):
         around = [near, np.nextafter(near, np.float32(-np.inf)), np.nextafter(near, np.float32(np.inf))]
@@ -34,14 +34,14 @@ def test_any_numbers(a: float, b: float, c: float) -> None:
 @settings(max_examples=500, deadline=None)
 @given(st.integers(1, 2**24 - 1), st.integers(1, 2**24 - 1), st.integers(-60, 60), st.integers(0, 1))
 def test_halves_in_float64(a: int, b: int, exponent: int, sign: int) -> None:
-    """Sums whose rounding to float64 falls on the middle between two float32 numbers, or next to it."""
+    """Sums whose rounding to float64 falls on or next to the midpoint of two float32 numbers."""
     c = (1 - 2 * sign) * 2.0**exponent
     exact = Fraction(a) * Fraction(b) + Fraction(c)
     assert fma(float(a), float(b), c) == rounded(exact)
 
 
 def test_a_sum_that_rounding_twice_gets_wrong() -> None:
-    """1 + 2^-24 is the middle of two float32 numbers; a little more, which float64 does not hold, rounds up."""
+    """1 + 2^-24 is the midpoint of two float32 numbers; a little more, which float64 cannot represent, rounds up."""
     a, b, c = np.float32(2.0**-24 + 2.0**-47), np.float32(1.0), np.float32(1.0)
     assert fma(a, b, c) == np.float32(1.0 + 2.0**-23)
     tiny = np.float32(2.0**-60)

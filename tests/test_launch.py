@@ -1,5 +1,5 @@
 # ruff: noqa: UP037  (a tensor annotation such as Tensor["N"] is a shape, not a forward reference)
-"""Calls of a kernel: what is refused before anything is launched, and what is compiled how often."""
+"""Calls of a kernel: arguments that are refused before a launch, and how often a kernel is compiled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ POISON = 7.0
 
 
 class Recorder(Backend):
-    """Counts compilations and launches, and computes nothing."""
+    """A backend that counts compilations and launches and computes nothing."""
 
     name = "recorder"
 
@@ -69,7 +69,7 @@ class Recorded(Program):
 
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
-    """Stands in for every backend. Kernels are fresh for each test, so nothing compiled before is found."""
+    """Replace every backend. Kernels are new for each test, so none is found compiled."""
     found = Recorder()
     known = backends.get
     monkeypatch.setattr(backends, "get", lambda name: found if name == "cpu" else known(name))

@@ -81,7 +81,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def load(folder: Path) -> Any:
-    """The module as a new process would see it."""
+    """Load the module as a new process would."""
     for name in ("helpers_of_keys", "module_of_keys"):
         sys.modules.pop(name, None)
         spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
@@ -145,7 +145,7 @@ VALUES = [
 
 @pytest.mark.parametrize(("where", "name", "value"), VALUES, ids=[f"{n} {v!r:.20}" for _, n, v in VALUES])
 def test_every_other_value_has_another_key(folder: Path, where: str, name: str, value: Any) -> None:
-    """The files are as they were; somebody has assigned to a global, of this module or of another."""
+    """The files are unchanged; a global of this module or of another has been rebound."""
     module = load(folder)
     first = key_of(module.scale, *arrays())
     setattr(module if where == "module" else module.helpers, name, value)
@@ -214,7 +214,7 @@ def test_what_cannot_be_named_has_no_key(folder: Path, name: str, value: Any) ->
 
 
 def test_functions_of_a_named_tuple_have_no_key(folder: Path) -> None:
-    """They would be inlined, and what they read is not followed."""
+    """They would be inlined, and their globals are not followed."""
     path = folder / "module_of_keys.py"
     text = path.read_text().replace("b: object = 7", "b: object = 7\n    def added(x):\n        return x + SCALE\n")
     path.write_text(text)
@@ -222,7 +222,7 @@ def test_functions_of_a_named_tuple_have_no_key(folder: Path) -> None:
 
 
 def test_optimised_python_has_no_key(folder: Path) -> None:
-    """There asserts are not in the code, so the names in them are not found; the front end reads them all the same."""
+    """With -O, asserts and their names are not in the code, but the front end still reads them."""
     code = "from monotile import backends\nfrom monotile.kernels import examples\n"
     code += "from monotile.launch import arguments, source_keys\n"
     code += "spec = arguments.Specialisation((), (), {}, {})\n"
@@ -294,7 +294,7 @@ print(*sorted(seen))
 
 
 def test_every_registered_kernel_has_a_source_key(folder: Path) -> None:
-    """And what is noted under it is the key of what the front end makes. Twice: compiled, and from disk."""
+    """Its file holds the key of what the front end makes. Run twice: compiled, and from disk."""
     for _ in range(2):
         environment = {**os.environ, "PYTHONPATH": SOURCES}
         run = subprocess.run([sys.executable, "-c", EVERY], env=environment, capture_output=True, text=True)

@@ -19,7 +19,7 @@ X = Tensor("x", 0, float32, ("M", "N"), unit=1, strides=(None, 1))
 
 
 class Draft:
-    """A kernel in the making: each call appends an op and gives its result."""
+    """A kernel under construction: each call appends an op and returns its result."""
 
     def __init__(self) -> None:
         self.kernel = Kernel("draft", (X,), (("s", int32),))

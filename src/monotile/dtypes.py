@@ -1,4 +1,4 @@
-"""The element types of the language, and how two of them meet in an operation."""
+"""The element types of the language and their promotion."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class DType:
 
     @property
     def limits(self) -> tuple[int, int]:
-        """Least and greatest whole number an integer type holds."""
+        """Least and greatest value of an integer type."""
         if self.name == "uint8":
             return 0, 255
         return -(2 ** (self.bits - 1)), 2 ** (self.bits - 1) - 1
@@ -59,14 +59,14 @@ BY_NAME = {d.name: d for d in ALL}
 
 
 def computed(dtype: DType) -> DType:
-    """The type arithmetic on `dtype` happens in: narrow floats in float32, narrow integers in int32."""
+    """Return the type in which arithmetic on `dtype` happens: float32 for narrow floats, int32 for narrow integers."""
     if not dtype.is_narrow:
         return dtype
     return float32 if dtype.is_float else int32
 
 
 def promote(a: DType, b: DType) -> DType | None:
-    """The type of `a + b`, or None when the two do not promote (then the author must cast)."""
+    """Return the type of `a + b`, or None when the two do not promote and the author must cast."""
     if {a.kind, b.kind} == {"int", "float"}:
         return float32
     if a.kind != b.kind:
@@ -89,5 +89,5 @@ def to_numpy(dtype: DType) -> np.dtype[Any]:
 
 @cache
 def from_numpy(dtype: np.dtype[Any]) -> DType | None:
-    """The language's type for a NumPy dtype, or None when it has none."""
+    """Return the language's type for a NumPy dtype, or None if it has none."""
     return BY_NAME.get(dtype.name)

@@ -1,4 +1,4 @@
-"""One class per mistake. Each says what was found and what to do; mistakes in a kernel also show the author's line."""
+"""One exception class per mistake. A message says what was found and the cure; one in a kernel also shows the line."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import unicodedata
 from dataclasses import dataclass
 from typing import Any
 
-WIDEST = 160  # longer source lines are shown in part
-MOST_CALLS = 3  # of the helper calls that led to a mistake, how many are listed
+MAX_WIDTH = 160  # longer source lines are shown in part
+MAX_CALLS = 3  # of the helper calls that led to a mistake, shown in the message
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class KernelError(MonotileError):
         lines = [self.found]
         if self.loc is not None:
             lines += [f"  {self.loc.file}, line {self.loc.line}:", *underline(self.loc)]
-        for call in self.calls[:MOST_CALLS]:
-            lines.append(f"  called from {call.file}, line {call.line}: {call.text.strip()[:WIDEST]}")
-        if len(self.calls) > MOST_CALLS:
-            lines.append(f"  and {len(self.calls) - MOST_CALLS} calls further out")
+        for call in self.calls[:MAX_CALLS]:
+            lines.append(f"  called from {call.file}, line {call.line}: {call.text.strip()[:MAX_WIDTH]}")
+        if len(self.calls) > MAX_CALLS:
+            lines.append(f"  and {len(self.calls) - MAX_CALLS} calls further out")
         return "\n".join([*lines, f"  cure: {self.cure}"])
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -55,25 +55,25 @@ class KernelError(MonotileError):
 
 
 def underline(loc: Loc) -> tuple[str, str]:
-    """The source line and the line of carets under it, both indented for a message."""
+    """Return the source line and the line of carets under it, indented for a message."""
     text = loc.text.rstrip()
     start = min(loc.column, len(text))
     end = max(start + 1, min(loc.end, len(text)))
     first = len(text) - len(text.lstrip())
     before, after = "", ""
-    if len(text) - first > WIDEST:
-        first = max(first, start - WIDEST // 4)
+    if len(text) - first > MAX_WIDTH:
+        first = max(first, start - MAX_WIDTH // 4)
         before = "... " if text[:first].strip() else ""
-        after = " ..." if len(text) > first + WIDEST else ""
-        end = max(start + 1, min(end, first + WIDEST))
-    shown = text[first : first + WIDEST] if after else text[first:]
+        after = " ..." if len(text) > first + MAX_WIDTH else ""
+        end = max(start + 1, min(end, first + MAX_WIDTH))
+    shown = text[first : first + MAX_WIDTH] if after else text[first:]
     gap = "".join(c if c == "\t" else " " * _width(c) for c in text[first:start])
     carets = "^" * max(1, sum(_width(c) for c in text[start:end]))
     return f"    {before}{shown}{after}", f"    {' ' * len(before)}{gap}{carets}"
 
 
 def _width(character: str) -> int:
-    """Columns a character takes on a terminal."""
+    """Return the number of columns a character takes on a terminal."""
     if unicodedata.combining(character):
         return 0
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
@@ -124,7 +124,7 @@ class ShapeNotConstant(KernelError):
 
 
 class BadSide(KernelError):
-    """A tile side that is not a whole number from 1 up."""
+    """A tile side that is not a positive integer."""
 
 
 class BadAxis(KernelError):
@@ -132,7 +132,7 @@ class BadAxis(KernelError):
 
 
 class BadStep(KernelError):
-    """A loop that does not count upwards, or is too long to be written out."""
+    """A loop that does not count upwards, or is too long to be unrolled."""
 
 
 class BadGrid(KernelError):
@@ -184,7 +184,7 @@ class UnpackMismatch(KernelError):
 
 
 class TruthOfTile(KernelError):
-    """A tile or tensor used where one true or false is needed."""
+    """A tile or tensor used as a condition."""
 
 
 class BadSignature(KernelError):
@@ -266,7 +266,7 @@ class BadThreadCount(CallError):
 
 
 class DeviceLimit(MonotileError):
-    """A program that the device has no room for, or that its compiler refuses."""
+    """A program that exceeds the device's resources, or that its compiler rejects."""
 
 
 class UnknownArchitecture(MonotileError):
@@ -297,4 +297,4 @@ class MaskShape(CallError):
 
 
 class BadOption(CallError):
-    """An option whose value makes no sense."""
+    """An option with an invalid value."""

@@ -1,4 +1,4 @@
-"""The kernel language as users import it: `@kernel` and its words. docs/guide/language.md is the manual."""
+"""The kernel language as users import it: `@kernel` and its words. docs/guide/words.md is the reference."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from .launch.kernel import Kernel
 
 
 def kernel(function: Callable[..., None]) -> Kernel:
-    """Make a kernel of a Python function: its source is read, specialised and compiled when it is called."""
+    """Make a kernel of a Python function. Its source is specialised and compiled when it is called."""
     return Kernel(function)
 
 

@@ -175,7 +175,8 @@ def test_the_plain_variant_has_offsets_of_its_own(gpu: Gpu) -> None:
 
 def test_a_gpu_without_wgmma_runs_plain_triton(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     made = gluon_program()
-    monkeypatch.setattr(program, "architecture", {"cuda:0": "sm_90", "cuda:1": "sm_100"}.get)
+    found = {name: device.Gpu(name, architecture) for name, architecture in (("cuda:0", "sm_90"), ("cuda:1", "sm_100"))}
+    monkeypatch.setattr(program, "gpu", found.__getitem__)
     assert made.bind(words(), "cuda:0").variant is made.default
     assert made.bind(words(), "cuda:1").variant is made.variant(wide=False, descriptors=False)
 

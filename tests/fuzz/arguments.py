@@ -1,4 +1,4 @@
-"""Tensors of random kernels, and reading and writing them."""
+"""Tensors of random kernels, and random loads and stores."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MARGIN = 70  # elements around a view, along each dimension
 
 @dataclass
 class Argument:
-    """A tensor of the program: its facts and the array passed for it."""
+    """A tensor of the program and the array passed for it."""
 
     tensor: Tensor
     base: Array
@@ -54,7 +54,7 @@ class Arguments:
     pid: Value | None = None
     depth: int = 0
     budget: int = 0
-    turns: int = 1  # how often the current block runs at most
+    iterations: int = 1  # greatest number of times the current block runs
     quiet: bool = False  # no stores here
 
     # ---- choices -----------------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ class Arguments:
         return [v for values in self.scope for v in values if wanted(v)]
 
     def value(self, wanted: Callable[[Value], bool] = lambda v: True) -> Value | None:
-        """A value in scope, more often a recent one."""
+        """Pick a value in scope, preferring recent ones."""
         found = self.values(wanted)
         if not found:
             return None
@@ -144,7 +144,7 @@ class Arguments:
     # ---- loads and stores --------------------------------------------------------------------------------------------
 
     def start(self, length: int) -> Value:
-        """A position: often in or near the tensor, sometimes far away; it may depend on anything."""
+        """Make a position: often in or near the tensor, sometimes far away; it may depend on any value."""
         roll = self.rng.random()
         near = self.pick((0, 0, 0, 0, 0, 1, -1, 3, -3, max(0, length - 1), length, -length, length - 5, length + 9))
         if roll < 0.4:
@@ -159,7 +159,7 @@ class Arguments:
     def place(
         self, argument: Argument, shape: tuple[int, ...] | None
     ) -> tuple[tuple[Value, ...], tuple[int | None, ...]]:
-        """Starts and extents of a slice. In a grid the part of an output that a program touches is its own."""
+        """Make starts and extents of a slice. In a grid, programs write disjoint parts of an output."""
         rank = argument.tensor.rank
         lengths = argument.view(argument.base).shape
         if shape is None:
@@ -246,7 +246,7 @@ class Arguments:
 
 
 def facts(name: str, index: int, dtype: DType, dims: list[str | int], lengths: list[int], strides: list[int]) -> Tensor:
-    """What the launcher tells the compiler of a tensor."""
+    """Describe a tensor to the compiler as a launch does."""
     last = len(dims) - 1
     units = [a for a, s in enumerate(strides) if s == 1 or (a == last and lengths[a] == 1)]
     unit = units[-1] if units else None

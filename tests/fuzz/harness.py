@@ -1,4 +1,4 @@
-"""Runs a program on the interpreter, through the passes, and as compiled code, and compares what they write."""
+"""Run a program on the interpreter, after the passes, and as compiled code, and compare the outputs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GUARD = 4096
 
 
 class Different(AssertionError):
-    """Two backends wrote different things."""
+    """Two backends gave different outputs."""
 
 
 def check(program: Program, targets: Sequence[Target] = TARGETS) -> None:
@@ -51,7 +51,7 @@ def _interpret(program: Program, kernel: ir.Kernel, bases: list[Array]) -> None:
 
 
 def compiled(program: Program, each: Target, bases: list[Array]) -> None:
-    """The programs of the grid in order, each with scratch full of NaN and with something around it that must stay."""
+    """Run the compiled programs in order, each with scratch full of NaN between guard bytes that must not change."""
     kernel = ir.copy(program.kernel)
     pipeline.run(kernel, OPTIONS)
     lowered = lower(kernel, each, host().triple)

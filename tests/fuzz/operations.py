@@ -1,4 +1,4 @@
-"""Operations of random kernels on the values there are."""
+"""Random operations on the values in scope."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Operations(Arguments):
     # ---- bounds ------------------------------------------------------------------------------------------------------
 
     def held(self, value: Value, limit: int = HELD) -> Value:
-        """The value, clamped when it may be greater than the limit."""
+        """Return the value, clamped if it may exceed the limit."""
         if value.dtype is bool_ or self.bound[value] <= limit:
             return value
         if value.dtype.is_narrow:
@@ -30,7 +30,7 @@ class Operations(Arguments):
         return value
 
     def plain(self, value: Value) -> Value:
-        """In a type that is computed with."""
+        """Cast to the type in which arithmetic happens."""
         return self.converted(value, dtypes.computed(value.dtype))
 
     # ---- statements --------------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ class Operations(Arguments):
         self.keep(self.b.where(test, x, 0 if number else y), bound)
 
     def test(self, shape: tuple[int, ...]) -> Value:
-        """A comparison of positions."""
+        """Compare positions."""
         b = self.b
         if not shape:
             return b.binary("lt", self.start(7), self.start(9))
@@ -144,7 +144,7 @@ class Operations(Arguments):
         self.keep(self.b.reduce(fold, x, axis), self.bound[x] * (x.shape[axis] if fold == "sum" else 1))
 
     def dot(self) -> None:
-        """Operands from scope, of any float type, perhaps one tile with itself; another tile may be added."""
+        """Multiply float tiles in scope, perhaps a tile with itself; another tile may be added."""
         b = self.b
         x = self.value(lambda v: len(v.shape) == 2 and v.dtype is not bool_)
         if x is None:

@@ -1,8 +1,8 @@
-"""Random kernels, built as IR, with arguments that show every wrong access.
+"""Random kernels, built as IR, with arguments that expose every wrong access.
 
-Floats are small whole numbers, and a bound is kept for every value, so that sums are exact in any order and backends
-must agree to the last bit. What an exponential touched is apart from the rest and compared with a tolerance. Every
-array is a view into a larger one whose other elements no kernel may read or change.
+Floats are small integers, and a bound is tracked for every value, so that sums are exact in any order and backends must
+agree to the last bit. Results of exponentials are kept apart and compared with a tolerance. Every array is a view into
+a larger one whose other elements no kernel may read or change.
 """
 
 from __future__ import annotations
@@ -98,12 +98,12 @@ class Generator(Operations):
         return block
 
     def bounds(self, step: int) -> tuple[Value, Value, int]:
-        """Low, high and the greatest number of turns."""
-        b, turns = self.b, self.pick((0, 1, 2, 3, 4))
+        """Return low, high and the greatest number of iterations."""
+        b, iterations = self.b, self.pick((0, 1, 2, 3, 4))
         if self.chance(0.3):
             low = self.value(lambda v: not v.shape and v.dtype is int32 and self.bound[v] <= 4)
             if low is not None:
-                return low, b.binary("add", low, turns * step - self.pick((0, 0, step - 1))), turns + 1
+                return low, b.binary("add", low, iterations * step - self.pick((0, 0, step - 1))), iterations + 1
         start = self.pick((0, 0, 0, 0, 1, -step))
         argument = self.pick(self.arguments)
         axis = self.rng.randrange(argument.tensor.rank)
@@ -111,11 +111,15 @@ class Generator(Operations):
         found = argument.view(argument.base).shape[axis]
         if isinstance(length, Value) and (found - start) // step <= 6 and self.chance(0.7):
             return b.const(start, int32), length, max(1, -(-(found - start) // step))
-        return b.const(start, int32), b.const(start + turns * step - self.pick((0, 0, step - 1)), int32), max(1, turns)
+        return (
+            b.const(start, int32),
+            b.const(start + iterations * step - self.pick((0, 0, step - 1)), int32),
+            max(1, iterations),
+        )
 
     def loop(self) -> None:
         step = self.pick((1, self.step))
-        low, high, turns = self.bounds(step)
+        low, high, iterations = self.bounds(step)
         inits = []
         for _ in range(self.pick((0, 1, 1, 2, 2, 3))):
             alike = inits[0].type if inits and self.chance(0.6) else None  # those can change places
@@ -131,8 +135,8 @@ class Generator(Operations):
                 self.bound.setdefault(value, 4)
             if value is not None:
                 inits.append(self.held(value, CARRIED))
-        outer_turns = self.turns
-        self.turns *= turns
+        outer_iterations = self.iterations
+        self.iterations *= iterations
 
         def body(params: tuple[Value, ...]) -> tuple[Value, ...]:
             self.keep(params[0], 200)
@@ -143,7 +147,7 @@ class Generator(Operations):
             return tuple(self.next_value(p, params) for p in params[1:])
 
         op = self.control("for", (low, high, *inits), {"step": step}, tuple(v.type for v in inits), body)
-        self.turns = outer_turns
+        self.iterations = outer_iterations
         for result in op.results:
             self.keep(result, CARRIED)
 
@@ -157,7 +161,7 @@ class Generator(Operations):
         return op
 
     def next_value(self, param: Value, params: tuple[Value, ...]) -> Value:
-        """What a carried value becomes: a sum, another one, its own transpose, a tile of the body, or what it was."""
+        """Make the next carried value: a sum, another carried value, its transpose, a tile of the body, or itself."""
         b, type_ = self.b, param.type
         same = self.values(lambda v: v.type == type_)
         others = [p for p in params[1:] if p.type == type_ and p is not param]
@@ -175,7 +179,7 @@ class Generator(Operations):
         if roll < 0.8 and arithmetic and (fresh or same):
             value = self.pick(fresh or same)
             bound = self.bound[value]
-            if (bound + 4) * self.turns < CARRIED and value is not param:
+            if (bound + 4) * self.iterations < CARRIED and value is not param:
                 # The sum may grow past what clamping assumes, but not past what is exact.
                 return b.binary("add", param, value) if self.chance(0.6) else b.binary("add", value, param)
             return self.exactly(b.binary("add", param, value), bound + CARRIED, type_)
@@ -221,26 +225,26 @@ class Generator(Operations):
             self.keep(result, bound)
 
     def tile(self, shape: tuple[int, int], row: Value, column: Value) -> Value:
-        """A float32 tile of some tensor, perhaps loaded the other way round."""
+        """Load a float32 tile, perhaps transposed."""
         b = self.b
         readable = [a for a in self.arguments if a.tensor.rank == 2 and a.owned is None and not a.approximate]
         readable = [a for a in readable if a.tensor.dtype.is_float]
         if not readable or self.chance(0.05):
             return b.full(1.0, shape)
         tensor = self.pick(readable).tensor
-        turned = self.chance(0.3)
-        extents, starts = (shape[::-1], (column, row)) if turned else (shape, (row, column))
+        transposed = self.chance(0.3)
+        extents, starts = (shape[::-1], (column, row)) if transposed else (shape, (row, column))
         value = b.emit(
             "load", starts, Type(tensor.dtype, extents), tensor=tensor, extents=extents, checked=(True, True)
         ).result
-        value = b.trans(value) if turned else value
+        value = b.trans(value) if transposed else value
         self.bound[value] = HELD
         value = value if self.chance(0.5) else b.cast(value, float32)
         self.bound[value] = HELD
         return self.held(value, 8) if self.chance(0.3) else value
 
     def attention(self) -> None:
-        """Two products in a loop, with what carries from block to block: the kernels monotile is made for."""
+        """Build two dots in a loop with carried state, as in attention."""
         b, pick, chance = self.b, self.pick, self.chance
         m, n, d, e = (pick((*self.sides, 16, 32, 48, 64)) for _ in range(4))
         zero = b.const(0, int32)
@@ -299,7 +303,7 @@ class Generator(Operations):
         self.keep(op.results[1], EXACT)
 
     def in_reach(self, rows: Value, cols: Value, length: Value) -> Value:
-        """Which columns a row sees: causal, and at times also up to a length, or in a window."""
+        """Make a visibility predicate: causal, sometimes also limited to a length or a window."""
         b = self.b
         i, j = b.expand(rows, 1), b.expand(cols, 0)
         seen = b.binary("le", j, i)
@@ -310,7 +314,7 @@ class Generator(Operations):
         return seen
 
     def visible_loop(self) -> None:
-        """Blocks with a predicate; what it hides changes nothing."""
+        """Build a loop over blocks with a predicate; hidden positions do not affect the result."""
         b, step = self.b, self.step
         height = self.pick(self.sides)
         argument = self.pick([a for a in self.arguments if not a.approximate])

@@ -1,5 +1,5 @@
 # ruff: noqa: UP037 (a tensor annotation such as Tensor["N"] names dimensions, not types)
-"""`blocks` with a visibility: skipping what is hidden changes nothing, and hidden data never matters."""
+"""`blocks` with `visible`: skipping hidden blocks changes no result, and hidden data never matters."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_visible(backend: str, name: str, shift: int) -> None:
 
 @kernel
 def padded(x: Tensor["N"], y: Tensor["1"], used: int, *, B: Const = 8):
-    """A buffer of which only the first `used` elements mean anything."""
+    """A buffer of which only the first `used` elements are valid."""
     total = zeros(B)
     for j in blocks(x.shape[0], B, lambda cols: cols < used):
         cols = j + arange(B)
@@ -78,7 +78,7 @@ def test_what_is_hidden_never_matters(backend: str, used: int) -> None:
 
 @kernel
 def by_memory(x: Tensor["N"], keep: Tensor["N"], y: Tensor["1"], *, B: Const = 4):
-    """Visibility that is read from a tensor, and a branch and a nested loop in the body."""
+    """`visible` read from a tensor, with a branch and a nested loop in the body."""
     total = 0
     for j in blocks(x.shape[0], B, lambda cols: keep[cols]):
         for k in range(B):
@@ -97,7 +97,7 @@ def test_visibility_from_memory(backend: str) -> None:
 
 @kernel
 def visits(x: Tensor["N"], y: Tensor["1"], *, B: Const = 4):
-    """Not a correct kernel: it counts its own iterations."""
+    """Not a correct kernel: its result depends on how many iterations run."""
     n = 0
     for _ in blocks(x.shape[0], B, lambda cols: (cols > 5) & (cols < 11)):
         n += 1

@@ -39,7 +39,7 @@ def run(backend: str, x: Array, dtype: str) -> Array:
 @pytest.mark.parametrize("target", DTYPES)
 @pytest.mark.parametrize("source", DTYPES)
 def test_small_whole_numbers_cast_exactly(backend: str, source: str, target: str) -> None:
-    """Values every type holds (0 and 1 where bool is concerned) come through any cast unchanged."""
+    """Values that both types represent (0 and 1 for bool) are unchanged by a cast."""
     numbers = np.arange(2 if "bool" in (source, target) else 100)
     x = np.tile(numbers, 2)[:150].astype(numpy_type(source))
     same(run(backend, x, target), x.astype(numpy_type(target)))
@@ -87,7 +87,7 @@ def test_widening_is_exact(backend: str, source: str) -> None:
 
 
 def same_numbers(found: Array, expected: Array) -> None:
-    """Equal but for the payload and sign of NaNs, which no machine promises."""
+    """Compare, ignoring the payload and sign of NaNs, which are unspecified."""
     found, expected = found.astype(np.float32), expected.astype(np.float32)
     np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
     real = ~np.isnan(expected)

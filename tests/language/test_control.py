@@ -31,7 +31,7 @@ from monotile.language import (
 
 @kernel
 def trace(y: Tensor["_"], low: int, high: int, *, step: Const):
-    """Writes down every value the loop variable takes."""
+    """Store every value of the loop variable."""
     n = 0
     for i in range(low, high, step):
         y[n] = i
@@ -50,7 +50,7 @@ def test_range(backend: str, step: int) -> None:
 
 @kernel
 def total(x: Tensor["M N"], y: Tensor["M"], *, BM: Const = 4, BN: Const = 8):
-    """Nested loops with a carried tile; the inner one starts from what the outer one carries."""
+    """Nested loops with a carried tile; the inner loop starts from the outer loop's value."""
     i = program_id(cdiv(x.shape[0], BM)) * BM
     for r in range(BM):
         row = zeros(BN, int32)
@@ -68,7 +68,7 @@ def test_nested_loops(backend: str, shape: tuple[int, int]) -> None:
 
 @kernel
 def fibonacci(y: Tensor["_"], count: int):
-    """Carried values trade places, and the bounds of the inner loop depend on the outer one."""
+    """Carried values are swapped, and the bounds of the inner loop depend on the outer one."""
     a, b = 0, 1
     for n in range(count):
         y[n] = a
@@ -308,7 +308,7 @@ def constant(y: Tensor["N"], *, value: Const, N: Const):
 
 
 def test_constants_are_told_apart(backend: str) -> None:
-    """Each constant is a program of its own, also where two of them are equal or nearly so."""
+    """Each constant is compiled separately, even if Python calls two of them equal."""
     for value in (0.0, 1.0, -0.0, -1.0, 0, 1, -1, 0.5):
         y = poisoned(3)
         constant(y, value=value, backend=backend)

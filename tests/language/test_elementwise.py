@@ -58,7 +58,7 @@ def fused(a: Tensor["N"], b: Tensor["N"], c: Tensor["N"], y: Tensor["N"], *, B: 
 
 @kernel
 def unfused(a: Tensor["N"], b: Tensor["N"], y: Tensor["N"], *, B: Const = 16):
-    """Zero, unless the first product is rounded otherwise than the second."""
+    """Zero unless the two products are rounded differently."""
     rows = program_id(cdiv(a.shape[0], B)) * B + arange(B)
     product = a[rows] * b[rows]
     y[rows] = a[rows] * b[rows] - where(product > 0.0, product, -abs(product))
@@ -258,7 +258,7 @@ def test_tanh_from_the_smallest_number_to_one(backend: str) -> None:
 
 
 def test_reciprocal(backend: str) -> None:
-    """Within 2 units in the last place, at both ends of the numbers too; where the result is not normal, 0 will do."""
+    """Within 2 units in the last place over the whole range; 0 is accepted for a subnormal result."""
     x = (2.0 ** np.linspace(-126.0, 126.0, 4099)).astype(np.float32)
     x = np.concatenate([x, np.linspace(1.0, 4.0, 4096, dtype=np.float32), np.array([0.0, np.inf], np.float32)])
     x = np.concatenate([x, -x, np.array([np.nan], np.float32)])

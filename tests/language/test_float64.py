@@ -58,7 +58,7 @@ def shift(x: Tensor["N"], y: Tensor["8"], start: int):
 
 
 def test_a_false_proof_of_bounds_is_found() -> None:
-    """An access that a pass marks as inside must be inside."""
+    """An access that a pass marks as in bounds must be in bounds."""
     x, y = random(10), poisoned(8)
     kernel_ir = shift.ir(x, y, 0)
     for op in ir.walk(kernel_ir.body):

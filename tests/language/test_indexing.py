@@ -1,5 +1,5 @@
 # ruff: noqa: UP037 (a tensor annotation such as Tensor["N"] names dimensions, not types)
-"""Reading and writing tensors: runs, positions, slices, scattered positions, edges and strides."""
+"""Loads, stores and gathers: positions, slices, tiles of positions, edges and strides."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIZES = (1, 2, 7, 8, 9, 13, 16, 17, 31)
 
 
 def window(x: Array, start: int, count: int) -> Array:
-    """What a load of a run gives: zeros outside."""
+    """Reference of a load of consecutive positions: zeros outside."""
     out = np.zeros(count, x.dtype)
     for n in range(count):
         if 0 <= start + n < len(x):
@@ -144,7 +144,7 @@ def test_subscripts(backend: str) -> None:
 
 @kernel
 def whole_rows(x: Tensor["B M D"], y: Tensor["B M D"], *, D: Const, R: Const = 4):
-    """Trailing dimensions that are not indexed are whole; here D is known when the kernel is compiled."""
+    """Trailing dimensions that are not indexed are taken whole; here D is a compile-time length."""
     b, i = program_id(x.shape[0], cdiv(x.shape[1], R))
     rows = i * R + arange(R)
     y[b, rows] = x[b, rows] * 2.0
@@ -239,7 +239,7 @@ def take_rows(x: Tensor["M N"], index: Tensor["P"], y: Tensor["P Q"], *, P: Cons
 
 
 def test_gather_rows_and_columns(backend: str) -> None:
-    """Tiles of positions of one dimension are orthogonal; of two dimensions they meet element by element."""
+    """Tiles of positions of rank 1 index orthogonally; of rank 2, element by element."""
     x, index = random((7, 5)), np.array([6, 0, 3, 3], np.int32)
     clipped = np.minimum(index, 4)
     cases = (
@@ -265,7 +265,7 @@ def take_runs(x: Tensor["M N"], index: Tensor["P"], y: Tensor["P Q"], start: int
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_gather_runs_of_rows(backend: str, dtype: str) -> None:
-    """Scattered rows, and from each a run that may begin or end outside it, or count down."""
+    """Gathered rows, and in each consecutive columns that may begin or end outside it, or count down."""
     x, index = random((7, 40), dtype), np.array([6, 0, -1, 3, 7, 3], np.int32)
     for start in (-60, -35, -3, 0, 5, 20, 39, 40, 2**31 - 2**16, -(2**31)):
         for step in (1, 2, -1):
@@ -334,7 +334,7 @@ def update(x: Tensor["N"], y: Tensor["N"], *, B: Const = 8):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "int8"])
 def test_augmented_assignment_to_a_tensor(backend: str, dtype: str) -> None:
-    """A load after a store in one program sees what was stored, rounded as it was stored."""
+    """A load after a store in one program sees the stored value, rounded to the tensor's type."""
     x, y = random(19, dtype, 1), random(19, dtype, 2)
     wide = "float32" if dtype == "float16" else "int32" if dtype == "int8" else dtype
     first = (x.astype(wide) + y.astype(wide)).astype(dtype)

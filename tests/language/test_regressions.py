@@ -1,5 +1,5 @@
 # ruff: noqa: UP037 (a tensor annotation such as Tensor["N"] names dimensions, not types)
-"""Kernels that once went wrong, found by tests/fuzz and made small."""
+"""Kernels that were once miscompiled, found by tests/fuzz and reduced. Docstrings name the fault."""
 
 from __future__ import annotations
 
@@ -28,64 +28,64 @@ from monotile.language import (
 
 
 def whole(shape: tuple[int, ...], seed: int = 0) -> npt.NDArray[Any]:
-    """Small whole numbers, whose sums are exact in any order."""
+    """Small integers, whose sums are exact in any order."""
     return np.random.default_rng(seed).integers(-4, 4, shape, endpoint=True).astype(np.float32)
 
 
-# ---- folds -----------------------------------------------------------------------------------------------------------
+# ---- reductions ------------------------------------------------------------------------------------------------------
 
 
 @kernel
-def fold_at_edge(x: Tensor["N"], y: Tensor["2"], start: int, *, B: Const):
+def reduce_at_edge(x: Tensor["N"], y: Tensor["2"], start: int, *, B: Const):
     total = x[start + arange(B)].sum(axis=0)
     y[0] = total
     y[1] = total + 1.0
 
 
 @pytest.mark.parametrize("side", [1, 5, 16, 33, 64])
-def test_fold_to_a_scalar_where_the_tensor_ends(backend: str, side: int) -> None:
-    """The scalar was made in one of two copies of the nest and read after both."""
+def test_reduction_to_a_scalar_where_the_tensor_ends(backend: str, side: int) -> None:
+    """The scalar was computed in one of two copies of the loop nest and read after both."""
     x = whole((40,))
     for start in (-3, 0, 20, 50):
         y = poisoned(2)
-        fold_at_edge(x, y, start, B=side, backend=backend)
+        reduce_at_edge(x, y, start, B=side, backend=backend)
         inside = x[max(start, 0) : max(start + side, 0)].sum(dtype=np.float32)
         same(y, np.array([inside, inside + 1], np.float32))
 
 
 @kernel
-def fold_of_one(x: Tensor["N"], y: Tensor["N"], *, B: Const = 1):
-    """The fold of a single element, as a number, a position and a factor."""
+def reduce_of_one(x: Tensor["N"], y: Tensor["N"], *, B: Const = 1):
+    """The reduction of a single element, used as a number, a position and a factor."""
     first = x[1 + arange(B)].max(axis=0)
     at = x[0 : 0 + B].sum(axis=0).astype(int32)
     y[at] = first
     y[at + 1 + arange(2)] = x[arange(2)] * first
 
 
-def test_fold_of_one_element(backend: str) -> None:
+def test_reduction_of_one_element(backend: str) -> None:
     x, y = np.array([2, 3, 4, 5, 6], np.float32), poisoned(5)
-    fold_of_one(x, y, backend=backend)
+    reduce_of_one(x, y, backend=backend)
     same(y, np.array([np.nan, np.nan, 3, 6, 9], np.float32))
 
 
 @kernel
-def both_folds(x: Tensor["N N"], y: Tensor["N"], z: Tensor["N N"], *, N: Const):
+def both_reductions(x: Tensor["N N"], y: Tensor["N"], z: Tensor["N N"], *, N: Const):
     tile = x[:, :]
     y[:] = tile.sum(axis=0) + tile.max(axis=1)
     z[:, :] = tile + tile.sum(axis=0)[:, None] - tile.min(axis=1)[None, :]
 
 
 @pytest.mark.parametrize("side", [2, 5, 16, 33])
-def test_both_folds_of_a_square_meet(backend: str, side: int) -> None:
-    """Rows and columns of one tile became the same axis."""
+def test_both_reductions_of_a_square_meet(backend: str, side: int) -> None:
+    """Rows and columns of one tile were unified into one axis."""
     x, y, z = whole((side, side)), poisoned(side), poisoned((side, side))
-    both_folds(x, y, z, backend=backend)
+    both_reductions(x, y, z, backend=backend)
     same(y, x.sum(axis=0) + x.max(axis=1))
     same(z, x + x.sum(axis=0)[:, None] - x.min(axis=1)[None, :])
 
 
 @kernel
-def carried_folds(x: Tensor["N N"], y: Tensor["N"], *, N: Const):
+def carried_reductions(x: Tensor["N N"], y: Tensor["N"], *, N: Const):
     tile = x[:, :]
     total = tile.sum(axis=0)
     for _ in range(3):
@@ -93,25 +93,25 @@ def carried_folds(x: Tensor["N N"], y: Tensor["N"], *, N: Const):
     y[:] = total
 
 
-def test_both_folds_of_a_square_in_one_variable(backend: str) -> None:
+def test_both_reductions_of_a_square_in_one_variable(backend: str) -> None:
     x, y = whole((17, 17)), poisoned(17)
-    carried_folds(x, y, backend=backend)
+    carried_reductions(x, y, backend=backend)
     rows, columns = x.sum(axis=1), x.sum(axis=0)
     same(y, rows - (rows - (rows - columns)))
 
 
 @kernel
-def fold_of_what_was(x: Tensor["N"], y: Tensor["2"], *, N: Const):
+def reduce_before_store(x: Tensor["N"], y: Tensor["2"], *, N: Const):
     tile = x[:]
     x[:] = tile + 1.0
     y[0] = tile.sum(axis=0)
     y[1] = (tile * 2.0).max(axis=0)
 
 
-def test_fold_of_a_tile_whose_tensor_has_changed(backend: str) -> None:
-    """A fold loaded its own copy, after the store."""
+def test_reduction_of_a_tile_whose_tensor_has_changed(backend: str) -> None:
+    """A reduction's own copy of its load was placed after a store to the tensor."""
     x, y = np.arange(1, 20, dtype=np.float32), poisoned(2)
-    fold_of_what_was(x, y, backend=backend)
+    reduce_before_store(x, y, backend=backend)
     same(y, np.array([190, 38], np.float32))
     same(x, np.arange(2, 21, dtype=np.float32))
 
@@ -127,7 +127,7 @@ def broadcast_dot(x: Tensor["K N"], y: Tensor["N N"], *, K: Const, N: Const):
 
 
 def test_dot_of_one_element_is_added_to_a_larger_one(backend: str) -> None:
-    """x + dot(...) starts the accumulator at x only if the dot has the shape of the sum."""
+    """In x + dot(...) the accumulator may start from x only if the dot has the shape of the sum."""
     x, y = whole((3, 7)), poisoned((7, 7))
     broadcast_dot(x, y, backend=backend)
     row = x.sum(axis=0)
@@ -142,7 +142,7 @@ def symmetric(x: Tensor["N N"], y: Tensor["N N"], *, N: Const):
 
 @pytest.mark.parametrize("side", [5, 15, 32])
 def test_dot_meets_its_transpose(backend: str, side: int) -> None:
-    """The product is not known at (column, row) when it is at (row, column)."""
+    """Element (column, row) of the product was read when only (row, column) had been computed."""
     x, y = whole((side, side)), poisoned((side, side))
     symmetric(x, y, backend=backend)
     product = x @ x
@@ -157,7 +157,7 @@ def narrow_product(x: Tensor["M K"], y: Tensor["K 1"], z: Tensor["M"], *, M: Con
 
 @pytest.mark.parametrize("side", [5, 16, 40])
 def test_product_with_one_column(backend: str, side: int) -> None:
-    """What depends on the lanes alone was computed before the product it depends on."""
+    """A value that varies only along the lanes was computed before the product it depends on."""
     x, y, z = whole((side, 9)), whole((9, 1), 1), poisoned(side)
     narrow_product(x, y, z, backend=backend)
     same(z, (x @ y)[:, 0])
@@ -170,7 +170,7 @@ def panels(x: Tensor["M N"], *, B: Const = 48):
 
 
 def test_panels_outlive_those_after_them(backend: str) -> None:
-    """Storage of a finished panel was used again for the next one."""
+    """The storage of a packed panel was reused for the next panel while still read."""
     x = np.asfortranarray(whole((35, 49)).astype(np.float16))
     tile = np.zeros((48, 48), np.float32)
     tile[:34] = x[1:, :48]
@@ -184,23 +184,23 @@ def test_panels_outlive_those_after_them(backend: str) -> None:
 
 
 @kernel
-def fibonacci(y: Tensor["2 N"], turns: int, *, N: Const):
+def fibonacci(y: Tensor["2 N"], iterations: int, *, N: Const):
     a, b = full(N, 1.0), zeros(N)
-    for _ in range(turns):
+    for _ in range(iterations):
         a, b = a + b, a
     y[0, :] = a
     y[1, :] = b
 
 
 def test_old_value_moves_on(backend: str) -> None:
-    """The sum was written over `a` before `b` took it."""
+    """The sum overwrote `a` before `b` had read it."""
     y = poisoned((2, 20))
     fibonacci(y, 7, backend=backend)
     same(y, np.repeat(np.array([[21], [13]], np.float32), 20, axis=1))
 
 
 @kernel
-def turning(x: Tensor["N N"], y: Tensor["N N"], *, product: Const, N: Const):
+def transposing(x: Tensor["N N"], y: Tensor["N N"], *, product: Const, N: Const):
     tile = x[:, :]
     for _ in range(2):
         tile = dot(tile, x[:, :]) if product else tile.T - tile * 2.0
@@ -209,19 +209,19 @@ def turning(x: Tensor["N N"], y: Tensor["N N"], *, product: Const, N: Const):
 
 @pytest.mark.parametrize("side", [3, 16, 33])
 def test_update_that_reads_other_elements(backend: str, side: int) -> None:
-    """The new tile may not be written over the old one while that is still read, at other places."""
+    """The new tile overwrote the old one while other elements of that were still to be read."""
     x, y = whole((side, side)), poisoned((side, side))
-    turning(x, y, product=False, backend=backend)
+    transposing(x, y, product=False, backend=backend)
     once = x.T - x * 2
     same(y, once.T - once * 2)
-    turning(x, y, product=True, backend=backend)
+    transposing(x, y, product=True, backend=backend)
     same(y, x @ x @ x)
 
 
 @kernel
-def branching(y: Tensor["2 N"], turns: int, *, N: Const):
+def branching(y: Tensor["2 N"], iterations: int, *, N: Const):
     a, b = full(N, 1.0), zeros(N)
-    for i in range(turns):
+    for i in range(iterations):
         if i % 2 == 0:
             new = a + b
         else:
@@ -232,7 +232,7 @@ def branching(y: Tensor["2 N"], turns: int, *, N: Const):
 
 
 def test_old_value_moves_on_past_a_branch(backend: str) -> None:
-    """What the branch made was kept in the place of `a` before `b` took that."""
+    """A result of the branch overwrote `a` before `b` had read it."""
     y = poisoned((2, 20))
     branching(y, 5, backend=backend)
     a, b = 1, 0
@@ -254,7 +254,7 @@ def restarted(y: Tensor["M N"], *, N: Const):
 
 
 def test_inner_loop_starts_anew(backend: str) -> None:
-    """The inner loop went on in the storage of the first one, which the next turn of the outer one needs."""
+    """The inner loop updated the initial value in place, which the next outer iteration needs."""
     y = poisoned((4, 20))
     restarted(y, backend=backend)
     same(y, np.repeat(np.array([[6], [12], [24], [48]], np.float32), 20, axis=1))
@@ -277,7 +277,7 @@ def first_part(x: Tensor["N"], y: Tensor["M"], start: int, *, B: Const):
     ],
 )  # fmt: skip
 def test_last_vector_has_one_element(backend: str, side: int, source: str, dtype: str) -> None:
-    """LLVM made a masked store of one narrow element a store of four bytes."""
+    """LLVM turned a masked store of one narrow element into a store of four bytes."""
     x = np.arange(1, 65).astype(source)
     for start in (0, 40 - side, 39):
         y = poisoned(40, dtype)
@@ -298,7 +298,7 @@ def far(x: Tensor["N"], y: Tensor["N"], z: Tensor["N"], start: int64, *, B: Cons
 
 @pytest.mark.parametrize("start", [2**32, 2**32 + 5, -(2**32) + 3, 2**40, 2**63 - 1, 2**63 - 10, -(2**63)])
 def test_positions_beyond_int32(backend: str, start: int) -> None:
-    """Bounds were looked at in int32: a position 2^32 too far was taken for one inside."""
+    """Bounds were checked in int32: a position off by 2^32 counted as in bounds."""
     x, y, z = whole((49,)) + 9, poisoned(49), poisoned(49)
     far(x, y, z, start, backend=backend)
     assert (y[:20] == 0).all() and np.isnan(z).all()
@@ -316,7 +316,7 @@ def limited(x: Tensor["N"], y: Tensor["1"], limit: int, window: int, *, hide: Co
 
 @pytest.mark.parametrize("hide", [False, True])
 def test_limits_as_great_as_can_be(backend: str, hide: bool) -> None:
-    """Bounds on a loop's counter wrapped: blocks were skipped, or taken to lie inside."""
+    """Bounds on a loop's counter wrapped: blocks were skipped, or counted as in bounds."""
     x, y, most = np.ones(100, np.float32), poisoned(1), 2**31 - 1
     limits = ((most, most), (most, 5), (50, most), (most - 3, most - 3), (-most - 1, most), (most, -most))
     for limit, window in limits:
@@ -334,7 +334,7 @@ def wrapped_product(big: Tensor["M N"], x: Tensor["K"], y: Tensor["8"]):
 
 
 def test_product_of_lengths_wraps(backend: str) -> None:
-    """A product of lengths was taken to be 0 or more."""
+    """A product of lengths, which may wrap, was assumed nonnegative."""
     big, x, y = np.broadcast_to(np.zeros(1, np.float32), (46341, 46341)), np.ones(1000, np.float32), poisoned(8)
     wrapped_product(big, x, y, backend=backend)
     assert (y == 0).all()

@@ -1,4 +1,4 @@
-"""Tiles that a product reads where they lie, if memory holds them as a copy would: other strides change no bit."""
+"""Dot operands that are read in place where memory has the layout of a copy: other strides change no bit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def similarities(
 
 
 def _apart(w: np.ndarray, step: int) -> np.ndarray:
-    """The same numbers in rows that lie `step` elements apart, with nothing but NaN between them."""
+    """The same numbers in rows `step` elements apart, with NaN between them."""
     wide = np.full((w.shape[0], step), np.nan, np.float32)
     wide[:, : w.shape[1]] = w
     return wide[:, : w.shape[1]]

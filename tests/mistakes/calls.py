@@ -1,6 +1,6 @@
 # ruff: noqa
 # fmt: off
-"""Mistakes in calls: of words, of helpers, of things that cannot be called; and operands that are none."""
+"""Mistakes in calls: of words, of helpers, of objects that cannot be called; and operands of a wrong kind."""
 
 import builtins
 import math
@@ -21,7 +21,7 @@ exec("from_nowhere_lambda = lambda x: x", namespace)
 
 
 class Hostile:
-    """Everything about it fails."""
+    """An object whose every operation raises."""
 
     def __bool__(self):
         raise RuntimeError("no truth")

@@ -1,4 +1,4 @@
-"""The table the cases are collected in: a kernel with a mistake, and what its error must say."""
+"""The table of cases: a kernel with a mistake, and what its error must say."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MISTAKES: list[Mistake] = []
 
 
 def mistake(error: type[KernelError], caret: str, found: str, cure: str) -> Callable[[Any], Any]:
-    """Files a kernel in the table. Several phrases are separated by `|`: all must occur."""
+    """Add a kernel to the table. Phrases separated by `|` must all occur."""
 
     def file(function: Callable[..., None]) -> Callable[..., None]:
         MISTAKES.append(Mistake(function, error, caret, tuple(found.split("|")), tuple(cure.split("|"))))

@@ -1,5 +1,5 @@
 # ruff: noqa
-"""Mistakes with names, scopes and what loops and branches carry."""
+"""Mistakes with names, scopes and loop-carried variables."""
 
 from monotile.errors import *
 from monotile.language import *

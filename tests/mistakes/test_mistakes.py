@@ -23,7 +23,7 @@ PARTS = (calls, names, python, shapes)
 
 
 def arguments() -> dict[str, Any]:
-    """What a parameter of each name is given."""
+    """Return the argument for a parameter of each name."""
     return {
         "x": np.ones((8, 16), np.float32),
         "y": np.full((8, 16), POISON, np.float32),
@@ -64,7 +64,7 @@ def test_mistake(case: Mistake) -> None:
 
 @pytest.mark.parametrize("case", MISTAKES, ids=lambda case: case.function.__name__)
 def test_message(case: Mistake) -> None:
-    """The message holds the line, carets exactly under the place, and the cure; the traceback no compiler frames."""
+    """The message has the line, carets exactly under the mistake, and the cure; the traceback, no compiler frames."""
     error, _ = raised(case)
     lines = str(error).splitlines()
     at = next(n for n, line in enumerate(lines) if line.strip() and set(line.strip()) == {"^"})

@@ -1,11 +1,11 @@
-"""The definition of the language: every op of the IR, in NumPy, one program of the grid after another.
+"""The definition of the language: every op of the IR in NumPy, one program of the grid after another.
 
-It reads like a specification and is not fast. What another backend computes must agree with it: exactly where
-arithmetic is exact, within rounding where the order of a sum or the last bit of an exponential is free. It accepts IR
-before and after any pass, and raises InternalError where a pass has wrongly proved an access to be inside its tensor.
+It reads like a specification and is slow. The results of other backends must agree with it: exactly where arithmetic is
+exact, within rounding where the order of a sum or the last bit of an exponential is free. It accepts IR before and
+after any pass, and raises InternalError where a pass has wrongly marked an access as in bounds.
 
 In float64 mode every floating value is a float64 and nothing is rounded to a narrower type before a store: the same IR
-then computes the reference its own rounding errors are measured against.
+then computes the reference against which rounding errors are measured.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def evaluate(
     float64: bool = False,
     skip_hidden: bool = True,
 ) -> None:
-    """Runs a kernel's IR on NumPy arrays, one per tensor. Where the tensor is floating, any floating array will do."""
-    Run(kernel, arrays, scalars, float64, skip_hidden).every_program()
+    """Run a kernel's IR on NumPy arrays, one per tensor. A floating tensor accepts an array of any floating type."""
+    Run(kernel, arrays, scalars, float64, skip_hidden).run_grid()
 
 
 @dataclass(frozen=True)
 class Interpreter(Backend):
-    """`skip_hidden=False` runs also the blocks of a loop whose `visible` is False everywhere: a correct kernel does not
-    notice."""
+    """The interpreter backend. `skip_hidden=False` also runs blocks whose `visible` is False everywhere; a
+    correct kernel gives the same results."""
 
     float64: bool = False
     skip_hidden: bool = True
@@ -69,7 +69,7 @@ class Interpreted(Program):
     options: Interpreter
 
     def bind(self, words: Sequence[int], device: str = "cpu") -> list[tuple[Sequence[int], Sequence[int]]]:
-        """Lengths and strides of each tensor."""
+        """Return the lengths and strides of each tensor."""
         found, at = [], 1
         for tensor in self.kernel.tensors:
             middle, end = at + tensor.rank, at + 2 * tensor.rank
@@ -85,7 +85,9 @@ class Interpreted(Program):
         scalars: Sequence[Any],
         threads: int | None,
     ) -> None:
-        views = [_at(a, t.dtype, *b) for a, t, b in zip(addresses, self.kernel.tensors, bound, strict=True)]
+        views = [
+            _memory_as_array(a, t.dtype, *b) for a, t, b in zip(addresses, self.kernel.tensors, bound, strict=True)
+        ]
         options = self.options
         evaluate(self.kernel, views, scalars, float64=options.float64, skip_hidden=options.skip_hidden)
 
@@ -94,14 +96,14 @@ BACKEND = Interpreter()
 
 
 class _Memory:
-    """What NumPy needs to know of memory that belongs to somebody else."""
+    """An array interface to memory that NumPy does not own."""
 
     def __init__(self, **facts: Any) -> None:
         self.__array_interface__ = {"version": 3, **facts}
 
 
-def _at(address: int, dtype: DType, shape: Sequence[int], strides: Sequence[int]) -> Array:
-    """Memory as a NumPy array."""
+def _memory_as_array(address: int, dtype: DType, shape: Sequence[int], strides: Sequence[int]) -> Array:
+    """Return memory as a NumPy array."""
     target = dtypes.to_numpy(dtype)
     if 0 in shape:
         return np.empty(shape, target)
@@ -116,25 +118,25 @@ def _at(address: int, dtype: DType, shape: Sequence[int], strides: Sequence[int]
 
 
 def convert(value: Array, target: np.dtype[Any]) -> Array:
-    """A cast. To a float: nearest, ties to even, too large becomes inf. To bool: not zero. Float to integer: towards
-    zero, held at the ends of the type, NaN is 0. Integer to integer: the low bits."""
+    """Cast. To a float: round to nearest even, overflow to inf. To bool: not zero. Float to integer: truncate and
+    saturate, NaN to 0. Integer to integer: keep the low bits."""
     source = value.dtype
     if source == target:
         return value
     if target.kind == "b":
         return np.asarray(value != 0)
     if not _is_float(source):
-        # A narrow float is reached through float32, so that every machine rounds alike.
+        # An integer is cast to a narrow float through float32, so that every machine rounds alike.
         return value.astype(np.float32).astype(target) if _is_narrow_float(target) else value.astype(target)
     if _is_float(target):
         return value.astype(target)
     limits = np.iinfo(target)
     whole = np.trunc(value.astype(np.float64))
-    # The greatest int64 is no float64; compared with what it rounds to, nothing between the two is lost.
+    # The greatest int64 is not a float64, but no float64 lies between it and the one it rounds to.
     inside = (whole > float(limits.min)) & (whole < float(limits.max))
-    held = np.where(whole <= float(limits.min), limits.min, limits.max).astype(target)
-    held = np.where(np.isnan(whole), np.zeros((), target), held)
-    return np.where(inside, np.where(inside, whole, 0.0).astype(target), held)
+    saturated = np.where(whole <= float(limits.min), limits.min, limits.max).astype(target)
+    saturated = np.where(np.isnan(whole), np.zeros((), target), saturated)
+    return np.where(inside, np.where(inside, whole, 0.0).astype(target), saturated)
 
 
 def _is_float(dtype: np.dtype[Any]) -> bool:
@@ -146,7 +148,7 @@ def _is_narrow_float(dtype: np.dtype[Any]) -> bool:
     return _is_float(dtype) and dtype.itemsize == 2
 
 
-# ---- elementwise ops and folds ---------------------------------------------------------------------------------------
+# ---- elementwise ops and reductions ----------------------------------------------------------------------------------
 
 ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "neg": np.negative,
@@ -179,7 +181,7 @@ ELEMENTWISE: dict[str, Callable[..., Any]] = {
 
 
 def fold(kind: str, tile: Array, axis: int) -> Any:
-    """A reduce: sums in the tile's own type, extremes NaNs aside, any and all for bool."""
+    """Reduce along an axis: sum in the tile's type; max and min ignore NaN, and are any and all for bool."""
     if kind == "sum":
         return np.sum(tile, axis=axis, dtype=tile.dtype)
     if tile.dtype.kind == "b":
@@ -197,8 +199,8 @@ def fold(kind: str, tile: Array, axis: int) -> Any:
 
 
 def overlap(op: Op, shape: Sequence[int], starts: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """The part of a tensor that a load or store touches, and the same part seen from the tile. A dimension at one
-    position counts as a run of length 1."""
+    """Return the part of a tensor that a load or store accesses, in the tensor's coordinates and in the tile's. A
+    dimension indexed at one position has length 1."""
     inside_tensor, inside_tile = [], []
     for n, (length, start) in enumerate(zip(shape, starts, strict=True)):
         end = start + (op.attrs["extents"][n] or 1)
@@ -221,7 +223,7 @@ def _require(op: Op, dimension: int, holds: bool) -> None:
 
 
 class Run:
-    """One launch of a kernel. `values` holds what each SSA value is now."""
+    """One launch of a kernel. `values` holds the current content of each SSA value."""
 
     def __init__(
         self, kernel: ir.Kernel, arrays: Sequence[Array], scalars: Sequence[Any], float64: bool, skip_hidden: bool
@@ -233,7 +235,7 @@ class Run:
         self.position: tuple[int, ...] = ()
         self.values: dict[Value, Array] = {}
 
-    def every_program(self) -> None:
+    def run_grid(self) -> None:
         with np.errstate(all="ignore"):
             for position in np.ndindex(*self.grid()):
                 self.position = position
@@ -241,7 +243,7 @@ class Run:
                 self.block(self.kernel.body)
 
     def grid(self) -> tuple[int, ...]:
-        """The sizes given to program_id; a kernel without it is one program. Only what the sizes need is run."""
+        """Return the sizes given to program_id, running only ops they depend on; () for a kernel of one program."""
         body = self.kernel.body.ops
         at = next((n for n, op in enumerate(body) if op.kind == "program_id"), None)
         if at is None:
@@ -264,14 +266,14 @@ class Run:
         return int(self.values[value])
 
     def set(self, value: Value, content: Any) -> None:
-        """Gives a value its content, in its own type and stretched to its own shape."""
+        """Set the content of a value, converted to its type and broadcast to its shape."""
         array = np.asarray(content, self.numpy_type(value.dtype))
         self.values[value] = array if array.shape == value.shape else np.broadcast_to(array, value.shape)
 
     # ---- ops ---------------------------------------------------------------------------------------------------------
 
     def block(self, block: Block) -> list[Array] | None:
-        """Runs a block and gives what it yields, or None if it found itself hidden and stopped."""
+        """Run a block and return what it yields, or None if its `visible` mark is False everywhere."""
         for op in block.ops:
             if op.kind == "yield":
                 return [self.values[v] for v in op.operands]
@@ -324,7 +326,7 @@ class Run:
         self.set(op.result, np.matmul(a, b))
 
     def load(self, op: Op) -> None:
-        """What lies outside the tensor reads as zero."""
+        """Load a tile; positions outside the tensor read as zero."""
         array = self.arrays[op.attrs["tensor"].index]
         inside_tensor, inside_tile = overlap(op, array.shape, [self.number(v) for v in op.operands])
         tile = np.zeros([extent or 1 for extent in op.attrs["extents"]], array.dtype)
@@ -332,7 +334,7 @@ class Run:
         self.set(op.result, tile.reshape(op.result.shape))
 
     def store(self, op: Op) -> None:
-        """What lies outside the tensor is not written."""
+        """Store a tile; positions outside the tensor are not written."""
         array = self.arrays[op.attrs["tensor"].index]
         value, starts = self.values[op.operands[0]], op.operands[1:]
         inside_tensor, inside_tile = overlap(op, array.shape, [self.number(v) for v in starts])
@@ -340,7 +342,7 @@ class Run:
         array[inside_tensor] = convert(tile[inside_tile], array.dtype)
 
     def gather(self, op: Op) -> None:
-        """An element of the tensor for each element of the indices; outside it, zero."""
+        """Load an element for each element of the indices; positions outside the tensor read as zero."""
         array = self.arrays[op.attrs["tensor"].index]
         indices = [np.broadcast_to(self.values[v], op.result.shape).astype(np.int64) for v in op.operands]
         inside = np.full(op.result.shape, True)
@@ -353,7 +355,7 @@ class Run:
         self.set(op.result, tile)
 
     def loop(self, op: Op) -> None:
-        """low, low + step, ... below high. A hidden iteration changes nothing."""
+        """Run low, low + step, ... below high. A hidden iteration leaves the carried values unchanged."""
         low, high, *inits = op.operands
         (body,) = op.blocks
         carried = [self.values[v] for v in inits]

@@ -1,6 +1,6 @@
-"""What the manifests of all targets share: tensors with the symbols of their lengths, the words of a launch, the grid.
+"""Manifest entries that all targets share: tensors with symbolic lengths, launch words, constants, the grid.
 
-A manifest is for programs that know nothing of monotile, so everything in it is a number, a name or an expression.
+A manifest is read by programs that know nothing of monotile, so everything in it is a number, a name or an expression.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ CALLS = {"min": "min", "max": "max"}
 
 
 class Symbols:
-    """Names for the lengths of tensors. One the author did not name gets a name of its own."""
+    """Names for the lengths of tensors. A length the author did not name gets a generated name."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.taken = {d for t in kernel.tensors for d in t.dims if isinstance(d, str) and d.isidentifier()}
         self.taken |= {name for name, _ in kernel.scalars}
-        self.own: dict[str, str] = {}
+        self.generated: dict[str, str] = {}
 
     def name(self, dim: str | int) -> str | int:
         if isinstance(dim, int) or dim.isidentifier():
             return dim
-        if dim not in self.own:
+        if dim not in self.generated:
             name = dim.replace(".", "_dim")
             while name in self.taken:
                 name += "_"
             self.taken.add(name)
-            self.own[dim] = name
-        return self.own[dim]
+            self.generated[dim] = name
+        return self.generated[dim]
 
     def shape(self, tensor: Tensor) -> list[str | int]:
         return [self.name(dim) for dim in tensor.dims]
 
 
 def tensor_entry(kernel: Kernel, tensor: Tensor, symbols: Symbols) -> Entry:
-    """A tensor that the caller has to give: how long it is, and which strides it must have."""
+    """Describe a tensor argument: its shape, and the strides it must have."""
     strides: list[int | None] = list(tensor.strides) or [None] * tensor.rank
     if tensor.unit is not None:
         strides[tensor.unit] = 1
@@ -86,7 +86,7 @@ def constants(kernel: Kernel) -> Entry:
 
 
 def plain(value: Any) -> Any:
-    """A compile-time value as JSON has it: functions and element types by name, named tuples by field."""
+    """Convert a compile-time value to JSON: functions and element types by name, named tuples by field."""
     if isinstance(value, types.FunctionType):
         return f"{value.__module__}:{value.__qualname__}"
     if isinstance(value, DType):
@@ -100,13 +100,13 @@ def plain(value: Any) -> Any:
 
 
 def programs(kernel: Kernel, symbols: Symbols, together: str = "") -> str:
-    """How many programs a launch has, as an expression of lengths and scalars. `together`: how many that differ in
-    their last place only are launched as one."""
+    """Return the number of programs of a launch as an expression of lengths and scalars. `together` programs that
+    differ in their last position only are launched as one."""
     grid = Grid(kernel)
     texts: dict[Value, str] = {}
     for op in grid.ops:
         texts[op.result] = _expression(op, texts, symbols)
-    sizes = [texts[v] if _counts(v) else f"max(0, {texts[v]})" for v in grid.sizes]
+    sizes = [texts[v] if _is_nonnegative(v) else f"max(0, {texts[v]})" for v in grid.sizes]
     if sizes and together:
         sizes[-1] = f"(({sizes[-1]} + {together} - 1) // {together})"
     return " * ".join(sizes) or "1"
@@ -129,11 +129,11 @@ def _expression(op: Op, texts: dict[Value, str], symbols: Symbols) -> str:
     raise DeviceLimit(f"the grid's size needs {op.kind!r}, which a manifest cannot say; compute it before the launch")
 
 
-def _counts(size: Value) -> bool:
-    """Whether a size is a length, or a length rounded up to blocks: never below 0."""
+def _is_nonnegative(size: Value) -> bool:
+    """Return True for a length or a length divided into blocks, which are never negative."""
     op = size.op
     if op is None:
         return False
     if op.kind in ("dim", "const"):
         return op.kind == "dim" or op.attrs["value"] >= 0
-    return op.kind in ("add", "mul", "floordiv") and all(_counts(v) for v in op.operands)
+    return op.kind in ("add", "mul", "floordiv") and all(_is_nonnegative(v) for v in op.operands)

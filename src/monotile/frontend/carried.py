@@ -150,7 +150,7 @@ def interchangeable(a: Any, b: Any) -> bool:
     return type(a) is type(b) and isinstance(a, bool | int | float | str) and repr(a) == repr(b)
 
 
-# ---- names a body assigns --------------------------------------------------------------------------------------
+# ---- names a body assigns --------------------------------------------------------------------------------------------
 
 
 def assigned(body: list[ast.stmt]) -> set[str]:

@@ -1,6 +1,6 @@
 """The words of the kernel language. Functions under `@kernel` are compiled from them; called from Python they raise.
 
-Users import them from `monotile.language`; docs/guide/language.md is the manual."""
+Users import them from `monotile.language`; docs/guide/words.md is the reference."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What calls and backends need of the host: array descriptions, the disk cache, the machine's name."""
+"""Host services for calls and backends: array descriptions, the disk cache, the machine's name."""

@@ -1,5 +1,4 @@
-"""Array libraries: reading the caller's arrays, and making results of the caller's own kind, for NumPy, torch, MLX
-and DLPack."""
+"""Array libraries (NumPy, torch, MLX, DLPack): read the caller's arrays and allocate results of the same library."""
 
 from __future__ import annotations
 
@@ -19,10 +18,10 @@ class Numpy:
     """NumPy arrays, and arrays of other libraries that share their memory through DLPack."""
 
     def __init__(self, home: Any = None) -> None:
-        self.home = home  # the library results go back to; None for NumPy itself
+        self.home = home  # the library results are converted to; None for NumPy itself
 
     def adopt(self, name: str, array: Any) -> Any:
-        """The array as one this library reads: itself, wherever that is possible."""
+        """Return the array as one of this library, sharing its memory."""
         if isinstance(array, np.ndarray):
             return array
         try:
@@ -33,7 +32,7 @@ class Numpy:
             ) from None
 
     def kind(self, dtype: DType, device: str) -> Any:
-        """What `empty` wants to know besides the shape."""
+        """Return the dtype and device argument of `empty`."""
         return dtypes.to_numpy(dtype)
 
     def empty(self, shape: tuple[int, ...], kind: Any) -> Any:
@@ -53,7 +52,7 @@ class Numpy:
 
 
 class Torch:
-    """torch tensors, on whatever device they are. Gradients are not tracked."""
+    """torch tensors on any device. Gradients are not tracked."""
 
     def __init__(self) -> None:
         self.torch = sys.modules["torch"]
@@ -90,7 +89,7 @@ class Mps(Torch):
 
 
 class Mlx:
-    """MLX arrays. A kernel that writes to one makes it another array."""
+    """MLX arrays, which are immutable: a kernel's output is a new array."""
 
     def __init__(self) -> None:
         self.core = sys.modules["mlx.core"]
@@ -110,7 +109,7 @@ class Mlx:
         return [tensors.address(a) for a in arrays]
 
     def contiguous(self, array: Any) -> Any:
-        return array  # MLX packs what a kernel reads
+        return array  # MLX makes a kernel's inputs contiguous
 
     def stack(self, arrays: list[Any], axis: int) -> Any:
         return self.core.stack(arrays, axis)
@@ -123,7 +122,7 @@ Library = Numpy | Torch | Mlx
 
 
 def library(name: str, array: Any) -> Library:
-    """The library an array belongs to; results are given back in it."""
+    """Return the library an array belongs to, in which results are returned."""
     if isinstance(array, np.ndarray):
         return Numpy()
     if tensors.is_mlx(array):

@@ -1,4 +1,4 @@
-"""The on-disk cache of compiled kernels: files that are either whole and ours, or as good as absent."""
+"""The on-disk cache of compiled kernels. A file that is damaged or may be someone else's counts as absent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hashlib import sha256
     from pathlib import Path
 else:
-    # hashlib loads OpenSSL, which takes longer than all the rest of a call that finds its kernel here.
+    # hashlib loads OpenSSL, which takes longer than the rest of a call that finds its kernel in this cache.
     try:
         from _sha2 import sha256
     except ImportError:
@@ -29,10 +29,10 @@ _DIGEST_BYTES = 32
 
 
 def directory() -> Path:
-    """Where the files lie; made on first use, readable by this user alone.
+    """Return the cache directory, created on first use and readable by this user alone.
 
-    Cached objects are machine code that will be run, so a directory in which somebody else could put files is
-    refused, and this process uses a temporary one of its own instead.
+    Cached objects are machine code that will be run, so a directory in which another user could put files is refused,
+    and this process uses a private temporary one instead.
     """
     from pathlib import Path
 
@@ -40,7 +40,7 @@ def directory() -> Path:
 
 
 def load(key: str, kind: str) -> bytes | None:
-    """The payload stored under this key, or None if there is none or the file is damaged."""
+    """Return the payload stored under this key, or None if there is none or the file is damaged."""
     try:
         with open(os.path.join(_folder(), f"{key}.{kind}"), "rb") as file:
             data = file.read()
@@ -54,7 +54,7 @@ def load(key: str, kind: str) -> bytes | None:
 
 
 def store(key: str, kind: str, payload: bytes) -> None:
-    """Keep a payload. A disk that is full or read-only costs a later rebuild, never an error."""
+    """Store a payload. A full or read-only disk costs a later rebuild, never an error."""
     import tempfile
 
     with contextlib.suppress(OSError):
@@ -63,7 +63,7 @@ def store(key: str, kind: str, payload: bytes) -> None:
         try:
             with open(handle, "wb") as file:
                 file.write(MAGIC + sha256(payload).digest() + payload)
-            # Readers see the old file or the new one, never a part.
+            # Atomic: readers see the old file or the new one, never a part.
             os.replace(temporary, os.path.join(folder, f"{key}.{kind}"))
         except BaseException:
             os.unlink(temporary)
@@ -71,7 +71,7 @@ def store(key: str, kind: str, payload: bytes) -> None:
 
 
 def fingerprint(*parts: str | bytes) -> str:
-    """A name for these parts in this order; no two different lists of parts share one."""
+    """Hash a list of parts; different lists have different fingerprints."""
     digest = sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -84,13 +84,13 @@ def fingerprint(*parts: str | bytes) -> str:
 
 
 def compiler_fingerprint() -> str:
-    """Names the monotile source that is running, so that an edited compiler never reads what the old one made."""
+    """Return a fingerprint of the running monotile source: an edited compiler never loads what the old one made."""
     return _compiler()[0]
 
 
 def store_compiled(key: str, kind: str, payload: bytes) -> None:
-    """Keep what this compiler has made, under a key made with its fingerprint; unless its source has been changed since
-    it was loaded, for then nobody knows which of the two has made it."""
+    """Store a result of this compiler under a key made with its fingerprint, unless its source has changed since it was
+    loaded: then the fingerprint may be of either version."""
     _, state = _compiler()
     if state is not None and _source_state()[0] == state:
         store(key, kind, payload)
@@ -128,7 +128,7 @@ def _source_fingerprint() -> str:
 
 
 def _source_state() -> tuple[str, int]:
-    """What the file system says of the source files, and when the last change to one of them was made."""
+    """Return size, times and inode of every source file, and the time of the latest change."""
     lines, newest = [], 0
     for path, found in _source_files():
         lines.append(f"{path} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino} {found.st_dev}")
@@ -153,7 +153,7 @@ def _package_folder() -> str:
     return os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
-# ---- where the files lie ---------------------------------------------------------------------------------------------
+# ---- the cache directory ---------------------------------------------------------------------------------------------
 
 
 def _folder() -> str:
@@ -163,9 +163,9 @@ def _folder() -> str:
         found = os.stat(path)
     except OSError:
         return _private_folder()
-    complaint = _complaint(found)
-    if complaint:
-        _warn_refused(path, complaint)
+    reason = _why_untrusted(found)
+    if reason:
+        _warn_refused(path, reason)
         return _private_folder()
     return path
 
@@ -178,8 +178,8 @@ def _chosen_folder() -> str:
     return os.path.abspath(os.path.expanduser(chosen))
 
 
-def _complaint(found: os.stat_result) -> str | None:
-    """Why files in this directory cannot be trusted, if they cannot."""
+def _why_untrusted(found: os.stat_result) -> str | None:
+    """Return why files in this directory cannot be trusted, or None if they can."""
     if os.name != "posix":
         return None
     if found.st_uid != os.getuid():
@@ -190,11 +190,11 @@ def _complaint(found: os.stat_result) -> str | None:
 
 
 @cache
-def _warn_refused(path: str, complaint: str) -> None:
+def _warn_refused(path: str, reason: str) -> None:
     import warnings
 
     warnings.warn(
-        f"monotile does not use the cache directory {path}: {complaint}, and its files are run as machine code. "
+        f"monotile does not use the cache directory {path}: {reason}, and its files are run as machine code. "
         f"Kernels are compiled anew in every process until you run `chmod go-w {path}` on a directory of your own, "
         "or name another one in MONOTILE_CACHE_DIR.",
         RuntimeWarning,
@@ -204,7 +204,7 @@ def _warn_refused(path: str, complaint: str) -> None:
 
 @cache
 def _private_folder() -> str:
-    """A directory for this process (and its forks), removed when it ends."""
+    """Create a directory for this process and its forks, removed when the process ends."""
     import atexit
     import shutil
     import tempfile

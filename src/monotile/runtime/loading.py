@@ -1,5 +1,5 @@
-"""When this process began to load monotile. Imported before anything else: source files changed after this moment are
-not what runs (see cache.py)."""
+"""The time at which this process began to load monotile. Imported before anything else: a source file that changed
+later may not be what runs (see cache.py)."""
 
 from time import time_ns
 

@@ -1,4 +1,4 @@
-"""Array kinds: what monotile needs to know of a NumPy array, a torch tensor or an MLX array, read without copying."""
+"""Array descriptions: dtype, shape, strides and address of NumPy, torch and MLX arrays, read without copying."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..errors import ArgumentAlignment, ArgumentDType, ArgumentKind, ArgumentRan
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One array argument. Strides are in elements."""
+    """The description of an array. Strides are in elements."""
 
     dtype: DType
     shape: tuple[int, ...]
@@ -25,15 +25,15 @@ class View:
     device: str
 
     def broadcast(self, shape: tuple[int, ...]) -> View:
-        """The same elements, repeated along sides of length 1; both have one rank."""
+        """Broadcast dimensions of length 1 to a shape of the same rank."""
         steps = [0 if n == 1 else s for n, s in zip(self.shape, self.strides, strict=True)]
         return View(self.dtype, shape, tuple(steps), self.device)
 
     def reshaped(self, shape: tuple[int, ...]) -> View | None:
-        """The same elements in order under another shape; None where no strides say that, and a copy is needed."""
+        """Return the same elements in order under another shape, or None where only a copy has it."""
         if 0 in shape:
             return View(self.dtype, shape, dense(shape), self.device)
-        # Runs of sides that lie one behind the other, last first: their length and the stride of their elements.
+        # Groups of dimensions that are contiguous to each other, last first: their length and innermost stride.
         runs: list[list[int]] = []
         for length, stride in zip(self.shape[::-1], self.strides[::-1], strict=True):
             if length == 1:
@@ -43,7 +43,7 @@ class View:
             else:
                 runs.append([length, stride])
         strides: list[int] = []
-        following = 1  # the stride of a side of length 1: as if it were part of the sides after it
+        following = 1  # stride given to a dimension of length 1
         for length in shape[::-1]:
             if length > 1:
                 left, stride = runs[0]
@@ -76,7 +76,7 @@ def _address(array: np.ndarray[Any, Any]) -> int:
 
 
 def _peek(array: np.ndarray[Any, Any]) -> int:
-    # A NumPy array object begins with Python's header and then its data pointer: five times as quick as asking.
+    # The data pointer follows Python's object header: reading it there is five times as fast as asking NumPy.
     address: int = _WORD_AT(id(array) + _HEADER).value
     return address
 
@@ -95,25 +95,25 @@ def numpy_addresses(arrays: Sequence[np.ndarray[Any, Any]]) -> list[int]:
 
 
 def address(array: Any) -> int:
-    """Where the first element lies. What has no address, on Apple GPUs, gets one in a space of its own buffer."""
+    """Return the address of the first element. Arrays on Apple GPUs have none and get one unique to their buffer."""
     if isinstance(array, np.ndarray):
         return numpy_address(array)
     if is_mlx(array):
         return id(array) << 64
-    if array.device.type == "mps":  # a pointer would be that of an object, and buffers would seem to overlap
+    if array.device.type == "mps":  # data_ptr() points to an object, so buffers would seem to overlap
         return (int(array.untyped_storage().data_ptr()) << 64) + int(array.storage_offset()) * int(array.element_size())
     return int(array.data_ptr())
 
 
 def device(array: Any) -> str:
-    """Where an array lives: "cpu", "mlx", or as torch names the device."""
+    """Return the device of an array: "cpu", "mlx", or torch's name for it."""
     if isinstance(array, np.ndarray):
         return "cpu"
     return "mlx" if is_mlx(array) else str(array.device)
 
 
 def signature(array: Any) -> Any:
-    """Everything about an array but its address, contents and writability; of anything else its type."""
+    """Return everything about an array but its address, contents and writability; the type of anything else."""
     if array is None:
         return None
     if isinstance(array, np.ndarray):
@@ -128,8 +128,8 @@ def signature(array: Any) -> Any:
 
 
 def signatures(arrays: Sequence[Any]) -> list[Any]:
-    """The signature of each. They are mostly of one kind, and the common kinds are asked here: a call of a function for
-    each array would take as long as all the rest."""
+    """Return the signature of each array. The common kinds are inlined: a function call for each array would take as
+    long as the rest of a warm call."""
     kind, torch = type(arrays[0]), sys.modules.get("torch")
     if kind is np.ndarray:
         return [
@@ -155,8 +155,8 @@ def is_writable(array: Any) -> bool:
 
 
 def describe(name: str, array: Any) -> View:
-    """The facts of a kernel's argument, or an error that says why it cannot be one. What is described already stands
-    for an array that comes later."""
+    """Describe a kernel's argument, or raise an error that says why it cannot be one. A View passes as it is and stands
+    for an array given at the launch."""
     view = array if isinstance(array, View) else read(name, array)
     if not view.shape:
         raise ArgumentRank(f"{name!r} has no dimensions; pass {name}.item() as a scalar or {name}.reshape(1)")
@@ -164,7 +164,7 @@ def describe(name: str, array: Any) -> View:
 
 
 def read(name: str, array: Any) -> View:
-    """The array's facts, of whatever rank."""
+    """Describe an array of any rank, 0 included."""
     if isinstance(array, np.ndarray):
         return _read_numpy(name, array)
     if is_mlx(array):
@@ -176,7 +176,7 @@ def read(name: str, array: Any) -> View:
 
 
 def _read_numpy(name: str, array: np.ndarray[Any, Any]) -> View:
-    if "numpy.ma" in sys.modules and isinstance(array, np.ma.MaskedArray):  # not loaded for the sake of asking
+    if "numpy.ma" in sys.modules and isinstance(array, np.ma.MaskedArray):  # do not import numpy.ma just to ask
         raise ArgumentKind(f"{name!r} is a masked array, whose mask a kernel would not see; pass {name}.filled(0)")
     dtype = dtypes.from_numpy(array.dtype) if array.dtype.isnative else None
     if dtype is None:
@@ -189,7 +189,7 @@ def _read_numpy(name: str, array: np.ndarray[Any, Any]) -> View:
 
 
 def dense(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a packed array: what an empty one is taken to have, so that it needs no program of its own."""
+    """Return the strides of a contiguous array. Empty arrays count as contiguous, so they share its program."""
     if not shape:
         return ()
     strides = [1]
@@ -210,7 +210,7 @@ def _read_torch(name: str, tensor: Any) -> View:
 
 
 def _read_mlx(name: str, array: Any) -> View:
-    """MLX packs what a kernel reads."""
+    """Describe an MLX array; MLX makes a kernel's inputs contiguous."""
     dtype = dtypes.BY_NAME.get(str(array.dtype).removeprefix("mlx.core."))
     if dtype is None:
         raise ArgumentDType(f"{name!r} has dtype {array.dtype}; {_dtype_cure()}")
@@ -223,7 +223,7 @@ def _dtype_cure() -> str:
 
 
 def span(view: View) -> tuple[int, int]:
-    """The bytes an array covers, relative to its address: first and one past the last; (0, 0) when empty."""
+    """Return the first byte an array covers and one past the last, relative to its address; (0, 0) when empty."""
     if 0 in view.shape:
         return 0, 0
     ends = [(n - 1) * s for n, s in zip(view.shape, view.strides, strict=True)]
@@ -232,7 +232,7 @@ def span(view: View) -> tuple[int, int]:
 
 
 def overlaps_itself(view: View) -> bool:
-    """Whether two elements may be the same memory (a broadcast view, say): then it cannot be an output."""
+    """Return True if two elements may share memory, as in a broadcast view, which cannot be an output."""
     if 0 in view.shape:
         return False
     reach = 0
@@ -244,7 +244,7 @@ def overlaps_itself(view: View) -> bool:
 
 
 def share(a: Any, b: Any) -> bool:
-    """Whether two arrays whose byte ranges meet have an element in common."""
+    """Return True if two arrays whose byte ranges overlap may have an element in common."""
     if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
         # torch has no exact test: overlapping ranges are refused
         return 0 not in a.shape and 0 not in b.shape

@@ -1,5 +1,5 @@
 # ruff: noqa: UP037 (a tensor annotation such as Tensor["N"] names dimensions, not types)
-"""Products of few rows with tiles that are used once: read from their tensors, through whatever is done to them."""
+"""Streamed dots: few rows times tiles that are used once, read from their tensors through elementwise ops and casts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def weighted(
     w: Tensor["R S"], x: Tensor["S N"], use: Tensor["S"], y: Tensor["_ N"],
     *, change: Const, R: Const, B: Const, C: Const,
 ):  # fmt: skip
-    """y = w @ change(x), where rows of x that are not used may hold anything. Each program owns C columns."""
+    """y = w @ change(x), where unused rows of x may hold anything. Each program owns C columns."""
     cols = program_id(cdiv(x.shape[1], C)) * C + arange(C)
     total = zeros((R, C))
     for s in range(0, x.shape[0], B):
@@ -90,7 +90,7 @@ def test_rows_contiguous_along_the_sum(backend: str, dtype: str, sizes: tuple[in
 
 @kernel
 def product(a: Tensor["M K"], b: Tensor["K N"], y: Tensor["M N"], *, BM: Const, BN: Const, BK: Const):
-    """y = a @ b in tiles that are used often."""
+    """y = a @ b in tiles that are reused."""
     i, j = program_id(cdiv(a.shape[0], BM), cdiv(b.shape[1], BN))
     rows, cols = i * BM + arange(BM), j * BN + arange(BN)
     total = zeros((BM, BN))
@@ -101,15 +101,15 @@ def product(a: Tensor["M K"], b: Tensor["K N"], y: Tensor["M N"], *, BM: Const, 
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("turned", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("transposed", [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("blocks", [(32, 64, 16), (64, 32, 144), (40, 48, 24), (8, 64, 31)])
 def test_products_of_large_tiles(
-    backend: str, dtype: str, turned: tuple[bool, bool], blocks: tuple[int, int, int]
+    backend: str, dtype: str, transposed: tuple[bool, bool], blocks: tuple[int, int, int]
 ) -> None:
-    """Whichever way the operands lie in memory; bfloat16 is multiplied in pairs on processors that can."""
+    """For row-major and column-major operands; bfloat16 is multiplied in pairs on processors that can."""
     M, K, N = 70, 150, 90
-    a = random((K, M), dtype).T if turned[0] else random((M, K), dtype)
-    b = random((N, K), dtype).T if turned[1] else random((K, N), dtype)
+    a = random((K, M), dtype).T if transposed[0] else random((M, K), dtype)
+    b = random((N, K), dtype).T if transposed[1] else random((K, N), dtype)
     a[3, 7], b[9, 5] = np.nan, np.inf
     y = poisoned((M, N))
     product(a, b, y, BM=blocks[0], BN=blocks[1], BK=blocks[2], backend=backend)

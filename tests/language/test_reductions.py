@@ -30,19 +30,19 @@ from monotile.language import (
 
 @kernel
 def fold(x: Tensor["M N"], y: Tensor["_"], *, f: Const, M: Const, N: Const):
-    """One program: a fold of the whole of x."""
+    """One program: a reduction of all of x."""
     r = f(x[:, :])
     y[0 : r.shape[0]] = r
 
 
 @kernel
-def fold_all(x: Tensor["N"], y: Tensor["1"], *, f: Const, N: Const):
+def reduce_all(x: Tensor["N"], y: Tensor["1"], *, f: Const, N: Const):
     y[0] = f(x[:])
 
 
 @kernel
 def running_extremes(x: Tensor["M N"], y: Tensor["M"], z: Tensor["M"], w: Tensor["M"], *, M: Const, B: Const):
-    """Extremes of blocks of columns, and of all of them; the last with something that may be no number."""
+    """Maxima and minima of blocks of columns and of all columns; the last also with a value that may be NaN."""
     rows = arange(M)
     most, least, other = full(M, -inf), full(M, inf), x[rows, 0]
     for j in range(0, x.shape[1], B):
@@ -79,7 +79,7 @@ def test_extremes(backend: str, dtype: str, axis: int) -> None:
 
 
 def test_running_extremes_of_nothing_but_nan(backend: str) -> None:
-    """A fold of nothing but NaN is the identity, whatever stands beside it."""
+    """A maximum or minimum of nothing but NaN is the identity, whatever it is combined with."""
     x = random((16, 48))
     x[1, :16], x[2], x[3, 16:], x[4, 0], x[5, 1:] = np.nan, np.nan, np.nan, np.nan, np.nan
     y, z, w = poisoned(16), poisoned(16), poisoned(16)
@@ -90,8 +90,8 @@ def test_running_extremes_of_nothing_but_nan(backend: str) -> None:
     same(w, known.max(axis=1))
 
 
-def test_two_folds_of_nothing_but_nan(backend: str) -> None:
-    """Neither may take the other for a number."""
+def test_two_reductions_of_nothing_but_nan(backend: str) -> None:
+    """Neither reduction may be assumed NaN-free because of the other."""
     x = np.full((16, 16), np.nan, np.float32)
     z = x.copy()
     x[2, 3], z[1, 2] = 3.0, 4.0
@@ -124,7 +124,7 @@ def test_bool_max_is_any_and_min_is_all(backend: str) -> None:
 
 
 @kernel
-def fold_both(x: Tensor["R C"], y: Tensor["1"], *, f: Const, M: Const, N: Const):
+def reduce_both(x: Tensor["R C"], y: Tensor["1"], *, f: Const, M: Const, N: Const):
     y[0] = f(x[arange(M), arange(N)])
 
 
@@ -139,32 +139,32 @@ def test_truths_are_counted(backend: str, size: tuple[int, int]) -> None:
         seen[: part.shape[0], : part.shape[1]] = part
         for axis in (0, 1):
             y = poisoned(size[1 - axis], "int32")
-            fold_counts(x, y, axis=axis, M=M, N=N, backend=backend)
+            reduce_counts(x, y, axis=axis, M=M, N=N, backend=backend)
             same(y, seen.sum(axis=axis).astype(np.int32))
             for f, oracle in ((lambda t: t.max(axis=axis), np.any), (lambda t: t.min(axis=axis), np.all)):  # noqa: B023
                 z = poisoned(size[1 - axis], "bool")
-                fold_part(x, z, f=f, M=M, N=N, backend=backend)
+                reduce_part(x, z, f=f, M=M, N=N, backend=backend)
                 same(z, oracle(seen, axis=axis))
         total = poisoned(1, "int32")
-        fold_both(x, total, f=lambda t: t.astype(int32).sum(axis=1).sum(axis=0), M=M, N=N, backend=backend)
+        reduce_both(x, total, f=lambda t: t.astype(int32).sum(axis=1).sum(axis=0), M=M, N=N, backend=backend)
         assert total[0] == seen.sum()
 
 
 @kernel
-def fold_counts(x: Tensor["R C"], y: Tensor["_"], *, axis: Const, M: Const, N: Const):
+def reduce_counts(x: Tensor["R C"], y: Tensor["_"], *, axis: Const, M: Const, N: Const):
     r = x[arange(M), arange(N)].astype(int32).sum(axis=axis)
     y[arange(r.shape[0])] = r
 
 
 @kernel
-def fold_part(x: Tensor["R C"], y: Tensor["_"], *, f: Const, M: Const, N: Const):
+def reduce_part(x: Tensor["R C"], y: Tensor["_"], *, f: Const, M: Const, N: Const):
     r = f(x[arange(M), arange(N)])
     y[arange(r.shape[0])] = r
 
 
 @pytest.mark.parametrize("size", [(1, 1), (5, 40), (8, 33), (33, 8), (2, 128)])
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
-def test_folds_of_every_element(backend: str, size: tuple[int, int], dtype: str) -> None:
+def test_reductions_of_every_element(backend: str, size: tuple[int, int], dtype: str) -> None:
     x = random(size, dtype)
     for axis in (0, 1):
         for f, oracle in (
@@ -172,10 +172,10 @@ def test_folds_of_every_element(backend: str, size: tuple[int, int], dtype: str)
             (lambda t: t.min(axis=axis).max(axis=0), lambda a: a.min(axis=axis).max()),  # noqa: B023
         ):
             y = poisoned(1, dtype)
-            fold_both(x, y, f=f, M=size[0], N=size[1], backend=backend)
+            reduce_both(x, y, f=f, M=size[0], N=size[1], backend=backend)
             same(y, np.asarray([oracle(x)], dtype))
         y = poisoned(1, dtype)
-        fold_both(x, y, f=lambda t: t.sum(axis=axis).sum(axis=0), M=size[0], N=size[1], backend=backend)  # noqa: B023
+        reduce_both(x, y, f=lambda t: t.sum(axis=axis).sum(axis=0), M=size[0], N=size[1], backend=backend)  # noqa: B023
         exact = x.astype(np.float64).sum() if dtype == "float32" else x.sum(dtype=np.int32)
         np.testing.assert_allclose(y[0], exact, rtol=1e-5, atol=1e-5 * np.abs(x).max())
 
@@ -193,7 +193,7 @@ def test_integer_sums_are_exact_and_wrap(backend: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_float_sums_are_in_float32(backend: str, dtype: str, shape: tuple[int, int]) -> None:
-    """Any order of summation is allowed: at most one rounding per addition."""
+    """Any order of summation is allowed: the error is at most one rounding per addition."""
     x = random(shape, dtype)
     for axis, f in ((0, lambda x: x.sum(axis=0)), (1, lambda x: x.sum(axis=1))):
         y = poisoned(shape[1 - axis])
@@ -203,7 +203,7 @@ def test_float_sums_are_in_float32(backend: str, dtype: str, shape: tuple[int, i
         assert (np.abs(y - wide.sum(axis=axis)) <= bound).all()
 
 
-def test_folding_a_row_gives_a_scalar(backend: str) -> None:
+def test_reducing_a_row_gives_a_scalar(backend: str) -> None:
     x, y = random(37, "int32"), poisoned(1, "int32")
     for f, oracle in (
         (lambda x: x.max(axis=0), np.max),
@@ -211,7 +211,7 @@ def test_folding_a_row_gives_a_scalar(backend: str) -> None:
         (lambda x: min(x, axis=0), np.min),
     ):
         y[:] = 77
-        fold_all(x, y, f=f, backend=backend)
+        reduce_all(x, y, f=f, backend=backend)
         assert y[0] == oracle(x)
 
 
@@ -287,7 +287,7 @@ def test_dot_does_not_round_its_narrow_products(backend: str) -> None:
 
 @kernel
 def weighted(p: Tensor["M K"], v: Tensor["K N"], o: Tensor["M N"], *, M: Const, N: Const, K: Const):
-    """The second product of attention: a computed left operand, cast to the type of the right one."""
+    """The second dot of attention: a computed left operand, cast to the type of the right one."""
     o[:, :] = dot((p[:, :] * 2.0).astype(v.dtype), v[:, :]).astype(o.dtype)
 
 
@@ -299,7 +299,7 @@ def test_dot_of_a_computed_operand(backend: str, dtype: str) -> None:
 
 
 def test_dtype_of_a_tile() -> None:
-    """dot gives float32 whatever it is given."""
+    """dot returns float32 for every operand type."""
 
     def typed(x):
         assert dot(x, x.T).dtype is float32

@@ -1,5 +1,5 @@
 # ruff: noqa: UP037 (a tensor annotation such as Tensor["N"] names dimensions, not types)
-"""Products of few rows with tiles that are used once: read from their tensors, through whatever is done to them."""
+"""Streamed dots: few rows with tiles that are used once, read from their tensors through elementwise ops."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("sizes", [(1, 40, 128), (1, 7, 33), (2, 16, 80), (4, 33, 128), (8, 20, 300), (5, 64, 16)])
-def test_tile_changed_on_its_way(backend: str, change: str, dtype: str, sizes: tuple[int, int, int]) -> None:
+def test_elementwise_ops_on_a_streamed_tile(backend: str, change: str, dtype: str, sizes: tuple[int, int, int]) -> None:
     R, S, N = sizes
     rng = np.random.default_rng(S)
     w, x = random((R, S)), random((S, N), dtype)
@@ -52,8 +52,8 @@ def test_tile_changed_on_its_way(backend: str, change: str, dtype: str, sizes: t
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("sizes", [(1, 64, 128), (4, 40, 96), (3, 32, 48), (8, 70, 512)])
-def test_rows_of_the_same_type(backend: str, dtype: str, sizes: tuple[int, int, int]) -> None:
-    """bfloat16 with bfloat16 is multiplied in pairs on processors that can."""
+def test_rows_and_tile_of_one_dtype(backend: str, dtype: str, sizes: tuple[int, int, int]) -> None:
+    """bfloat16 with bfloat16 uses pair products on processors that have them."""
     R, S, N = sizes
     w, x = random((R, S), dtype), random((S, N), dtype)
     x[3, 5], x[4, 6], w[:, 4] = np.nan, np.inf, 0
@@ -69,7 +69,7 @@ def test_rows_of_the_same_type(backend: str, dtype: str, sizes: tuple[int, int, 
 
 @kernel
 def scores(q: Tensor["R D"], k: Tensor["N D"], y: Tensor["R N"], *, R: Const, D: Const, B: Const):
-    """y = q @ k.T, B rows of k at a time: both are contiguous along the sum."""
+    """y = q @ k.T, B rows of k at a time: both are contiguous along the contraction."""
     for j in range(0, k.shape[0], B):
         rows = j + arange(B)
         y[arange(R), rows] = dot(q[arange(R), :], k[rows].T)
@@ -77,7 +77,7 @@ def scores(q: Tensor["R D"], k: Tensor["N D"], y: Tensor["R N"], *, R: Const, D:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("sizes", [(1, 8, 64), (4, 50, 128), (4, 33, 80), (3, 20, 7), (8, 40, 512), (2, 17, 300)])
-def test_rows_contiguous_along_the_sum(backend: str, dtype: str, sizes: tuple[int, int, int]) -> None:
+def test_operands_contiguous_along_the_contraction(backend: str, dtype: str, sizes: tuple[int, int, int]) -> None:
     R, N, D = sizes
     q, k = random((R, D), dtype), random((N, D), dtype)
     for B in (16, 64):
@@ -90,7 +90,7 @@ def test_rows_contiguous_along_the_sum(backend: str, dtype: str, sizes: tuple[in
 
 @kernel
 def product(a: Tensor["M K"], b: Tensor["K N"], y: Tensor["M N"], *, BM: Const, BN: Const, BK: Const):
-    """y = a @ b in tiles that are used often."""
+    """y = a @ b in tiles that are reused."""
     i, j = program_id(cdiv(a.shape[0], BM), cdiv(b.shape[1], BN))
     rows, cols = i * BM + arange(BM), j * BN + arange(BN)
     total = zeros((BM, BN))
@@ -101,15 +101,15 @@ def product(a: Tensor["M K"], b: Tensor["K N"], y: Tensor["M N"], *, BM: Const, 
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("turned", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("transposed", [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("blocks", [(32, 64, 16), (64, 32, 144), (40, 48, 24), (8, 64, 31)])
 def test_products_of_large_tiles(
-    backend: str, dtype: str, turned: tuple[bool, bool], blocks: tuple[int, int, int]
+    backend: str, dtype: str, transposed: tuple[bool, bool], blocks: tuple[int, int, int]
 ) -> None:
-    """Whichever way the operands lie in memory; bfloat16 is multiplied in pairs on processors that can."""
+    """Row-major and transposed operands; bfloat16 uses pair products on processors that have them."""
     M, K, N = 70, 150, 90
-    a = random((K, M), dtype).T if turned[0] else random((M, K), dtype)
-    b = random((N, K), dtype).T if turned[1] else random((K, N), dtype)
+    a = random((K, M), dtype).T if transposed[0] else random((M, K), dtype)
+    b = random((N, K), dtype).T if transposed[1] else random((K, N), dtype)
     a[3, 7], b[9, 5] = np.nan, np.inf
     y = poisoned((M, N))
     product(a, b, y, BM=blocks[0], BN=blocks[1], BK=blocks[2], backend=backend)

@@ -36,7 +36,7 @@ NAMES = list(REFERENCES)
 
 
 def _module(name: str, lanes: int) -> str:
-    """@apply(x, y, n): y[i] = name(x[i]) for i < n, a multiple of the lanes. One lane is a uniform register."""
+    """Emit @apply(x, y, n): y[i] = name(x[i]) for i < n, a multiple of the lanes. One lane is a uniform register."""
     e = Emitter(lanes, has_scalef=target(host()).has_scalef and lanes == HOST_LANES)
     kind = e.vector_type("float") if lanes > 1 else "float"
 
@@ -51,7 +51,7 @@ def _module(name: str, lanes: int) -> str:
 
 @cache
 def compiled(name: str, lanes: int, cpu: str = "") -> Compiled:
-    """The function for this processor, or for a lesser one whose code it can run."""
+    """Compile the function for this processor, or for a lesser one whose code it can run."""
     processor = host()._replace(cpu=cpu, features="") if cpu else host()
     loaded = loader.load(jit.compile_code(_module(name, lanes), processor))
     apply = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(loaded.address("apply"))
@@ -74,7 +74,7 @@ def _bits(values: Array) -> Array:
 
 
 def _errors(name: str, x: Array, y: Array) -> Array:
-    """Errors in ulp of the true value; infinite where a special value, or one below the normal numbers, is wrong."""
+    """Return errors in ulp of the true value; infinite where a special or subnormal value is wrong."""
     with np.errstate(all="ignore"):
         true, got = REFERENCES[name](x.astype(np.float64)), y.astype(np.float64)
         error = np.abs(got - true)

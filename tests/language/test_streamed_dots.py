@@ -1,5 +1,5 @@
 # ruff: noqa: UP037 (a tensor annotation such as Tensor["N"] names dimensions, not types)
-"""Streamed dots: few rows times tiles that are used once, read from their tensors through elementwise ops and casts."""
+"""Streamed dots: few rows with tiles that are used once, read from their tensors through elementwise ops."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("sizes", [(1, 40, 128), (1, 7, 33), (2, 16, 80), (4, 33, 128), (8, 20, 300), (5, 64, 16)])
-def test_tile_changed_on_its_way(backend: str, change: str, dtype: str, sizes: tuple[int, int, int]) -> None:
+def test_elementwise_ops_on_a_streamed_tile(backend: str, change: str, dtype: str, sizes: tuple[int, int, int]) -> None:
     R, S, N = sizes
     rng = np.random.default_rng(S)
     w, x = random((R, S)), random((S, N), dtype)
@@ -52,8 +52,8 @@ def test_tile_changed_on_its_way(backend: str, change: str, dtype: str, sizes: t
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("sizes", [(1, 64, 128), (4, 40, 96), (3, 32, 48), (8, 70, 512)])
-def test_rows_of_the_same_type(backend: str, dtype: str, sizes: tuple[int, int, int]) -> None:
-    """bfloat16 with bfloat16 is multiplied in pairs on processors that can."""
+def test_rows_and_tile_of_one_dtype(backend: str, dtype: str, sizes: tuple[int, int, int]) -> None:
+    """bfloat16 with bfloat16 uses pair products on processors that have them."""
     R, S, N = sizes
     w, x = random((R, S), dtype), random((S, N), dtype)
     x[3, 5], x[4, 6], w[:, 4] = np.nan, np.inf, 0
@@ -69,7 +69,7 @@ def test_rows_of_the_same_type(backend: str, dtype: str, sizes: tuple[int, int, 
 
 @kernel
 def scores(q: Tensor["R D"], k: Tensor["N D"], y: Tensor["R N"], *, R: Const, D: Const, B: Const):
-    """y = q @ k.T, B rows of k at a time: both are contiguous along the sum."""
+    """y = q @ k.T, B rows of k at a time: both are contiguous along the contraction."""
     for j in range(0, k.shape[0], B):
         rows = j + arange(B)
         y[arange(R), rows] = dot(q[arange(R), :], k[rows].T)
@@ -77,7 +77,7 @@ def scores(q: Tensor["R D"], k: Tensor["N D"], y: Tensor["R N"], *, R: Const, D:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("sizes", [(1, 8, 64), (4, 50, 128), (4, 33, 80), (3, 20, 7), (8, 40, 512), (2, 17, 300)])
-def test_rows_contiguous_along_the_sum(backend: str, dtype: str, sizes: tuple[int, int, int]) -> None:
+def test_operands_contiguous_along_the_contraction(backend: str, dtype: str, sizes: tuple[int, int, int]) -> None:
     R, N, D = sizes
     q, k = random((R, D), dtype), random((N, D), dtype)
     for B in (16, 64):
@@ -106,7 +106,7 @@ def product(a: Tensor["M K"], b: Tensor["K N"], y: Tensor["M N"], *, BM: Const, 
 def test_products_of_large_tiles(
     backend: str, dtype: str, transposed: tuple[bool, bool], blocks: tuple[int, int, int]
 ) -> None:
-    """For row-major and column-major operands; bfloat16 is multiplied in pairs on processors that can."""
+    """Row-major and transposed operands; bfloat16 uses pair products on processors that have them."""
     M, K, N = 70, 150, 90
     a = random((K, M), dtype).T if transposed[0] else random((M, K), dtype)
     b = random((N, K), dtype).T if transposed[1] else random((K, N), dtype)

@@ -1,4 +1,4 @@
-"""Dot operands that are read in place where memory has the layout of a copy: other strides change no bit."""
+"""Tiles that a dot reads in place, if memory holds them as a copy in scratch would: strides change no bit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from monotile.language import Const, Tensor, arange, cdiv, dot, kernel, program_
 def similarities(
     x: Tensor["N D"], w: Tensor["K D"], y: Tensor["N D"], *, D: Const, B: Const, C: Const
 ):  # y = (x w^T) w
-    """Each program owns B rows of x, and takes C rows of w at once, twice."""
+    """Each program owns B rows of x and reads C rows of w at a time, in two dots."""
     rows = program_id(cdiv(x.shape[0], B)) * B + arange(B)
     X = x[rows]
     total = zeros((B, D))
@@ -24,7 +24,7 @@ def similarities(
 
 
 def _apart(w: np.ndarray, step: int) -> np.ndarray:
-    """The same numbers in rows `step` elements apart, with NaN between them."""
+    """Return the same numbers in rows that are `step` elements apart, with NaN between them."""
     wide = np.full((w.shape[0], step), np.nan, np.float32)
     wide[:, : w.shape[1]] = w
     return wide[:, : w.shape[1]]

@@ -13,6 +13,8 @@ import pytest
 import monotile
 from monotile import metal
 from monotile.backends.metal.backend import MetalBackend, MetalProgram
+from monotile.backends.metal.threadgroup import ThreadgroupMemory
+from monotile.backends.metal.writer import Writer
 from monotile.errors import DeviceLimit
 from monotile.kernels import examples, reference
 from monotile.kernels.attention import attention as attention_kernel
@@ -89,6 +91,33 @@ def test_strides_are_used_in_place(order: str) -> None:
 def antisymmetric(x: Tensor["N N"], y: Tensor["N N"], *, N: Const):
     tile = dot(x[:, :], x[:, :])
     y[:, :] = tile - tile.T
+
+
+def test_reads_of_one_statement_come_after_its_barrier() -> None:
+    """The barrier that the second tile needs must not hide the read of the first one."""
+    writer = Writer()
+    memory = ThreadgroupMemory(writer, "kernel", simdgroups=4)
+    first, second = (memory.allocate(("float", 4), 8, 8, hint=hint, purpose="a test") for hint in ("a", "b"))
+    memory.before_write(first)
+    memory.barrier()
+    memory.before_write(second)
+    memory.before_read(first, second)
+    memory.before_write(first)
+    assert sum("barrier" in line for line in writer.lines) == 3
+
+
+@kernel
+def gram(x: Tensor["N N"], y: Tensor["N N"], *, N: Const):
+    tile = x[:, :] * 2.0
+    y[:, :] = dot(tile.T, tile)
+
+
+@pytest.mark.parametrize("order", metal.ORDERS)
+def test_rows_that_simdgroups_cannot_share_evenly(order: str) -> None:
+    """9 rows of matrices over 4 simdgroups, with both operands in threadgroup memory."""
+    x, y = randoms(65, 65), metal.poisoned((65, 65), np.float32)
+    launched(gram, [x, y], order)
+    np.testing.assert_allclose(y, 4 * x.astype(np.float64).T @ x, atol=1e-3)
 
 
 def test_a_tile_that_does_not_fit_threadgroup_memory() -> None:

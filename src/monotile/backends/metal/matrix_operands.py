@@ -64,7 +64,9 @@ class MatrixOperands:
         target = "left[i]" if several else "left"
         row = scaled("8 * sg" if layout.row_simdgroups > 1 else "0", "i" if several else "0", 8 * layout.row_simdgroups)
         if self.staged_whole(untransposed(a)[0]) and m > 1:
-            return self._load_staged(target, a, row, _times8(k_matrix))
+            load = self._load_staged(target, a, row, _times8(k_matrix))
+            uneven = -(-m // 8) % layout.row_simdgroups != 0  # some simdgroups have a matrix less than others
+            return f"if ({row} < {m}) {load}" if uneven else load
         if m % (8 * layout.row_simdgroups) == 0 and self._in_device_memory(a) and min(a.shape) > 1:
             return self._load_device(target, a, row, _times8(k_matrix))
         # All simdgroups hold the same columns of the left operand. A k of 1 is not distributed over lanes.

@@ -139,8 +139,7 @@ class Registers:
 
     def wait_for_tiles(self) -> None:
         """Write a barrier if a tile that the statement reads was written since the last one."""
-        for tile in self.expressions.tiles_read:
-            self.threadgroup.before_read(tile)
+        self.threadgroup.before_read(*self.expressions.tiles_read)
         self.expressions.tiles_read.clear()
 
     def assign(self, value: Value, name: str, text: Callable[[ElementIndex], str]) -> None:

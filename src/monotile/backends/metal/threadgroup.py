@@ -55,10 +55,12 @@ class ThreadgroupMemory:
             self.barrier()
         self.accesses.writes.append((tile.start, tile.end))
 
-    def before_read(self, tile: ThreadgroupTile) -> None:
-        if _overlaps(self.accesses.writes, tile):
-            self.barrier()
-        self.note_read(tile)
+    def before_read(self, *tiles: ThreadgroupTile) -> None:
+        """Write the barrier that a statement which reads these tiles needs."""
+        if any(_overlaps(self.accesses.writes, tile) for tile in tiles):
+            self.barrier()  # before any of the reads is recorded, which all happen after it
+        for tile in tiles:
+            self.note_read(tile)
 
     def note_read(self, tile: ThreadgroupTile) -> None:
         self.accesses.reads.append((tile.start, tile.end))

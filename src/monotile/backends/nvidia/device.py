@@ -1,4 +1,4 @@
-"""What launches ask torch and Triton about GPUs, looked up once."""
+"""Facts and functions of torch and Triton that launches need, looked up once."""
 
 from __future__ import annotations
 

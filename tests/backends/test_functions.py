@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monotile.backends.cpu import functions, jit, loader
+from monotile.backends.cpu import functions, jit, machine_code
 from monotile.backends.cpu.emit import Emitter, Index, Reg
 from monotile.backends.cpu.host import host
 from monotile.backends.cpu.target import target
@@ -53,7 +53,7 @@ def _module(name: str, lanes: int) -> str:
 def compiled(name: str, lanes: int, cpu: str = "") -> Compiled:
     """Compile the function for this processor, or for a lesser one whose code it can run."""
     processor = host()._replace(cpu=cpu, features="") if cpu else host()
-    loaded = loader.load(jit.compile_code(_module(name, lanes), processor))
+    loaded = machine_code.load(jit.compile_code(_module(name, lanes), processor))
     apply = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(loaded.address("apply"))
 
     def call(x: Array, _keep: object = loaded) -> Array:
@@ -196,7 +196,7 @@ def test_a_constant_is_a_register_too() -> None:
     e.store(functions.exp2(e, e.number(-3.0, "float")).text, "%y", "float", 4)
     e.do("ret void")
     text = "\n".join([*sorted(e.declarations), e.function("define void @apply(ptr %y)")])
-    loaded, y = loader.load(jit.compile_code(text)), ctypes.c_float()
+    loaded, y = machine_code.load(jit.compile_code(text)), ctypes.c_float()
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)(loaded.address("apply"))(ctypes.addressof(y))
     assert y.value == 0.125
 

@@ -16,7 +16,8 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
-from monotile.backends.cpu import host, image, jit, loader, memory, pool
+from monotile.backends.cpu import host, image, jit, loader, machine_code, memory, pool
+from monotile.backends.cpu import llvm as cpu_llvm
 from monotile.errors import InternalError
 from monotile.kernels import examples
 from monotile.launch.kernel import Kernel
@@ -77,7 +78,7 @@ def function(code: Any, name: str, result: Any, *arguments: Any) -> Any:
 def test_image_runs() -> None:
     data = jit.compile_code(TEXT)
     assert data.startswith(loader.MAGIC)
-    code = loader.load(data)
+    code = machine_code.load(data)
     inside = function(code, "inside", ctypes.c_float, ctypes.c_int64)
     outside = function(code, "outside", ctypes.c_float, ctypes.c_float, ctypes.c_int64)
     assert [inside(i) for i in range(4)] == pytest.approx([1.1, 2.1, 4.1, 8.1])
@@ -96,7 +97,7 @@ def test_never_writable_and_executable(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append(mapping_of(address))
 
     monkeypatch.setattr(memory, "make_executable", watched)
-    code = loader.load(jit.compile_code(TEXT))
+    code = machine_code.load(jit.compile_code(TEXT))
     assert seen == ["rw-p", "r-xp"]
     assert mapping_of(code.address("outside")) == "r-xp"
 
@@ -110,7 +111,7 @@ def test_memory_is_given_back() -> None:
     data = jit.compile_code(TEXT)
     gc.collect()  # kernels of other tests
     before = executable_bytes()
-    codes = [loader.load(data) for _ in range(100)]
+    codes = [machine_code.load(data) for _ in range(100)]
     assert executable_bytes() == before + 100 * os.sysconf("SC_PAGE_SIZE")
     codes.clear()
     assert executable_bytes() == before
@@ -119,11 +120,11 @@ def test_memory_is_given_back() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_images_after_fork() -> None:
     data = jit.compile_code(TEXT)
-    old = loader.load(data)
+    old = machine_code.load(data)
     child = os.fork()
     if child == 0:
         try:
-            both = [function(c, "inside", ctypes.c_float, ctypes.c_int64)(1) for c in (old, loader.load(data))]
+            both = [function(c, "inside", ctypes.c_float, ctypes.c_int64)(1) for c in (old, machine_code.load(data))]
             os._exit(0 if both[0] == both[1] != 0 else 1)
         finally:
             os._exit(2)
@@ -137,12 +138,12 @@ def test_what_images_do_not_have_is_linked_by_llvm(text: str) -> None:
     data = jit.compile_code(text)
     assert not data.startswith(loader.MAGIC)
     expected = 7 if text == VARIABLE else ctypes.c_void_p.in_dll(memory.libc(), "environ").value
-    assert function(loader.load(data), "f", ctypes.c_int64)() == expected
+    assert function(machine_code.load(data), "f", ctypes.c_int64)() == expected
 
 
 def test_import_that_does_not_exist() -> None:
     with pytest.raises(InternalError, match="no_such_function"):
-        loader.load(image.link(jit.compile_object(TEXT.replace("@labs", "@no_such_function"))))
+        machine_code.load(image.link(jit.compile_object(TEXT.replace("@labs", "@no_such_function"))))
 
 
 @pytest.mark.parametrize("triple", ["x86_64-unknown-linux-gnu", ARM])
@@ -155,9 +156,9 @@ def test_every_truncation_is_refused(triple: str) -> None:
     data = jit.compile_code(TEXT)
     for length in range(len(loader.MAGIC), len(data)):
         with pytest.raises(InternalError):
-            loader.load(data[:length])
+            machine_code.load(data[:length])
     with pytest.raises(InternalError):
-        loader.load(data + b"x 0\n")
+        machine_code.load(data + b"x 0\n")
 
 
 @pytest.mark.parametrize("triple", ["x86_64-unknown-linux-gnu", ARM])
@@ -229,14 +230,14 @@ def _page_target(words: list[int], n: int) -> int:
 
 def test_host_is_what_llvm_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MONOTILE_CACHE_DIR", str(tmp_path))
-    asked = []
-    monkeypatch.setattr(host, "_ask_llvm", lambda: asked.append(1) or jit.detect_host())
+    asked, found = [], cpu_llvm.detect_host()
+    monkeypatch.setattr(cpu_llvm, "detect_host", lambda: asked.append(1) or found)
     ask = host.host.__wrapped__
-    assert ask() == ask() == jit.detect_host()
+    assert ask() == ask() == found
     assert len(asked) == 1
     for path in tmp_path.glob("*.host"):
         path.write_bytes(path.read_bytes()[:-1])
-    assert ask() == jit.detect_host()
+    assert ask() == found
     assert len(asked) == 2
 
 
@@ -247,7 +248,7 @@ def test_another_processor_or_llvm_is_noticed(tmp_path: Path, monkeypatch: pytes
     ask = host.host.__wrapped__
     here = ask()
     other = here._replace(cpu="another", features="")
-    monkeypatch.setattr(host, "_ask_llvm", lambda: other)
+    monkeypatch.setattr(cpu_llvm, "detect_host", lambda: other)
     assert ask() == here
     old = getattr(host, change)()
     monkeypatch.setattr(host, change, lambda: old + type(old)(*((b"x",) if isinstance(old, bytes) else ("x",))))
@@ -312,8 +313,8 @@ def test_many_processes_start_at_once(tmp_path: Path) -> None:
 def test_freed_kernel_gives_its_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
     mapped: list[loader.Code] = []
     freed: set[int] = set()
-    load, unmap = loader.load, memory.unmap_pages
-    monkeypatch.setattr(loader, "load", lambda data: mapped.append(load(data)) or mapped[-1])
+    load, unmap = machine_code.load, memory.unmap_pages
+    monkeypatch.setattr(machine_code, "load", lambda data: mapped.append(load(data)) or mapped[-1])
     monkeypatch.setattr(memory, "unmap_pages", lambda address, size: (freed.add(address), unmap(address, size)))
     kernel = Kernel(examples.copy.function)
     kernel(np.ones((3, 5), np.float32), np.zeros((3, 5), np.float32))

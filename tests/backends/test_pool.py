@@ -18,7 +18,7 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
-from monotile.backends.cpu import jit, loader, pool
+from monotile.backends.cpu import jit, machine_code, pool
 from monotile.backends.cpu.host import host
 from monotile.backends.cpu.pool_native import native_text
 from monotile.errors import BadThreadCount, InternalError
@@ -82,7 +82,7 @@ SLEEPING = 3  # the state of a worker's slot
 
 @cache
 def code() -> Any:
-    return loader.load(jit.compile_code(KERNELS))
+    return machine_code.load(jit.compile_code(KERNELS))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -332,7 +332,7 @@ def child_works() -> bool:
     if child == 0:
         try:
             right = all(launch("count", arguments(50, 100), threads) == [1] * 50 for threads in (2, 1, 3))
-            fresh = loader.load(jit.compile_code(KERNELS)).address("count") != 0
+            fresh = machine_code.load(jit.compile_code(KERNELS)).address("count") != 0
             os._exit(0 if right and fresh else 1)
         finally:
             os._exit(2)
@@ -366,8 +366,8 @@ def test_fork_while_another_thread_launches() -> None:
 
 LOADING = """
 import threading, time
-from monotile.backends.cpu import jit, loader, pool
-code = loader.load(jit.compile_code('''
+from monotile.backends.cpu import jit, loader, pool, machine_code
+code = machine_code.load(jit.compile_code('''
 define i64 @programs(ptr %args) nounwind { ret i64 1000000000 }
 define i64 @few(ptr %args) nounwind { ret i64 20 }
 define void @kernel(ptr %args, i64 %program, ptr %scratch) nounwind { store i64 %program, ptr %scratch ret void }

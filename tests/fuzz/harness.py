@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from monotile import dtypes, ir
 from monotile.backends import interpreter
-from monotile.backends.cpu import jit, loader
+from monotile.backends.cpu import jit, machine_code
 from monotile.backends.cpu.compiler import OPTIONS
 from monotile.backends.cpu.host import host
 from monotile.backends.cpu.lower import lower
@@ -55,7 +55,7 @@ def compiled(program: Program, each: Target, bases: list[Array]) -> None:
     kernel = ir.copy(program.kernel)
     pipeline.run(kernel, OPTIONS)
     lowered = lower(kernel, each, host().triple)
-    code = loader.load(jit.compile_code(lowered.text))
+    code = machine_code.load(jit.compile_code(lowered.text))
     words: list[int] = []
     for argument, base in zip(program.arguments, bases, strict=True):
         view = argument.view(base)

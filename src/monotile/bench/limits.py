@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.cpu import jit, loader, pool
+from ..backends.cpu import jit, machine_code, pool
 from ..backends.cpu.bf16_pairs import INTRINSIC
 from ..backends.cpu.host import host
 from ..backends.cpu.target import Target, target
@@ -86,7 +86,7 @@ def _copies(threads: int) -> list[Probe]:
 def _multiply_add(threads: int, *, pairs: bool = False) -> list[Probe]:
     machine = target(host())
     chains = 24 if machine.name in ("avx512", "neon") else 12  # of 32 and of 16 vector registers
-    code = loader.load(jit.compile_code(_multiply_add_text(machine, chains, pairs)))
+    code = machine_code.load(jit.compile_code(_multiply_add_text(machine, chains, pairs)))
     kernel, programs = code.address("kernel"), code.address("programs")
     args: Any = (ctypes.c_int64 * 2)(threads, ITERATIONS)
 

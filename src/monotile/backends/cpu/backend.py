@@ -10,9 +10,10 @@ from typing import Any
 from ... import ir
 from ...runtime import cache
 from ..base import Backend, Emitted, Program
-from . import loader, pool, target
+from . import loader, machine_code, pool, target
 from .choices import CpuChoices
-from .host import Host, host
+from .host import host
+from .llvm import Host
 
 KIND = "cpu"  # of the files in the disk cache
 
@@ -22,7 +23,7 @@ class CpuProgram(Program):
 
     def __init__(self, kernel: ir.Kernel, payload: bytes) -> None:
         (self.scratch_bytes,) = struct.unpack_from("<q", payload)
-        self._code = loader.load(payload[8:])
+        self._code = machine_code.load(payload[8:])
         self._kernel, self._programs = self._code.address("kernel"), self._code.address("programs")
         self._ranks = [tensor.rank for tensor in kernel.tensors]
         self._emit_ready = "".join("f4x" if dtype.is_float else "q" for _, dtype in kernel.scalars)

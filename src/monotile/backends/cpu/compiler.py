@@ -5,7 +5,7 @@ from __future__ import annotations
 from ... import ir
 from ...passes import pipeline
 from .detach import detach
-from .host import Host
+from .llvm import Host
 from .lower import Lowered, lower
 from .target import target
 

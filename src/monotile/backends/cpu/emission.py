@@ -10,7 +10,7 @@ from .. import manifest
 from ..base import Emitted
 from . import jit
 from .compiler import to_llvm
-from .host import Host
+from .llvm import Host
 
 PAGE = 4096  # scratch begins on a page boundary, and one page behind it may be read
 

@@ -10,10 +10,10 @@ import ctypes
 import os
 import sys
 from functools import cache
-from typing import NamedTuple
 
 from ...runtime import cache as disk
-from . import memory
+from . import llvm, memory
+from .llvm import Host
 
 # The leaves of CPUID that LLVM derives names and features from, as (leaf, subleaf).
 _LEAVES = ((0, 0), (1, 0), (7, 0), (7, 1), (0xD, 1), (0x14, 0), (0x19, 0), (0x1E, 1), (0x24, 0))
@@ -26,26 +26,16 @@ _XGETBV = bytes.fromhex("31c9 0f01d0 48c1e220 4809d0 c3")
 _XGETBV_AT = 64
 
 
-class Host(NamedTuple):
-    """A processor that code is compiled for, and the LLVM that compiles it; part of every key in the disk cache."""
-
-    triple: str
-    cpu: str
-    features: str
-    llvm: str
-    llvmlite: str
-
-
 @cache
 def host() -> Host:
     """Return the processor this process runs on."""
     seen, library = processor(), llvmlite_files()
     if seen is None or library is None:
-        return _ask_llvm()
+        return llvm.detect_host()
     key = disk.fingerprint(disk.compiler_fingerprint(), seen, library)
     found = _parse(disk.load(key, "host"))
     if found is None:
-        found = _ask_llvm()
+        found = llvm.detect_host()
         if found.llvmlite in library:  # else it was loaded before its files were replaced
             disk.store_compiled(key, "host", "\n".join(found).encode())
     return found
@@ -77,12 +67,6 @@ def llvmlite_files() -> str | None:
     except OSError:
         return None
     return f"{library} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino}\n{version}"
-
-
-def _ask_llvm() -> Host:
-    from . import jit
-
-    return jit.detect_host()
 
 
 def _parse(data: bytes | None) -> Host | None:

@@ -1,64 +1,42 @@
-"""Compile LLVM IR text to machine code in this process. Only this module calls llvmlite."""
+"""Compile LLVM IR text to machine code in this process."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import os
-import threading
 from functools import cache
 from typing import Any
 
 from ...errors import InternalError
-from . import image, loader
-from .host import Host, host
+from . import image, llvm, loader
+from .host import host
+from .llvm import Host, lock
 
-# llvmlite locks single calls, not the sequences of calls made here.
-_lock = threading.RLock()
 _library_numbers = itertools.count()
-
-if hasattr(os, "register_at_fork"):
-    # A child must not inherit LLVM in the middle of another thread's work.
-    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
-
-
-def detect_host() -> Host:
-    """Ask LLVM for the processor this process runs on."""
-    import llvmlite
-
-    llvm = _llvm()
-    with _lock:
-        return Host(
-            triple=llvm.get_process_triple(),
-            cpu=llvm.get_host_cpu_name(),
-            features=llvm.get_host_cpu_features().flatten(),
-            llvm=".".join(str(number) for number in llvm.llvm_version_info),
-            llvmlite=llvmlite.__version__,
-        )
 
 
 def optimise(text: str, processor: Host | None = None) -> str:
     """Run the LLVM passes and return the module as text. Here and below, the default processor is this machine's."""
-    with _lock:
+    with lock:
         return str(_optimised(text, _target_machine(processor or host())))
 
 
 def assembly(text: str, processor: Host | None = None) -> str:
     """Compile a module to assembly."""
-    with _lock:
+    with lock:
         machine = _target_machine(processor or host())
         return str(machine.emit_assembly(_optimised(text, machine)))
 
 
 def compile_object(text: str, processor: Host | None = None) -> bytes:
     """Compile a module to a relocatable object file."""
-    with _lock:
+    with lock:
         machine = _target_machine(processor or host())
         return bytes(machine.emit_object(_optimised(text, machine)))
 
 
 def compile_code(text: str, processor: Host | None = None) -> bytes:
-    """Compile a module to what `loader.load` takes: an image, or the object file where this process takes no images."""
+    """Compile a module to the form that `machine_code.load` takes: an image, or an object file on other systems."""
     data = compile_object(text, processor)
     if loader.takes_images():
         # An object that cannot be linked to an image is linked by LLVM in every process that loads it.
@@ -73,9 +51,9 @@ class Loaded:
     def __init__(self, data: bytes) -> None:
         self._name = f"object{next(_library_numbers)}"
         self._symbols: dict[str, Any] = {}  # LLVM unloads the code when any of these handles is freed
-        llvm = _llvm()
-        builder = llvm.JITLibraryBuilder().add_object_img(data).add_current_process()
-        with _lock:
+        binding = llvm.binding()
+        builder = binding.JITLibraryBuilder().add_object_img(data).add_current_process()
+        with lock:
             try:
                 self._library = builder.link(_linker(), self._name)
             except RuntimeError as error:
@@ -83,7 +61,7 @@ class Loaded:
 
     def address(self, name: str) -> int:
         """Return the address of a function."""
-        with _lock:
+        with lock:
             if name not in self._symbols:
                 try:
                     self._symbols[name] = _linker().lookup(self._name, name)
@@ -98,25 +76,14 @@ def load_object(data: bytes) -> Loaded:
 
 
 @cache
-def _llvm() -> Any:
-    """Import llvmlite on first use: it takes 40 ms, which `import monotile` must not cost."""
-    import llvmlite.binding as llvm
-
-    with _lock:
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-    return llvm
-
-
-@cache
 def _target_machine(processor: Host) -> Any:
     # Position-independent code in the small model reaches its constants relative to the program counter, as operands
     # of the arithmetic; the JIT's default large model would load the address of each one first.
-    llvm = _llvm()
+    binding = llvm.binding()
     if processor.triple != host().triple:  # another architecture, whose text is asked for
-        llvm.initialize_all_targets()
-        llvm.initialize_all_asmprinters()
-    return llvm.Target.from_triple(processor.triple).create_target_machine(
+        binding.initialize_all_targets()
+        binding.initialize_all_asmprinters()
+    return binding.Target.from_triple(processor.triple).create_target_machine(
         cpu=processor.cpu, features=processor.features, opt=2, reloc="pic", codemodel="small"
     )
 
@@ -125,7 +92,7 @@ def _target_machine(processor: Host) -> Any:
 def _linker() -> Any:
     # LLJIT loads an object in 1.1 ms from a cold process, MCJIT in 1.8 ms. JITLink keeps the sections of an object
     # together, which the small code model needs, and is the one linker that is sound on Apple's processors.
-    return _llvm().create_lljit_compiler(_target_machine(host()), use_jit_link=True, suppress_errors=True)
+    return llvm.binding().create_lljit_compiler(_target_machine(host()), use_jit_link=True, suppress_errors=True)
 
 
 def _optimised(text: str, machine: Any) -> Any:
@@ -134,18 +101,18 @@ def _optimised(text: str, machine: Any) -> Any:
     The emitter writes vector code whose loops are blocked already. LLVM turns its variables into registers and folds
     its arithmetic: the O2 pipeline takes four times as long and gives the same speed.
     """
-    llvm = _llvm()
+    binding = llvm.binding()
     try:
-        module = llvm.parse_assembly(text)
+        module = binding.parse_assembly(text)
         module.verify()
     except RuntimeError as error:
         raise InternalError(f"LLVM rejects the generated code: {error}") from error
     module.triple = machine.triple
     module.data_layout = str(machine.target_data)
-    passes = llvm.create_new_module_pass_manager()
+    passes = binding.create_new_module_pass_manager()
     passes.add_sroa_pass()
     passes.add_new_gvn_pass()
     passes.add_instruction_combine_pass()
     passes.add_simplify_cfg_pass()
-    passes.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options()))
+    passes.run(module, binding.create_pass_builder(machine, binding.create_pipeline_tuning_options()))
     return module

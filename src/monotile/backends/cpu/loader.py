@@ -1,7 +1,7 @@
-"""Load compiled code: map an image, fill in the addresses of its imports and make it executable.
+"""Load an image: map it, fill in the addresses of its imports and make it executable.
 
 An image (image.py links it when a kernel is compiled) needs no further linking, so a kernel from the disk cache runs
-without LLVM. On systems without images the bytes are an object file, which LLVM links.
+without LLVM.
 """
 
 from __future__ import annotations
@@ -61,15 +61,6 @@ class Code:
         # have been emptied by then as well: so `ending` is a default.
         if not ending() and self._base:
             memory.unmap_pages(self._base, self.size)
-
-
-def load(data: bytes) -> Any:
-    """Load an image or an object file. The returned object has `address(name)` and must outlive its functions."""
-    if data.startswith(MAGIC):
-        return Code(data)
-    from . import jit
-
-    return jit.load_object(data)
 
 
 def symbol(name: str) -> int | None:

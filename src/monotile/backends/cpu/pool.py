@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from ...errors import BadThreadCount
 from ...runtime import cache as disk
-from . import loader, memory
+from . import loader, machine_code, memory
 from .host import host
 
 MAX_THREADS = 1024
@@ -251,7 +251,7 @@ def native_code() -> bytes:
 
 @cache
 def _native() -> _Native:
-    code = loader.load(native_code())
+    code = machine_code.load(native_code())
     address, number = ctypes.c_void_p, ctypes.c_int64
 
     def function(name: str, result: Any, *arguments: Any) -> Any:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ...errors import UnknownBackend
-from .host import Host, host
+from .host import host
+from .llvm import Host
 
 # A dot with at most this many rows streams its tile, on every vector unit: with one vector of the tile and a broadcast,
 # as many accumulators fit 16 registers. Streamed inner products add in another order than register blocks do, so the

@@ -32,7 +32,7 @@ from ..errors import (
 from ..ir import Value
 from ..ir.builder import Builder
 from . import indexing, vocabulary
-from .objects import Closure, Loop, Method, describe
+from .objects import Closure, Method, RuntimeRange, describe
 from .source import FunctionNode, place
 from .unsupported import CURES, TITLES
 
@@ -254,7 +254,7 @@ class ExpressionBuilder(ABC):
                 raise self.fail(UnsupportedPython, "'in' on run-time values", "compare: (x == a) | (x == b)")
             return self.call_python(operator.contains, right, left) == isinstance(op, ast.In)
         kind, plain = COMPARE[type(op)]
-        if any(isinstance(x, Value | ir.Tensor | Method | Loop) for x in (left, right)):
+        if any(isinstance(x, Value | ir.Tensor | Method | RuntimeRange) for x in (left, right)):
             return self.builder.binary(kind, self.number(left), self.number(right))
         return self.call_python(plain, left, right)
 
@@ -289,7 +289,7 @@ class ExpressionBuilder(ABC):
     def condition_of(self, test: Any, node: ast.expr) -> Any:
         """Convert an operand to a condition: a compile-time bool, or a run-time bool scalar."""
         self.locate(node)
-        if isinstance(test, ir.Tensor | Method | Loop) or (isinstance(test, Value) and test.shape):
+        if isinstance(test, ir.Tensor | Method | RuntimeRange) or (isinstance(test, Value) and test.shape):
             cure = "use where(condition, a, b), combine tiles with & and |, or reduce first: .max(axis=0)"
             raise self.fail(TruthOfTile, f"{describe(test)} is neither true nor false", cure)
         if not isinstance(test, Value):
@@ -370,7 +370,7 @@ class ExpressionBuilder(ABC):
             return self.call_word(name, handler, args, kwargs)
         if isinstance(function, types.FunctionType | Closure):
             return self.inline(function, args, kwargs)
-        if isinstance(function, Value | ir.Tensor | Loop | vocabulary.Tensor) or not callable(function):
+        if isinstance(function, Value | ir.Tensor | RuntimeRange | vocabulary.Tensor) or not callable(function):
             cure = "call words, helper functions and plain Python functions; index with [...]"
             raise self.fail(NotCallable, f"{describe(function)} cannot be called", cure)
         name = getattr(function, "__name__", type(function).__name__)
@@ -380,7 +380,9 @@ class ExpressionBuilder(ABC):
             )
         of_tuple = isinstance(getattr(function, "__self__", None), tuple)
         builds_tuple = isinstance(function, type) and issubclass(function, tuple)
-        runtime = any(isinstance(x, Value | ir.Tensor | Closure | Loop | Method) for x in (*args, *kwargs.values()))
+        runtime = any(
+            isinstance(x, Value | ir.Tensor | Closure | RuntimeRange | Method) for x in (*args, *kwargs.values())
+        )
         if runtime and not of_tuple and not builds_tuple:
             cure = "use the words of monotile.language, or a plain Python helper function"
             if name in vocabulary.__all__:

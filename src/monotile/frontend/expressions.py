@@ -33,24 +33,11 @@ from ..ir import Value
 from ..ir.builder import Builder
 from . import indexing, vocabulary
 from .objects import Closure, Method, RuntimeRange, describe
+from .operators import BINARY, COMPARE, is_too_large
 from .source import FunctionNode, place
 from .unsupported import CURES, TITLES
 
-# The operators: the op they build on run-time values, and the function they are on compile-time values.
-BINARY: dict[type[ast.operator], tuple[str | None, Callable[[Any, Any], Any]]] = {
-    ast.Add: ("add", operator.add), ast.Sub: ("sub", operator.sub), ast.Mult: ("mul", operator.mul),
-    ast.Div: ("div", operator.truediv), ast.FloorDiv: ("floordiv", operator.floordiv), ast.Mod: ("mod", operator.mod),
-    ast.BitAnd: ("and", operator.and_), ast.BitOr: ("or", operator.or_), ast.BitXor: (None, operator.xor),
-    ast.Pow: (None, operator.pow), ast.LShift: (None, operator.lshift), ast.RShift: (None, operator.rshift),
-    ast.MatMult: (None, operator.matmul),
-}  # fmt: skip
-COMPARE: dict[type[ast.cmpop], tuple[str, Callable[[Any, Any], Any]]] = {
-    ast.Lt: ("lt", operator.lt), ast.LtE: ("le", operator.le), ast.Gt: ("gt", operator.gt),
-    ast.GtE: ("ge", operator.ge), ast.Eq: ("eq", operator.eq), ast.NotEq: ("ne", operator.ne),
-}  # fmt: skip
 PLAIN = (int, float, str, type(None), DType)
-MAX_BITS = 4096  # of a compile-time int, so that 10**10**10 fails at once
-MAX_ITEMS = 2**16  # of a compile-time tuple or string made with *
 
 
 OMITTED_CURE = "if this is an argument that was left out of the call: pass it, or test `is not None` first"
@@ -186,17 +173,7 @@ class ExpressionBuilder(ABC):
     def constant_arithmetic(self, plain: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
         """Evaluate an operator on compile-time numbers, tuples and strings as Python does."""
         left, right = (x if isinstance(x, tuple | str) else self.number(x) for x in (left, right))
-        bits = items = 0
-        if isinstance(left, int) and isinstance(right, int):
-            if plain is operator.pow:
-                bits = left.bit_length() * max(right, 0)
-            elif plain is operator.lshift:
-                bits = left.bit_length() + max(right, 0)
-        if plain is operator.mul:
-            for many, times in ((left, right), (right, left)):
-                if isinstance(many, tuple | str) and isinstance(times, int):
-                    items = len(many) * times
-        if bits > MAX_BITS or items > MAX_ITEMS:
+        if is_too_large(plain, left, right):
             raise self.fail(ConstantFailed, "this compile-time value is too large", "use smaller constants")
         return self.call_python(plain, left, right)
 

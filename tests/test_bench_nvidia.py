@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from monotile import errors
 from monotile.bench import baselines, suite
 from monotile.bench.nvidia import goals, rows, run, table
-from monotile.bench.nvidia.device import Gpu
+from monotile.bench.nvidia.device import CudaTimer
 from monotile.bench.nvidia.rows import GpuShape
 from monotile.cli import commands
 
@@ -169,7 +169,7 @@ def test_tables(tmp_path: Path) -> None:
 
 def test_calls_of_cuda() -> None:
     """The one class that talks to CUDA, with something that takes every call in its place."""
-    gpu = Gpu.__new__(Gpu)
+    gpu = CudaTimer.__new__(CudaTimer)
     gpu.torch, gpu.flusher = mock.MagicMock(), mock.MagicMock()
     order: list[str] = []
     event = gpu.torch.cuda.Event.return_value

@@ -22,12 +22,7 @@ MAX_FILE, MAX_FUNCTION = 600, 60
 MAX_PAGE, MAX_COLUMNS = 200, 120
 MAX_PATH = 6000  # lines that a reader needs for one call
 # Pages that are still longer, or have longer lines.
-LONG_PAGES = {
-    *(f"docs/internals/{page}.md" for page in ("cpu", "metal", "nvidia", "ir", "passes")),
-    *(f"docs/guide/{page}.md" for page in ("language", "metal_runner")),
-}
 OPTIONAL = ("torch", "triton", "mlx")
-TORCH_NAMED = ("pyproject.toml", "Makefile", ".ci/run")
 # Besides monotile's own two, the one by which a desktop says where caches go.
 VARIABLES = {"MONOTILE_CACHE_DIR", "MONOTILE_THREADS", "XDG_CACHE_HOME"}
 
@@ -154,12 +149,6 @@ def test_ci_runs_the_commands_of_the_makefile() -> None:
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
-def test_the_same_torch_is_installed_everywhere() -> None:
-    """An exact version, named in three files: CI must not test another one than developers do."""
-    found = {path: set(re.findall(r"torch==[\d.]+", (ROOT / path).read_text())) for path in TORCH_NAMED}
-    assert {len(versions) for versions in found.values()} == {1} and len(set.union(*found.values())) == 1
-
-
 def test_the_architecture_page_counts_lines_about_right() -> None:
     text = (ROOT / "docs" / "internals" / "architecture.md").read_text()
     counted = re.findall(r"^\| `([\w/.]+)` \| (\d+) \|", text, re.M)
@@ -173,8 +162,6 @@ def test_the_architecture_page_counts_lines_about_right() -> None:
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=name)
 def test_pages_are_short_and_wrapped(page: Path) -> None:
     """Lines of tables may be longer: they cannot be wrapped."""
-    if name(page) in LONG_PAGES:
-        pytest.skip("a longer page")
     lines = page.read_text().splitlines()
     assert len(lines) <= MAX_PAGE
     assert [line for line in lines if len(line) > MAX_COLUMNS and not line.startswith("|")] == []

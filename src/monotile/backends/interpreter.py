@@ -248,12 +248,7 @@ class Run:
         at = next((n for n, op in enumerate(body) if op.kind == "program_id"), None)
         if at is None:
             return ()
-        needed, wanted = [], set(body[at].operands)
-        for op in reversed(body[:at]):
-            if wanted.intersection(op.results):
-                needed.append(op)
-                wanted.update(op.operands, *(inner.operands for b in op.blocks for inner in ir.walk(b)))
-        for op in reversed(needed):
+        for op in ir.needed(body[:at], body[at].operands):
             self.op(op)
         return tuple(max(0, self.number(v)) for v in body[at].operands)
 

@@ -38,7 +38,7 @@ from ..ir.builder import Builder, GlobalRead
 from . import carried, indexing
 from .binding import bind_arguments
 from .expressions import ExpressionBuilder
-from .objects import Closure, Loop, describe
+from .objects import Closure, RuntimeRange, describe
 from .source import FunctionNode, as_load, function_node, namespace, place
 from .unsupported import CURES, TITLES
 from .words import MAX_UNROLLED, handler
@@ -272,7 +272,7 @@ class FunctionBuilder(ExpressionBuilder):
             raise self.fail(UnsupportedPython, "for ... else", "move the else part after the loop")
         over = self.eval(node.iter)
         self.locate(node.iter)
-        if isinstance(over, Loop):
+        if isinstance(over, RuntimeRange):
             self.runtime_loop(node, over)
         elif isinstance(over, tuple | list | range | enumerate | zip | reversed):
             items = self.call_python(tuple, itertools.islice(over, MAX_UNROLLED + 1))
@@ -285,7 +285,7 @@ class FunctionBuilder(ExpressionBuilder):
             found = f"for cannot run over {describe(over)}"
             raise self.fail(NotIterable, found, "use range(...), blocks(...), static_range(...) or a tuple")
 
-    def runtime_loop(self, node: ast.For, over: Loop) -> None:
+    def runtime_loop(self, node: ast.For, over: RuntimeRange) -> None:
         """Build a `for` op. Names assigned before the loop and inside it are carried from iteration to iteration."""
         if not isinstance(node.target, ast.Name):
             self.locate(node.target)
@@ -327,7 +327,7 @@ class FunctionBuilder(ExpressionBuilder):
             raise self.fail(CarriedTypeChanged, found, "use another name for the loop variable")
         return carried.leave_loop(self.builder, name, self.names[name], init)
 
-    def mark_visible(self, over: Loop, start: Value) -> None:
+    def mark_visible(self, over: RuntimeRange, start: Value) -> None:
         """Emit the `visible` mark of a loop over blocks(length, step, visible)."""
         if over.visible is None:
             return

@@ -32,25 +32,12 @@ from ..errors import (
 from ..ir import Value
 from ..ir.builder import Builder
 from . import indexing, vocabulary
-from .objects import Closure, Loop, Method, describe
+from .objects import Closure, Method, RuntimeRange, describe
+from .operators import BINARY, COMPARE, is_too_large
 from .source import FunctionNode, place
 from .unsupported import CURES, TITLES
 
-# The operators: the op they build on run-time values, and the function they are on compile-time values.
-BINARY: dict[type[ast.operator], tuple[str | None, Callable[[Any, Any], Any]]] = {
-    ast.Add: ("add", operator.add), ast.Sub: ("sub", operator.sub), ast.Mult: ("mul", operator.mul),
-    ast.Div: ("div", operator.truediv), ast.FloorDiv: ("floordiv", operator.floordiv), ast.Mod: ("mod", operator.mod),
-    ast.BitAnd: ("and", operator.and_), ast.BitOr: ("or", operator.or_), ast.BitXor: (None, operator.xor),
-    ast.Pow: (None, operator.pow), ast.LShift: (None, operator.lshift), ast.RShift: (None, operator.rshift),
-    ast.MatMult: (None, operator.matmul),
-}  # fmt: skip
-COMPARE: dict[type[ast.cmpop], tuple[str, Callable[[Any, Any], Any]]] = {
-    ast.Lt: ("lt", operator.lt), ast.LtE: ("le", operator.le), ast.Gt: ("gt", operator.gt),
-    ast.GtE: ("ge", operator.ge), ast.Eq: ("eq", operator.eq), ast.NotEq: ("ne", operator.ne),
-}  # fmt: skip
 PLAIN = (int, float, str, type(None), DType)
-MAX_BITS = 4096  # of a compile-time int, so that 10**10**10 fails at once
-MAX_ITEMS = 2**16  # of a compile-time tuple or string made with *
 
 
 OMITTED_CURE = "if this is an argument that was left out of the call: pass it, or test `is not None` first"
@@ -186,17 +173,7 @@ class ExpressionBuilder(ABC):
     def constant_arithmetic(self, plain: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
         """Evaluate an operator on compile-time numbers, tuples and strings as Python does."""
         left, right = (x if isinstance(x, tuple | str) else self.number(x) for x in (left, right))
-        bits = items = 0
-        if isinstance(left, int) and isinstance(right, int):
-            if plain is operator.pow:
-                bits = left.bit_length() * max(right, 0)
-            elif plain is operator.lshift:
-                bits = left.bit_length() + max(right, 0)
-        if plain is operator.mul:
-            for many, times in ((left, right), (right, left)):
-                if isinstance(many, tuple | str) and isinstance(times, int):
-                    items = len(many) * times
-        if bits > MAX_BITS or items > MAX_ITEMS:
+        if is_too_large(plain, left, right):
             raise self.fail(ConstantFailed, "this compile-time value is too large", "use smaller constants")
         return self.call_python(plain, left, right)
 
@@ -254,7 +231,7 @@ class ExpressionBuilder(ABC):
                 raise self.fail(UnsupportedPython, "'in' on run-time values", "compare: (x == a) | (x == b)")
             return self.call_python(operator.contains, right, left) == isinstance(op, ast.In)
         kind, plain = COMPARE[type(op)]
-        if any(isinstance(x, Value | ir.Tensor | Method | Loop) for x in (left, right)):
+        if any(isinstance(x, Value | ir.Tensor | Method | RuntimeRange) for x in (left, right)):
             return self.builder.binary(kind, self.number(left), self.number(right))
         return self.call_python(plain, left, right)
 
@@ -289,7 +266,7 @@ class ExpressionBuilder(ABC):
     def condition_of(self, test: Any, node: ast.expr) -> Any:
         """Convert an operand to a condition: a compile-time bool, or a run-time bool scalar."""
         self.locate(node)
-        if isinstance(test, ir.Tensor | Method | Loop) or (isinstance(test, Value) and test.shape):
+        if isinstance(test, ir.Tensor | Method | RuntimeRange) or (isinstance(test, Value) and test.shape):
             cure = "use where(condition, a, b), combine tiles with & and |, or reduce first: .max(axis=0)"
             raise self.fail(TruthOfTile, f"{describe(test)} is neither true nor false", cure)
         if not isinstance(test, Value):
@@ -370,7 +347,7 @@ class ExpressionBuilder(ABC):
             return self.call_word(name, handler, args, kwargs)
         if isinstance(function, types.FunctionType | Closure):
             return self.inline(function, args, kwargs)
-        if isinstance(function, Value | ir.Tensor | Loop | vocabulary.Tensor) or not callable(function):
+        if isinstance(function, Value | ir.Tensor | RuntimeRange | vocabulary.Tensor) or not callable(function):
             cure = "call words, helper functions and plain Python functions; index with [...]"
             raise self.fail(NotCallable, f"{describe(function)} cannot be called", cure)
         name = getattr(function, "__name__", type(function).__name__)
@@ -380,7 +357,9 @@ class ExpressionBuilder(ABC):
             )
         of_tuple = isinstance(getattr(function, "__self__", None), tuple)
         builds_tuple = isinstance(function, type) and issubclass(function, tuple)
-        runtime = any(isinstance(x, Value | ir.Tensor | Closure | Loop | Method) for x in (*args, *kwargs.values()))
+        runtime = any(
+            isinstance(x, Value | ir.Tensor | Closure | RuntimeRange | Method) for x in (*args, *kwargs.values())
+        )
         if runtime and not of_tuple and not builds_tuple:
             cure = "use the words of monotile.language, or a plain Python helper function"
             if name in vocabulary.__all__:

@@ -13,7 +13,7 @@ from .source import FunctionNode
 
 
 @dataclass
-class Loop:
+class RuntimeRange:
     """The iterable of a `for` whose bounds are known only at run time."""
 
     low: Value
@@ -48,7 +48,7 @@ def describe(item: Any) -> str:
         return f"the tensor {item.name!r}"
     if isinstance(item, Method):
         return f"the method .{item.name} without its call"
-    if isinstance(item, Loop):
+    if isinstance(item, RuntimeRange):
         return "a run-time range"
     if item is None or isinstance(item, bool | float | DType):
         return str(item)

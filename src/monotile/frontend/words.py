@@ -16,7 +16,7 @@ from ..errors import BadStep, DTypeMismatch, ShapeNotConstant, WrongCall
 from ..ir import Value
 from . import vocabulary
 from .expressions import ExpressionBuilder
-from .objects import Loop, Method, describe
+from .objects import Method, RuntimeRange, describe
 
 MAX_UNROLLED = 4096
 
@@ -148,18 +148,18 @@ def _cdiv(s: ExpressionBuilder, a: Any, b: Any) -> Any:
     return s.builder.cdiv(_integer(s, a), _integer(s, b))
 
 
-def _range(s: ExpressionBuilder, *bounds: Any) -> Loop:
+def _range(s: ExpressionBuilder, *bounds: Any) -> RuntimeRange:
     if not 1 <= len(bounds) <= 3:
         raise s.fail(WrongCall, f"range takes 1 to 3 arguments, found {len(bounds)}", "write range(low, high, step)")
     low, high, step = {1: (0, *bounds, 1), 2: (*bounds, 1), 3: bounds}[len(bounds)]
-    return _runtime_loop(s, low, high, step, None)
+    return _runtime_range(s, low, high, step, None)
 
 
-def _blocks(s: ExpressionBuilder, length: Any, step: Any, visible: Any = None) -> Loop:
-    return _runtime_loop(s, 0, length, step, visible)
+def _blocks(s: ExpressionBuilder, length: Any, step: Any, visible: Any = None) -> RuntimeRange:
+    return _runtime_range(s, 0, length, step, visible)
 
 
-def _runtime_loop(s: ExpressionBuilder, low: Any, high: Any, step: Any, visible: Any) -> Loop:
+def _runtime_range(s: ExpressionBuilder, low: Any, high: Any, step: Any, visible: Any) -> RuntimeRange:
     if isinstance(step, Value):
         raise s.fail(ShapeNotConstant, "the step of a loop is only known at run time", "make the step a Const")
     if isinstance(step, bool) or not isinstance(step, int) or not 1 <= step < 2**31:
@@ -169,7 +169,7 @@ def _runtime_loop(s: ExpressionBuilder, low: Any, high: Any, step: Any, visible:
         raise s.fail(BadStep, found, "count upwards; inside the loop use high - 1 - j")
     b = s.builder
     ends = [b.cast(_int32(s, x), int32) for x in (low, high)]
-    return Loop(ends[0], ends[1], step, visible)
+    return RuntimeRange(ends[0], ends[1], step, visible)
 
 
 def _static_range(s: ExpressionBuilder, *bounds: Any) -> range:

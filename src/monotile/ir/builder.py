@@ -36,7 +36,7 @@ SYMBOLS = {
 
 
 LARGEST = float.fromhex("0x1.ffffffp127")  # smaller magnitudes round to a finite float32
-MAX_SIDE = 2**16  # lengths of tensors leave this margin below 2**31
+MAX_SIDE = 2**16  # of a tile; ops.MAX_LENGTH leaves this margin below 2**31
 GRID_SIZE_OPS = ops.ELEMENTWISE | {"const", "dim", "param"}
 
 

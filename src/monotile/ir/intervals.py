@@ -7,9 +7,8 @@ from collections.abc import Mapping
 
 from ..dtypes import DType
 from .affine import Linear, linear
-from .ops import Block, Op, Value
+from .ops import MAX_LENGTH, Block, Op, Value
 
-MAX_LENGTH = 2**31 - 2**16  # of a tensor's dimension
 MAX_DEPTH = 16  # of operands followed; deeper ones count as unknown
 Interval = tuple[int, int]
 Loops = Mapping[Block, Op]  # loops by their body; a counter is bounded only if its loop is here

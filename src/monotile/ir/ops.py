@@ -30,6 +30,10 @@ KINDS = ELEMENTWISE | SHAPE_ONLY | NULLARY | MEMORY | CONTROL | {"program_id", "
 PURE = KINDS - {"store", "for", "if", "yield", "visible", "program_id"}
 
 
+# Of a tensor along one dimension. Positions are int32; the margin keeps `start + tile side` from wrapping.
+MAX_LENGTH = 2**31 - 2**16
+
+
 @dataclass(frozen=True)
 class Type:
     dtype: DType

@@ -18,11 +18,10 @@ from ..errors import (
     OverlappingOutput,
 )
 from ..ir import Kernel, Tensor
+from ..ir.ops import MAX_LENGTH
 from ..runtime import tensors
 from ..runtime.tensors import View
 from .signature import NUMBERS, Parameter, Signature, check_const, plain_const, read_scalar, scalar_dtype
-
-MAX_LENGTH = 2**31 - 2**16  # positions are int32; the margin keeps `start + tile side` from wrapping
 
 
 @dataclass(frozen=True)

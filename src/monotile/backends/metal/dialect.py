@@ -28,7 +28,7 @@ POSITIONAL = ir.SHAPE_ONLY | {"const", "dim", "arange", "program_id", "add", "su
 POSITIONAL |= {"min", "max", "cast"}
 
 
-class Dialect:
+class MetalDialect:
     """Metal with its `bfloat` type, or Metal before 3.1, which has none: memory then holds the bits of a bfloat16 as
     `ushort`, and registers hold its value as `float`. Records which helper functions the text calls."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ... import ir
 from ...ir import Kernel, Op, Value
 from ...ir.matchers import untransposed
-from .layout import COLUMN, ROW, FragmentLayout, LaneGridLayout, LaneLayout, Layout
+from .layout import COLUMN, ROW, FragmentLayout, LaneGridLayout, LaneLayout, TileLayout
 
 MOST_SIMDGROUPS = 4
 FEW_ROWS = 8  # a dot of at most this many rows would leave most of an 8x8 matrix idle
@@ -90,7 +90,7 @@ class LaneLayouts:
 
     def __init__(self, kernel: Kernel) -> None:
         self.sets = DisjointSets()
-        self.seed: dict[Value, Layout] = {}
+        self.seed: dict[Value, TileLayout] = {}
         self.possible = True
         for op in ir.walk(kernel.body):
             for a, b in same_elements(op):
@@ -121,11 +121,11 @@ class LaneLayouts:
             self._seed(op.result, LaneLayout())
             self._seed(b, LaneLayout())
 
-    def _seed(self, value: Value, layout: Layout) -> None:
+    def _seed(self, value: Value, layout: TileLayout) -> None:
         if self.seed.setdefault(self.sets.find(value), layout) != layout:
             self.possible = False
 
-    def of(self, value: Value) -> Layout:
+    def of(self, value: Value) -> TileLayout:
         return self.seed.get(self.sets.find(value), LaneLayout())
 
 
@@ -134,10 +134,10 @@ class Layouts:
 
     def __init__(self, kernel: Kernel, distribution: Distribution) -> None:
         rows, columns = distribution.row_simdgroups, distribution.column_simdgroups
-        self.main: Layout = FragmentLayout(rows, columns) if distribution.engine == "matrix" else LaneLayout()
+        self.main: TileLayout = FragmentLayout(rows, columns) if distribution.engine == "matrix" else LaneLayout()
         self._lanes = LaneLayouts(kernel) if distribution.engine == "lanes" else None
 
-    def of(self, value: Value) -> Layout:
+    def of(self, value: Value) -> TileLayout:
         return self._lanes.of(value) if self._lanes is not None else self.main
 
 

@@ -8,9 +8,9 @@ from ... import ir
 from ...errors import InternalError
 from ...ir import Op, Value
 from ...ir.intervals import chosen
-from .dialect import Dialect
+from .dialect import MetalDialect
 from .distribution import Layouts, Orientations
-from .layout import COLUMN, ROW, FragmentLayout, Index, Layout, OrientedShape, oriented_shape, plus
+from .layout import COLUMN, ROW, FragmentLayout, Index, OrientedShape, TileLayout, oriented_shape, plus
 from .preamble import Preamble, factor
 from .threadgroup import ThreadgroupTile
 
@@ -21,17 +21,17 @@ class Coordinate:
     uniform coordinate is the same for all lanes, and can be read from the `lane` that holds it."""
 
     text: str
-    layout: Layout | None = None
+    layout: TileLayout | None = None
     axis: str = ROW
     index: Index | None = None
     uniform: bool = False
     lane: str | None = None
 
-    def in_registers(self, layout: Layout, axis: str) -> bool:
+    def in_registers(self, layout: TileLayout, axis: str) -> bool:
         """True if this lane's registers of that layout hold the coordinate."""
         return self.index is not None and self.lane is None and self.layout == layout and self.axis == axis
 
-    def owner(self, layout: Layout, axis: str) -> tuple[Index, str] | None:
+    def owner(self, layout: TileLayout, axis: str) -> tuple[Index, str] | None:
         """Return the register and the lane that hold a uniform coordinate."""
         if not self.uniform:
             return None
@@ -81,7 +81,7 @@ class Expressions:
 
     layouts: Layouts
     orientations: Orientations
-    dialect: Dialect
+    dialect: MetalDialect
     preamble: Preamble
     names: dict[Value, str] = field(default_factory=dict)
     tiles: dict[Value, ThreadgroupTile] = field(default_factory=dict)

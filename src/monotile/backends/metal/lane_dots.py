@@ -10,7 +10,7 @@ from ...ir import Op, Value
 from ...ir.matchers import untransposed
 from .exchange import Exchange
 from .expressions import ZERO, Coordinate, ElementIndex, Expressions, bare
-from .layout import COLUMN, LANES, ROW, LaneGridLayout, Layout, Loops, OrientedShape
+from .layout import COLUMN, LANES, ROW, LaneGridLayout, Loops, OrientedShape, TileLayout
 from .registers import Registers, column_coordinate
 from .writer import Writer, unrolled
 
@@ -136,11 +136,11 @@ class LaneDots:
         return False
 
 
-def _row(rows: int, layout: Layout) -> Coordinate:
+def _row(rows: int, layout: TileLayout) -> Coordinate:
     return Coordinate("r", layout, ROW, ("r",), uniform=True) if rows > 1 else ZERO
 
 
-def _elements_of_k(layout: Layout, k: int) -> tuple[Loops, int, Coordinate]:
+def _elements_of_k(layout: TileLayout, k: int) -> tuple[Loops, int, Coordinate]:
     """Return the loops over the registers that hold the left operand's k, the number of lanes that hold each, and the
     coordinate of an element in lane c."""
     named = [({"j": "kb", "e": "ke"}[v], n) for v, n in layout.column_loops(k)]

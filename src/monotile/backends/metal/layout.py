@@ -29,7 +29,7 @@ Loops = list[tuple[str, int]]  # loop variables with their trip counts
 
 
 @dataclass(frozen=True)
-class Layout(ABC):
+class TileLayout(ABC):
     """Expressions refer to `lane` and `sg`; those of fragments to `fm` and `fn`, the lane's first row and column."""
 
     row_simdgroups: int = 1  # simdgroups over which the rows are distributed
@@ -92,7 +92,7 @@ class Layout(ABC):
         return counts[1] if len(counts) > 1 else 1
 
 
-class FragmentLayout(Layout):
+class FragmentLayout(TileLayout):
     row_masks = (1, 8)
     column_masks = (2, 4, 16)
     # fm and fn count over all simdgroups, so these select one lane of one of them.
@@ -117,7 +117,7 @@ class FragmentLayout(Layout):
         return length % (8 * self.column_simdgroups) != 0
 
 
-class LaneLayout(Layout):
+class LaneLayout(TileLayout):
     row_masks = (1, 2, 4, 8, 16)
     column_masks = ()
     first_of_row, first_of_column = "lane == 0", ""
@@ -153,7 +153,7 @@ class LaneLayout(Layout):
 
 
 @dataclass(frozen=True)
-class LaneGridLayout(Layout):
+class LaneGridLayout(TileLayout):
     rows: int = 1  # a power of two
 
     @property

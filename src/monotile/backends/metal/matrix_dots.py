@@ -9,7 +9,7 @@ from ...ir import Op, Value
 from ...ir.matchers import untransposed
 from .exchange import Exchange
 from .expressions import ZERO, ElementIndex, Expressions
-from .layout import Layout, Loops, OrientedShape
+from .layout import Loops, OrientedShape, TileLayout
 from .matrix_operands import MatrixOperands
 from .registers import Registers
 from .staging import Staging, padded_shape
@@ -24,7 +24,7 @@ LONG = 256  # contractions of at least this length are summed in two halves, whi
 class Accumulators:
     """The matrices of a dot's sums: m x n elements under a name."""
 
-    layout: Layout
+    layout: TileLayout
     name: str
     m: int
     n: int
@@ -57,7 +57,7 @@ class Accumulators:
 
 
 @dataclass(frozen=True)
-class Contraction:
+class MatrixContraction:
     """Part of a contraction: `count` matrices of k (`bound` at run time) from matrix `first` on. `tile` holds that part
     of the right operand; None where the operand is read where it is."""
 
@@ -121,7 +121,7 @@ class MatrixDots:
         if right in self.staging.staged and right not in self.expressions.tiles:
             self._multiply_in_parts(op, sums, right)
         else:
-            self._multiply(op, both, Contraction(-(-k // 8)))
+            self._multiply(op, both, MatrixContraction(-(-k // 8)))
         if len(both) > 1:
             halves = f"{both[0].matrix}.thread_elements()[e] += {both[1].matrix}.thread_elements()[e];"
             writer.line(unrolled([*sums.loops, ("e", 2)]) + halves)
@@ -149,7 +149,7 @@ class MatrixDots:
 
     # ---- multiplying -------------------------------------------------------------------------------------------------
 
-    def _multiply(self, op: Op, sums: list[Accumulators], part: Contraction) -> None:
+    def _multiply(self, op: Op, sums: list[Accumulators], part: MatrixContraction) -> None:
         """Write sums += a @ b over a part of k; with two sums, the even and the odd matrices of k."""
         writer, a, b = self.writer, *op.operands
         self.expressions.tiles_read.clear()
@@ -220,6 +220,6 @@ class MatrixDots:
         self.staging.copy_elements(right, tile, *sides, ("", "k0") if transposed else ("k0", ""))
         threadgroup.before_read(tile)
         bound = f"min({step // 8}, ({depth} - k0) / 8)" if depth % step else str(step // 8)
-        self._multiply(op, [sums], Contraction(step // 8, "k0 / 8", tile, bound))
+        self._multiply(op, [sums], MatrixContraction(step // 8, "k0 / 8", tile, bound))
         writer.close()
         threadgroup.top = top

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...ir import Kernel, Tensor
-from .dialect import Dialect
+from .dialect import MetalDialect
 from .msl import escaped
 from .writer import Writer
 
@@ -39,7 +39,7 @@ class TensorNames:
 class Preamble:
     """Names of every tensor's pointer, lengths and strides. Asking for one records that the text uses it."""
 
-    def __init__(self, kernel: Kernel, dialect: Dialect, writer: Writer) -> None:
+    def __init__(self, kernel: Kernel, dialect: MetalDialect, writer: Writer) -> None:
         self.kernel, self.dialect, self.writer = kernel, dialect, writer
         self.used: set[str] = set()
         self._bindings: list[Binding] = []

@@ -6,7 +6,7 @@ from ...dtypes import DType
 from ...ir import Op, Value
 from .exchange import Exchange
 from .expressions import ElementIndex, Expressions, bare
-from .layout import COLUMN, ROW, LaneGridLayout, Layout, Loops, OrientedShape
+from .layout import COLUMN, ROW, LaneGridLayout, Loops, OrientedShape, TileLayout
 from .registers import Registers, column_coordinate
 from .threadgroup import ThreadgroupMemory
 from .writer import Writer, unrolled
@@ -49,7 +49,7 @@ class Reductions:
         if simdgroups > 1:
             self._over_simdgroups(op, name, layout, kept, along)
 
-    def _element(self, op: Op, layout: Layout, reduced: OrientedShape, index: ElementIndex) -> str:
+    def _element(self, op: Op, layout: TileLayout, reduced: OrientedShape, index: ElementIndex) -> str:
         """Return an element of the operand, or the identity for padding."""
         operand = op.operands[0]
         text = self.expressions.at(operand, index, self.registers.axis(operand))
@@ -57,7 +57,7 @@ class Reductions:
         identity = self.expressions.dialect.identity(op.attrs["fold"], operand.dtype)
         return f"({' && '.join(tests)} ? {text} : {identity})" if tests else text
 
-    def _over_columns(self, op: Op, name: str, layout: Layout, kept: OrientedShape, reduced: OrientedShape) -> None:
+    def _over_columns(self, op: Op, name: str, layout: TileLayout, kept: OrientedShape, reduced: OrientedShape) -> None:
         """Reduce each row over this lane's columns, then over the lanes that hold the row."""
 
         def body(row: ElementIndex) -> list[str]:
@@ -85,7 +85,7 @@ class Reductions:
             texts = combined + texts[len(combined) : half]
         return texts[0]
 
-    def _over_rows(self, op: Op, name: str, layout: Layout, kept: OrientedShape, reduced: OrientedShape) -> None:
+    def _over_rows(self, op: Op, name: str, layout: TileLayout, kept: OrientedShape, reduced: OrientedShape) -> None:
         """Reduce each column over this lane's rows, then over the lanes that hold the column."""
 
         def body(column: ElementIndex) -> list[str]:
@@ -117,7 +117,7 @@ class Reductions:
     def _target(self, op: Op, name: str, index: ElementIndex) -> str:
         return self.expressions.register(op.result, name, *index.registers)
 
-    def _over_simdgroups(self, op: Op, name: str, layout: Layout, kept: OrientedShape, along: str) -> None:
+    def _over_simdgroups(self, op: Op, name: str, layout: TileLayout, kept: OrientedShape, along: str) -> None:
         """Combine the results of the simdgroups in threadgroup memory."""
         dialect, reduction, dtype = self.expressions.dialect, op.attrs["fold"], op.operands[0].dtype
         by_rows = along == COLUMN

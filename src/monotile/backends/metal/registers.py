@@ -8,7 +8,7 @@ from ... import ir
 from ...ir import Value
 from .analysis import Analysis
 from .expressions import ZERO, Coordinate, ElementIndex, Expressions, HoistedLine, bare
-from .layout import COLUMN, ROW, Layout, Loops, OrientedShape
+from .layout import COLUMN, ROW, Loops, OrientedShape, TileLayout
 from .threadgroup import ThreadgroupMemory
 from .writer import LoopNest, Writer
 
@@ -56,7 +56,7 @@ class Registers:
     def axis(self, value: Value) -> str:
         return self.expressions.orientations.of(value)
 
-    def index(self, layout: Layout, shape: OrientedShape) -> ElementIndex:
+    def index(self, layout: TileLayout, shape: OrientedShape) -> ElementIndex:
         """Return the element that the registers with loop indices i, j and e hold."""
         row = column = ZERO
         if shape.rows > 1:
@@ -67,7 +67,7 @@ class Registers:
             column = column_coordinate(layout, shape.columns, *index)
         return ElementIndex(row, column)
 
-    def padding_tests(self, layout: Layout, shape: OrientedShape, index: ElementIndex) -> list[str]:
+    def padding_tests(self, layout: TileLayout, shape: OrientedShape, index: ElementIndex) -> list[str]:
         """Return the tests that a register holds an element of the tile and not padding."""
         tests = []
         if shape.rows > 1 and layout.row_padded(shape.rows):
@@ -76,7 +76,7 @@ class Registers:
             tests.append(f"{index.column.text} < {shape.columns}")
         return tests
 
-    def owner_tests(self, layout: Layout, shape: OrientedShape) -> list[str]:
+    def owner_tests(self, layout: TileLayout, shape: OrientedShape) -> list[str]:
         """Return the tests that select one of the lanes that hold the same element."""
         tests = [layout.first_of_row] * (shape.columns == 1) + [layout.first_of_column] * (shape.rows == 1)
         return list(dict.fromkeys(t for t in tests if t))
@@ -85,7 +85,7 @@ class Registers:
 
     def for_each(
         self,
-        layout: Layout,
+        layout: TileLayout,
         shape: OrientedShape,
         body: Callable[[ElementIndex], list[str]],
         *,
@@ -153,7 +153,7 @@ class Registers:
         self.for_each(layout, shape, body)
 
 
-def column_coordinate(layout: Layout, length: int, *index: str) -> Coordinate:
+def column_coordinate(layout: TileLayout, length: int, *index: str) -> Coordinate:
     """Return the column that a lane's registers with these indices hold."""
     return Coordinate(layout.column(index, length), layout, COLUMN, index)
 

@@ -7,7 +7,7 @@ from ...errors import DeviceLimit, InternalError
 from ...ir import Block, Kernel, Op, Value
 from .analysis import Accumulations, Analysis
 from .control import Control
-from .dialect import TYPES, Dialect
+from .dialect import TYPES, MetalDialect
 from .distribution import Distribution, Layouts, Orientations, distributions
 from .exchange import Exchange
 from .expressions import Expressions
@@ -44,7 +44,7 @@ class Renderer:
         self.kernel = kernel
         layouts = Layouts(kernel, distribution)
         self.layout = layouts.main
-        self.dialect = Dialect(bfloat)
+        self.dialect = MetalDialect(bfloat)
         self.writer = Writer()
         self.threadgroup = ThreadgroupMemory(self.writer, kernel.name, self.layout.simdgroups)
         self.preamble = Preamble(kernel, self.dialect, self.writer)

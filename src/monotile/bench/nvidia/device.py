@@ -12,7 +12,7 @@ from ...errors import MonotileError
 FLUSH_BYTES = 1 << 29  # several times the L2 cache; reading it also gives the host time to run ahead
 
 
-class Gpu:
+class CudaTimer:
     """The current CUDA device. Tests substitute a class with the same methods."""
 
     name = "cuda"

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from ..limits import Probe, row_maximum
-from .device import Gpu
+from .device import CudaTimer
 
 SIDE, BYTES, WIDTHS = 8192, 1 << 31, (4096, 16384)
 ROUNDS = 15
@@ -42,7 +42,7 @@ def _probes(device: str, sizes: ProbeSizes) -> Iterator[tuple[str, Probe]]:
     yield "flop", Probe(f"{sizes.side}^3 bfloat16 matmul", lambda: a @ b, 2.0 * sizes.side**3)
 
 
-def measure(gpu: Gpu, sizes: ProbeSizes | None = None, rounds: int = ROUNDS) -> dict[str, Any]:
+def measure(gpu: CudaTimer, sizes: ProbeSizes | None = None, rounds: int = ROUNDS) -> dict[str, Any]:
     """Return the median rate of every probe; the best of a kind is the limit."""
     rates: dict[str, dict[str, float]] = {"copy": {}, "read": {}, "flop": {}}
     for kind, probe in _probes(gpu.name, sizes or ProbeSizes()):

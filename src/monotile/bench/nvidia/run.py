@@ -24,7 +24,7 @@ from .. import suite
 from ..rows import Sample
 from ..worker import COMPETE_WITHIN, SAME_WORK, RoundLimits, near
 from . import exact, limits, peers, rows, table
-from .device import Gpu
+from .device import CudaTimer
 from .rows import GpuShape, Inputs
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class RunOptions:
 
 def run(
     options: RunOptions, console: Console, *, keep: Callable[[Report], None] = lambda report: None,
-    gpu: Gpu | None = None, shapes: tuple[GpuShape, ...] = rows.ROWS,
+    gpu: CudaTimer | None = None, shapes: tuple[GpuShape, ...] = rows.ROWS,
 ) -> Report:  # fmt: skip
     """Measure the rows that the filter matches. `keep` gets the report after every row."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -72,7 +72,7 @@ def run(
     wanted = [s for s in shapes if (suite.matches(s.name, only) if only else s.quick or not quick)]
     if not wanted:
         raise MonotileError(f"no row matches the filter {only!r}; try prefill, decode, D128 or causal")
-    begin, gpu = time.perf_counter(), gpu or Gpu()
+    begin, gpu = time.perf_counter(), gpu or CudaTimer()
     lists: Report = {name: [] for name in ("doubts", "rows", "wrong", "starts", "left_out")}
     report: Report = {**_setting(gpu, options), "filter": only, **lists}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -96,7 +96,7 @@ def run(
     return report
 
 
-def _answers(gpu: Gpu) -> bool:
+def _answers(gpu: CudaTimer) -> bool:
     """Return False if the GPU no longer works for this process, as after some errors."""
     try:
         gpu.synchronize()
@@ -113,7 +113,7 @@ def _doubts(report: Report) -> Iterator[str]:
         yield f"{len(noisy)} rows have a spread above 10 %: {', '.join(noisy)}"
 
 
-def _setting(gpu: Gpu, options: RunOptions) -> Report:
+def _setting(gpu: CudaTimer, options: RunOptions) -> Report:
     import torch
     import triton
 
@@ -138,7 +138,7 @@ def _setting(gpu: Gpu, options: RunOptions) -> Report:
 # ---- one row ---------------------------------------------------------------------------------------------------------
 
 
-def measure(shape: GpuShape, gpu: Gpu, options: RunOptions, best: Report) -> Report:
+def measure(shape: GpuShape, gpu: CudaTimer, options: RunOptions, best: Report) -> Report:
     """Check and time a row. A wrong row is not timed: its report says what was wrong."""
     result: Report = {"name": shape.name, "threads": 1, "tags": shape.tags, "note": ""}
     begin = time.perf_counter()
@@ -160,7 +160,7 @@ def measure(shape: GpuShape, gpu: Gpu, options: RunOptions, best: Report) -> Rep
 
 
 def _device(
-    shape: GpuShape, mine: Callable[[], Any], inputs: Inputs, sample: Sample, gpu: Gpu, options: RunOptions,
+    shape: GpuShape, mine: Callable[[], Any], inputs: Inputs, sample: Sample, gpu: CudaTimer, options: RunOptions,
     best: Report,
 ) -> Report:  # fmt: skip
     """Time a row on the GPU beside torch, and compare it with the limits `best`."""
@@ -188,7 +188,7 @@ def _device(
     return {**about, "times": summaries, "ratios": ratios, "limit": limit}
 
 
-def try_variants(shape: GpuShape, inputs: Inputs, sample: Sample, gpu: Gpu, flex: peers.Flex) -> Report:
+def try_variants(shape: GpuShape, inputs: Inputs, sample: Sample, gpu: CudaTimer, flex: peers.Flex) -> Report:
     """Try every variant of the torch call; `runs` holds those that may be the fastest and take part in the rounds."""
     trials: dict[str, float] = {}
     errors, failed, runs = {}, {}, peers.variants(shape, inputs)
@@ -222,7 +222,7 @@ def contenders(trials: dict[str, float]) -> list[str]:
     return [name for name, seconds in trials.items() if name in close or seconds < HOST_BOUND_S]
 
 
-def _host(shape: GpuShape, mine: Callable[[], Any], inputs: Inputs, gpu: Gpu, calls: int) -> Report:
+def _host(shape: GpuShape, mine: Callable[[], Any], inputs: Inputs, gpu: CudaTimer, calls: int) -> Report:
     """Time the host's part of a warm call, without waiting for the GPU."""
     group = {"enable_gqa": shape.heads[0] != shape.heads[1]}
 
@@ -249,7 +249,7 @@ def _host(shape: GpuShape, mine: Callable[[], Any], inputs: Inputs, gpu: Gpu, ca
 
 
 def interleave(
-    entries: dict[str, Callable[[], Any]], gpu: Gpu, rounds: RoundLimits, *, cold: bool
+    entries: dict[str, Callable[[], Any]], gpu: CudaTimer, rounds: RoundLimits, *, cold: bool
 ) -> tuple[dict[str, list[float]], list[str]]:
     """Time every entry once per round, so that a slow moment of the GPU affects all of them."""
     calls, usual, notes = {}, {}, []

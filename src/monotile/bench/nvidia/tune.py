@@ -18,7 +18,7 @@ from ...backends.choices import AttentionProblem, Choice, row_block
 from ...backends.nvidia import tuning
 from ...backends.nvidia.backend import BACKEND
 from ...backends.nvidia.choices import split_length
-from ...backends.nvidia.device import Gpu as NvidiaGpu
+from ...backends.nvidia.device import Gpu
 from ...backends.nvidia.schedule import SHARED_BYTES, Schedule, choose
 from ...backends.nvidia.triton.padding import padded
 from ...backends.nvidia.tuning import Key
@@ -31,7 +31,7 @@ from ...library import ops, registry
 from .. import suite
 from ..rows import Sample
 from . import exact, rows
-from .device import Gpu
+from .device import CudaTimer
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -174,7 +174,7 @@ class Bench:
     kernel: Kernel = attention_kernel
     cold = False  # whether keys have to come from memory
 
-    def __init__(self, work: Work, gpu: Gpu) -> None:
+    def __init__(self, work: Work, gpu: CudaTimer) -> None:
         key = work.key
         shape = rows.GpuShape(1, work.heads, work.Nq, work.Nk, key.head_size, work.Nq > 1, dtype=key.dtype)
         self.gpu, self.inputs = gpu, rows.make(shape, gpu.name)
@@ -284,16 +284,16 @@ def works(only: str, dtype: str) -> list[Work]:
 
 
 def run(
-    console: Console, *, only: str = "", dtype: str = "bfloat16", seconds: float = 60.0, gpu: Gpu | None = None
+    console: Console, *, only: str = "", dtype: str = "bfloat16", seconds: float = 60.0, gpu: CudaTimer | None = None
 ) -> list[Outcome]:
     """Tunes, keeps what is worth it, and shows what it found."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     wanted = works(only, dtype)
     backends.usable("nvidia")
-    gpu = gpu or Gpu()
+    gpu = gpu or CudaTimer()
     about = gpu.describe()
-    this, most = NvidiaGpu(about["name"], about["architecture"]), about.get("shared_bytes", SHARED_BYTES)
+    this, most = Gpu(about["name"], about["architecture"]), about.get("shared_bytes", SHARED_BYTES)
     outcomes = []
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
@@ -313,7 +313,7 @@ def run(
     return outcomes
 
 
-def show(console: Console, outcomes: list[Outcome], gpu: NvidiaGpu) -> None:
+def show(console: Console, outcomes: list[Outcome], gpu: Gpu) -> None:
     from rich.table import Table
 
     table = Table("kernel", "before", "time", "best", "time", "gain", "tried", "")

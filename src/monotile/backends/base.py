@@ -1,7 +1,7 @@
-"""The contract of a backend, all of it.
+"""The contract of a backend.
 
-A backend turns a specialised kernel into something that can be launched. It gets the IR as the front end made it, runs
-the passes it wants (passes/pipeline.py) and hands back a `Program`. Backends never import one another.
+A backend compiles a specialised kernel: it gets the IR from the front end, runs its passes (passes/pipeline.py) and
+returns a `Program`. Backends never import one another.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .choices import Choices
 
 @dataclass(frozen=True)
 class Emitted:
-    """A kernel for programs that know nothing of monotile: files by name, and what its manifest says of it."""
+    """A kernel for programs that do not use monotile: files by name, and its manifest entry."""
 
     files: Mapping[str, bytes]
     entry: dict[str, Any]
@@ -27,12 +27,12 @@ class Emitted:
 class Program(ABC):
     """A compiled kernel."""
 
-    needs_arrays = False  # whether a launch looks at the arrays themselves; where not, they may be left out
+    needs_arrays = False  # True if a launch reads the array objects; otherwise addresses are enough
 
     @abstractmethod
     def bind(self, words: Sequence[int], device: str = "cpu") -> Any:
-        """Prepares a launch for given lengths and strides: per tensor 0 (for its address), its lengths, its strides in
-        elements; then 0 for every scalar. What it returns is kept and passed to every `launch` with these lengths."""
+        """Prepare launches with given lengths and strides. `words` are for each tensor 0 (in place of its address), its
+        lengths and its strides in elements; then 0 for every scalar. The result is passed to every such `launch`."""
 
     @abstractmethod
     def launch(
@@ -43,41 +43,42 @@ class Program(ABC):
         scalars: Sequence[Any],
         threads: int | None,
     ) -> None:
-        """Runs every program of the grid and returns when the outputs are written (or, on a GPU, enqueued).
-        `addresses` are those of the arrays' first elements, in the same order. An array begins at its address; its
-        lengths and strides are those that were bound, whatever it says itself."""
+        """Run every program of the grid and return when the outputs are written (on a GPU: enqueued). `addresses` are
+        those of the arrays' first elements. Lengths and strides are the bound ones, not those of the array objects."""
 
 
 class Backend(ABC):
     name: str
     choices: Choices = Choices()  # block sizes and schedules of the library's kernels
-    schedules: type | None = None  # what a caller may give it: how a kernel is run, never what it computes
+    schedules: type | None = (
+        None  # the type of schedules that a caller may pass: how a kernel runs, not what it computes
+    )
 
     @abstractmethod
     def why_not(self) -> str | None:
-        """Why this backend cannot run here, with the cure; None when it can."""
+        """Return why this backend cannot run here, with the cure, or None if it can."""
 
     @abstractmethod
     def accepts(self, device: str) -> bool:
-        """Whether arrays on this device can be used."""
+        """True if arrays on this device can be used."""
 
     @abstractmethod
     def compile(self, kernel: Kernel) -> Program: ...
 
     def identity(self) -> str | None:
-        """Names all that compiled code depends on besides the kernel; None if nothing is kept on disk."""
+        """Identify everything that compiled code depends on besides the kernel; None if nothing is cached on disk."""
         return None
 
     def key(self, kernel: Kernel) -> str:
-        """Under which a kernel's program is kept on disk, by a backend that has an identity."""
+        """Cache key of a kernel's program on disk, for backends with an identity."""
         raise NotImplementedError
 
     def cached(self, key: str, kernel: Kernel) -> Program | None:
-        """The program kept under this key, of a kernel of which only parameters need to be known."""
+        """Return the cached program of a kernel, of which only the parameters need to be known."""
         return None
 
     def compile_as(self, kernel: Kernel, schedule: Any) -> Program:
-        """The same by a schedule of the caller's, of type `schedules`."""
+        """Compile with a schedule of type `schedules`."""
         raise NotImplementedError
 
     @abstractmethod

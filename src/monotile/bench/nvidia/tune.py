@@ -1,6 +1,6 @@
-"""`monotile tune`: measures how the library's kernels run best on this machine's GPU, and keeps it for later calls.
+"""`monotile tune`: search for the fastest block sizes and schedules of the library's kernels on this machine's GPU.
 
-Each candidate's result is held against float64 before its time counts. Those that cannot fit are never compiled.
+Each candidate's result is compared with float64 before it is timed. Candidates that cannot fit are never compiled.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 HEAD_SIZES = (64, 80, 96, 128, 192, 256, 512)
 DTYPES = ("bfloat16", "float16", "float32")
 ROWS, KEYS, WARPS, STAGES = (64, 128), (32, 64, 128), (4, 8), (1, 2, 3, 4)
-WAYS = ((True, False), (True, True), (False, False))  # descriptors, warps with jobs of their own
-PROGRAMS = (3, 2, 1)
-MOST_REGISTERS, ALL_REGISTERS = 240, 15 << 12  # of a thread that computes, and of all of them in a program
+PLAIN_FORMS = ((True, False), (True, True), (False, False))  # tensor_descriptors, warp_specialize
+CONSUMERS = (3, 2, 1)
+MAX_CONSUMER_REGISTERS, CTA_REGISTERS = 240, 15 << 12  # of a consumer thread, and of all consumers of a CTA
 DECODE_KEYS, DECODE_WARPS = (16, 32, 64, 128), (2, 4, 8)
-REGISTERS = 255  # of a thread
+MAX_REGISTERS = 255  # of a thread
 FINALISTS, SCREENING, ROUNDS = 4, 3, 15
-WORTH = 0.02  # what a choice must gain to be kept
+MIN_GAIN = 0.02  # below this a choice is not kept
 PLAIN = Options(None, None, None, None, None, None)
 CAUSAL = PLAIN._replace(causal="lower_right")
 
@@ -80,29 +80,29 @@ class Outcome:
 
     @property
     def kept(self) -> bool:
-        return self.best != self.before and self.gain > WORTH
+        return self.best != self.before and self.gain > MIN_GAIN
 
 
 # ---- candidates ------------------------------------------------------------------------------------------------------
 
 
 def shared_bytes(BQ: int, BK: int, head_size: int, element_bytes: int, chosen: Schedule) -> int:
-    """What the operands of the products take at the least: queries stay, those of every program that shares; keys and
-    values are there once a stage. Where no program shares, one stage alone can put both in one place."""
+    """Return a lower bound of the shared memory that the operands of dots take: the queries of every consumer, and K and
+    V once a stage. Plain Triton can keep K and V in one buffer if there is one stage."""
     side, stages = padded(head_size) * element_bytes, chosen.num_stages
     tiles = 1 if stages == 1 and not chosen.consumers else 2 * stages
     return BQ * side * max(1, chosen.consumers) + BK * side * tiles
 
 
 def fits(BQ: int, BK: int, head_size: int, element_bytes: int, chosen: Schedule, most: int = SHARED_BYTES) -> bool:
-    """Whether shared memory holds the operands, and registers the sums."""
-    sums = BQ * padded(head_size) // (32 * chosen.num_warps)
-    room = min(REGISTERS, chosen.registers if chosen.consumers else REGISTERS)
-    return sums < room and shared_bytes(BQ, BK, head_size, element_bytes, chosen) <= most
+    """True if shared memory holds the operands, and registers the accumulators."""
+    accumulators = BQ * padded(head_size) // (32 * chosen.num_warps)
+    available = min(MAX_REGISTERS, chosen.registers if chosen.consumers else MAX_REGISTERS)
+    return accumulators < available and shared_bytes(BQ, BK, head_size, element_bytes, chosen) <= most
 
 
 def candidates(key: Key, base: Schedule | None = None, most: int = SHARED_BYTES) -> Iterator[Choice]:
-    """Those that may fit, the likely ones first. What `base` says besides is left as it is."""
+    """Yield choices that may fit, the likely ones first. Other fields of `base` stay as they are."""
     size, base = dtypes.BY_NAME[key.dtype].bytes, base or Schedule()
     if key.kernel == "decode":
         for BK, warps, stages in itertools.product(DECODE_KEYS[::-1], DECODE_WARPS, STAGES[::-1]):
@@ -110,21 +110,23 @@ def candidates(key: Key, base: Schedule | None = None, most: int = SHARED_BYTES)
             if shared_bytes(0, BK, key.head_size, size, chosen) <= most:
                 yield Choice({"BK": BK}, chosen)
         return
-    for BQ, BK, chosen in _forward_space(base, shared=size == 2):
+    for BQ, BK, chosen in _forward_space(base, gluon=size == 2):
         if fits(BQ, BK, key.head_size, size, chosen, most):
             yield Choice({"BQ": BQ, "BK": BK}, chosen)
 
 
-def _forward_space(base: Schedule, *, shared: bool) -> Iterator[tuple[int, int, Schedule]]:
-    """Programs that share what one more warp fetches (16-bit elements only), then Triton's own ways: descriptors, warps
-    with jobs of their own, neither."""
+def _forward_space(base: Schedule, *, gluon: bool) -> Iterator[tuple[int, int, Schedule]]:
+    """Yield (BQ, BK, schedule): Gluon with producer and consumer warps (16-bit dtypes only), then plain Triton with
+    descriptors, with warp specialisation, and with neither."""
     plain = replace(base, consumers=0, warp_specialize=False, peel=True, tensor_descriptors=False)
-    for programs, BK, warps, stages in itertools.product(PROGRAMS if shared else (), KEYS[::-1], WARPS, STAGES[1::-1]):
-        most = min(MOST_REGISTERS, ALL_REGISTERS // (32 * warps * programs) // 8 * 8)
+    for consumers, BK, warps, stages in itertools.product(CONSUMERS if gluon else (), KEYS[::-1], WARPS, STAGES[1::-1]):
+        most = min(MAX_CONSUMER_REGISTERS, CTA_REGISTERS // (32 * warps * consumers) // 8 * 8)
         for registers in (most, most - 8):  # with all of them the assembler sometimes finds a slower order
-            shares = replace(plain, consumers=programs, registers=registers)
-            yield ROWS[0], BK, replace(shares, num_warps=warps, num_stages=stages)
-    for (tma, special), BQ, BK, warps, stages in itertools.product(WAYS, ROWS[::-1], KEYS[::-1], WARPS, STAGES[::-1]):
+            chosen = replace(plain, consumers=consumers, registers=registers)
+            yield ROWS[0], BK, replace(chosen, num_warps=warps, num_stages=stages)
+    for (tma, special), BQ, BK, warps, stages in itertools.product(
+        PLAIN_FORMS, ROWS[::-1], KEYS[::-1], WARPS, STAGES[::-1]
+    ):
         if stages > 1 or not special:
             words = {"warp_specialize": special, "peel": not special, "tensor_descriptors": tma}
             yield BQ, BK, replace(plain, num_warps=warps, num_stages=stages, **words)
@@ -134,7 +136,7 @@ def search(
     work: Work, before: Choice, others: Iterable[Choice], *, measure: Callable[[list[Choice]], list[list[float]]],
     wrong: Callable[[Choice], str | None], seconds: float, step: Callable[[], None] = lambda: None,
 ) -> Outcome:  # fmt: skip
-    """Every candidate once, until the time is up; then the quickest and the one before in turns."""
+    """Time every candidate once, until the time is up; then the fastest and the previous choice in alternation."""
     begin = time.perf_counter()
     outcome = Outcome(work, before, 0.0, before, 0.0)
     found: list[tuple[float, Choice]] = []
@@ -169,10 +171,10 @@ def describe(choice: Choice) -> str:
 
 
 class Bench:
-    """Runs the candidates for one work: forward. The calls of CUDA are those of the benchmark's device."""
+    """Runs the candidates for the forward kernel. CUDA calls go through the benchmark's device."""
 
     kernel: Kernel = attention_kernel
-    cold = False  # whether keys have to come from memory
+    cold = False  # True to flush the L2 cache before each call
 
     def __init__(self, work: Work, gpu: CudaTimer) -> None:
         key = work.key
@@ -185,7 +187,7 @@ class Bench:
         self.problem = AttentionProblem(self.device, element, B, Hq, Hkv, Nq, work.Nk, D)
 
     def arguments(self, choice: Choice) -> tuple[Any, ...]:
-        """Of one call, with outputs of its own."""
+        """The arguments of one call, with new outputs."""
         import torch
 
         q, k, v = self.inputs.q, self.inputs.k, self.inputs.v
@@ -195,14 +197,14 @@ class Bench:
         return {"options": CAUSAL}
 
     def chosen(self) -> Choice:
-        """What a call takes now."""
+        """The choice that a call of the library makes now."""
         return BACKEND.choices.forward(replace(self.problem, keys=2**20))  # as for long sequences
 
     def result(self, arguments: tuple[Any, ...]) -> Any:
         return arguments[6]
 
     def usual(self) -> Choice:
-        """The same, with the backend's rule where nothing was measured."""
+        """The same with the backend's rule in place of a missing schedule."""
         found = self.chosen()
         if found.schedule is not None:
             return found
@@ -216,7 +218,7 @@ class Bench:
         return arguments
 
     def wrong(self, choice: Choice) -> str | None:
-        """Why a candidate is out: it does not compile, does not run, or its result is too far from float64."""
+        """Return why a candidate is refused: it does not compile or run, or its result is too far from float64."""
         try:
             with exact.poisoned():
                 out = self.result(self.run(choice))
@@ -228,15 +230,15 @@ class Bench:
         verdict = registry.judge("out", self.sample.take(out), self.sample.exact, self.sample.naive)
         return None if verdict.ok else f"the error is {verdict.error}, at most {verdict.allowed} is allowed"
 
-    def measure(self, turns: list[Choice]) -> list[list[float]]:
-        """Seconds of each turn, by candidate in the order in which they first appear."""
-        distinct = list({describe(choice): choice for choice in turns}.values())
-        times = self.gpu.timings([partial(self.run, choice) for choice in turns], cold=self.cold)
-        return [[t for t, c in zip(times, turns, strict=True) if c == choice] for choice in distinct]
+    def measure(self, rounds: list[Choice]) -> list[list[float]]:
+        """Return the seconds of each call, by candidate in the order in which they first appear."""
+        distinct = list({describe(choice): choice for choice in rounds}.values())
+        times = self.gpu.timings([partial(self.run, choice) for choice in rounds], cold=self.cold)
+        return [[t for t, c in zip(times, rounds, strict=True) if c == choice] for choice in distinct]
 
 
 class DecodeBench(Bench):
-    """The same for one query against many keys, in splits as long as the library's. The merge is not timed."""
+    """Runs the candidates for decode: one query and many keys, in splits as long as the library's, without the merge."""
 
     kernel = decode_kernel
     cold = True
@@ -286,7 +288,7 @@ def works(only: str, dtype: str) -> list[Work]:
 def run(
     console: Console, *, only: str = "", dtype: str = "bfloat16", seconds: float = 60.0, gpu: CudaTimer | None = None
 ) -> list[Outcome]:
-    """Tunes, keeps what is worth it, and shows what it found."""
+    """Tune, store what gains enough, and show the outcomes."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     wanted = works(only, dtype)

@@ -199,7 +199,7 @@ def test_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tune, name, (16,) if name != "DECODE_KEYS" else (16, 32))
     for name in ("STAGES", "WARPS", "DECODE_WARPS"):
         monkeypatch.setattr(tune, name, (2,))
-    monkeypatch.setattr(tune, "PROGRAMS", (1,))
+    monkeypatch.setattr(tune, "CONSUMERS", (1,))
     written = io.StringIO()
     for outcome in tune.run(Console(file=written, width=200), gpu=Quick()):  # type: ignore[arg-type]
         key = outcome.work.key

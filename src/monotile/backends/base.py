@@ -50,9 +50,7 @@ class Program(ABC):
 class Backend(ABC):
     name: str
     choices: Choices = Choices()  # block sizes and schedules of the library's kernels
-    schedules: type | None = (
-        None  # the type of schedules that a caller may pass: how a kernel runs, not what it computes
-    )
+    schedules: type | None = None  # what a caller may pass: how a kernel runs, not what it computes
 
     @abstractmethod
     def why_not(self) -> str | None:

@@ -87,8 +87,8 @@ class Outcome:
 
 
 def shared_bytes(BQ: int, BK: int, head_size: int, element_bytes: int, chosen: Schedule) -> int:
-    """Return a lower bound of the shared memory that the operands of dots take: the queries of every consumer, and K and
-    V once a stage. Plain Triton can keep K and V in one buffer if there is one stage."""
+    """Return a lower bound of the shared memory that the operands of dots take: the queries of every consumer, and K
+    and V once a stage. Plain Triton can keep K and V in one buffer if there is one stage."""
     side, stages = padded(head_size) * element_bytes, chosen.num_stages
     tiles = 1 if stages == 1 and not chosen.consumers else 2 * stages
     return BQ * side * max(1, chosen.consumers) + BK * side * tiles
@@ -238,7 +238,7 @@ class Bench:
 
 
 class DecodeBench(Bench):
-    """Runs the candidates for decode: one query and many keys, in splits as long as the library's, without the merge."""
+    """Runs the candidates for decode: one query, many keys, in splits as long as the library's, without the merge."""
 
     kernel = decode_kernel
     cold = True

@@ -163,7 +163,7 @@ class Kernel:
         """Check a call and find or compile its program. The first `positional_count` arguments are the caller's, the
         others are arrays captured by functions among the constants; a `View` may stand for an array."""
         call = Arguments(self.signature, args, positional_count, consts)
-        chosen = _choose_backend(backend, call)
+        chosen = choose_backend(backend, call)
         if schedule is not None and not isinstance(schedule, chosen.schedules or ()):
             takes = f"takes a {chosen.schedules.__name__}" if chosen.schedules else "takes no schedule"
             raise BadOption(f"backend {chosen.name!r} {takes}, found {type(schedule).__name__}; leave it out")
@@ -224,7 +224,7 @@ class Kernel:
         return kernel
 
 
-def _choose_backend(name: str | None, call: Arguments) -> Backend:
+def choose_backend(name: str | None, call: Arguments) -> Backend:
     """Return the named backend, or the one at home on the arrays' device."""
     device = call.device
     chosen = backends.usable(backends.resolve(name, device))

@@ -18,7 +18,7 @@ from monotile.bench import cold_start
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("src", "tests", "examples", "docs", "benchmarks", "baselines", ".ci")
-MAX_FILE, MAX_FUNCTION = 600, 60
+MAX_FILE, MAX_FUNCTION, MAX_PARAMETERS = 600, 60, 8
 MAX_PAGE, MAX_COLUMNS = 200, 120
 MAX_PATH = 6000  # lines that a reader needs for one call
 # Pages that are still longer, or have longer lines.
@@ -90,6 +90,32 @@ def test_files_and_functions_are_short(path: Path) -> None:
     functions = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     lengths = {f.name: (f.end_lineno or f.lineno) - f.lineno + 1 for f in functions}
     assert {f: n for f, n in lengths.items() if n > MAX_FUNCTION} == {}
+
+
+def test_functions_have_few_parameters() -> None:
+    """Kernels aside, and the public functions whose options are the contract."""
+    public = {"attention", "decode_partials", "run"}  # monotile.attention, monotile.decode_partials, monotile.metal.run
+    found = {}
+    for path in (ROOT / "src").rglob("*.py"):
+        if "kernels" in path.parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+                count = len([n for n in names if n not in ("self", "cls")])
+                if count > MAX_PARAMETERS and node.name not in public:
+                    found[f"{name(path)}:{node.name}"] = count
+    assert found == {}
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    """Except for what users write (Tensor, Kernel) and its counterpart in the IR."""
+    found: dict[str, list[str]] = {}
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(name(path))
+    assert {n: paths for n, paths in found.items() if len(paths) > 1 and n not in ("Kernel", "Tensor")} == {}
 
 
 def test_environment_variables() -> None:

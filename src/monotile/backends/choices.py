@@ -66,7 +66,7 @@ class Choice:
 
 
 class Choices:
-    """What every backend answers. These are the answers of a backend without a preference."""
+    """The interface, with the answers of a backend that has no preference."""
 
     def forward(self, problem: AttentionProblem) -> Choice:
         """BQ and BK of the attention kernel."""

@@ -54,7 +54,7 @@ def monotile(
 
 @app.command()
 def devices() -> None:
-    """What can run here, and what to do where something cannot."""
+    """Show which backends can run here, and what to do about those that cannot."""
     table = Table("backend", "runs here", "details")
     for name in ALL_BACKENDS:
         reason = _why_not(name)
@@ -173,7 +173,7 @@ Only = Annotated[str, typer.Option("--filter", help="Rows with words that begin 
 Threads = Annotated[int | None, typer.Option(help="cpu: instead of every processor; one is always measured.")]
 Where = Annotated[str, typer.Option("--backend", help="cpu or nvidia")]
 FlexWhen = Annotated[str, typer.Option("--flex", help="nvidia: time FlexAttention where needed, always or never.")]
-Seconds = Annotated[float, typer.Option(help="nvidia: no row begins after so many seconds.")]
+Seconds = Annotated[float, typer.Option(help="nvidia: no row begins after this time.")]
 Commit = Annotated[str | None, typer.Option(help="nvidia: of this source, where git cannot tell.")]
 
 

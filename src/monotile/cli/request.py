@@ -1,4 +1,4 @@
-"""What a command line says of a kernel or a function: constants, shapes and dtypes, and where the kernel is found."""
+"""Parse a command line's description of a kernel or function: constants, shapes and dtypes; find kernels in files."""
 
 from __future__ import annotations
 

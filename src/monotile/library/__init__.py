@@ -1,1 +1,1 @@
-"""What users call: attention and its parts, their checks, block sizes and float64 definitions."""
+"""The library: attention and its parts, with their argument checks, prepared calls and test cases."""

@@ -1,4 +1,4 @@
-"""What users call: attention and its parts. Checks and views here, all arithmetic in kernels/.
+"""The public functions: attention and its parts. Checks and views here, all arithmetic in kernels/.
 
 Each function has a `_plan` beside it, which checks a call and lists its launches. A plan is cached for calls alike
 (calls.py), so that nothing in it may depend on addresses or contents. Block sizes and schedules are the backend's

@@ -130,7 +130,7 @@ def forward_table(persistent: bool) -> Table:
 def zeroing_table(masked: bool) -> Table:
     """For kernels that zero values in a copy of the tile, which takes shared memory. With a mask's tile three consumers
     of D 64 have too few registers."""
-    why = "measured on an H200, with room for a copy of V in which hidden keys are zeroed"
+    why = "measured on an H200, with shared memory for a copy of V in which hidden keys are zeroed"
     three, two = Schedule(4, 3, consumers=3, registers=152), Schedule(4, 3, consumers=2, registers=240)
     return (
         (64, Choice({"BQ": 64, "BK": 128}, two if masked else three, why)),

@@ -1,4 +1,4 @@
-"""What is known of a GPU: of one that torch sees, or of one that is described by its architecture alone."""
+"""Facts about GPUs: those that torch sees, and others that are described by their architecture alone."""
 
 from __future__ import annotations
 

@@ -78,9 +78,7 @@ def attention(
     docs/guide/attention.md."""
     scale = scale if scale is None else read_scale(scale)
     negative = scale is not None and scale < 0.0
-    options = AttentionOptions(
-        causal, window, softcap, score_mod, mask_mod, negative, return_lse, backend, threads
-    )  # fmt: skip
+    options = AttentionOptions(causal, window, softcap, score_mod, mask_mod, negative, return_lse, backend, threads)
     return _ATTENTION((q, k, v, mask, sinks), options, scale)
 
 

@@ -29,7 +29,7 @@ class CpuChoices(Choices):
     def marks_covered(self, problem: AttentionProblem) -> bool:
         """The map is read in strips; those of an additive mask seldom hide anything, and where positions hide nothing
         either, all keys are seen."""
-        return problem.has_additive_mask and not problem.has_positions
+        return problem.has_additive_mask and not problem.has_positions and not problem.mask_mod
 
     def decode(self, problem: AttentionProblem, per_split: int) -> Choice:
         """Long runs of keys, if a split is a whole number of them: accumulators are rescaled seldom. 16-bit keys of

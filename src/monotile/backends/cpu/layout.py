@@ -39,12 +39,11 @@ class Layout:
                 base = unviewed(operand)
                 if base.op in self.stream_ops:
                     continue
-                if load is not None and base is not load.result and self.contiguous_axis(load) is not lane:
-                    lane_ = self.contiguous_axis(
-                        load
-                    )  # an inner product: the lanes of both operands run along the contraction
-                    if lane_ is not None:
-                        self._required[base] = lane_
+                contracted = self.contiguous_axis(load) if load is not None else None
+                if load is not None and base is not load.result and contracted is not lane:
+                    # An inner product: the lanes of both operands run along the contraction.
+                    if contracted is not None:
+                        self._required[base] = contracted
                 elif lane is not None and lane in axes.of(base):
                     self._required.setdefault(base, lane)
         self.next_streamed = self._order_streamed_loads(kernel)

@@ -61,12 +61,12 @@ class NestEmitter:
         self.ev.scratch.clock += 1
 
     def _body(self, nest: Nest, panel: Panel, edge: bool) -> None:
-        crossing = next(
+        transposed = next(
             (op for op in (*nest.made, *nest.stores) if op in self.fusion.isolated and self._needs_transpose(op, nest)),
             None,
         )
-        if crossing is not None:
-            self._transposed(nest, crossing, panel, edge)
+        if transposed is not None:
+            self._transposed(nest, transposed, panel, edge)
             return
         rows = next((a for a in nest.axes if a is not nest.lane), None)
         along_rows = nest.fold_axis is not None and nest.fold_axis is rows

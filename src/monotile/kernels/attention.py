@@ -21,7 +21,7 @@ def attention(
     rows = i * BQ + arange(BQ)
     Q = q[b, h, rows]
     rule = scores.Rule(options, scale, is_additive(mask), approximate=v.dtype != float32 and lse is None)
-    unit = scores.unit(rule)
+    score_scale = scores.score_scale(rule)
 
     def at(cols):
         return Place(b, h, rows[:, None], cols, Nq, Nk, inside=rows[:, None] < Nq)
@@ -31,16 +31,16 @@ def attention(
         S = scores.score(rule, dot(Q, k[b, g, cols].T), at(cols), M)
         seen = visible(options, at(cols), M)
         keys = visible_keys(options, at(cols), M, seen, case)
-        return softmax.step(state, S, v[b, g, cols], seen, keys, unit)
+        return softmax.step(state, S, v[b, g, cols], seen, keys, score_scale)
 
     state = softmax.empty(BQ, Dv)
     for j in blocks(Nk, BK, lambda cols: by_position(options, at(cols))):
         case = block_map[b, h, i, j // BK] if block_map is not None else None
         state = by_block_case(step, state, j + arange(BK), mask, case, covered)
 
-    state = softmax.natural(state, unit)
+    state = softmax.in_natural_units(state, score_scale)
     if sinks is not None:
-        state = softmax.sink(state, sinks[h] - scores.offset(rule))
+        state = softmax.sink(state, sinks[h] - scores.softcap_offset(rule))
     o[b, h, rows], L = softmax.finish(state)
     if lse is not None:
         lse[b, h, rows] = L

@@ -24,7 +24,7 @@ def decode(
     head, i = row // Nq, row % Nq
     Q = q[b, g, head, i, arange(D)[None, :]]
     rule = scores.Rule(options, scale, is_additive(mask))
-    unit = scores.unit(rule)
+    score_scale = scores.score_scale(rule)
 
     def at(cols):
         return Place(b, g * G + head, i, low + cols, Nq, Nk, inside=row < R, end=high)
@@ -36,10 +36,10 @@ def decode(
         S = scores.score(rule, dot(Q, k[b, g, place.keys].T), place, M)
         seen = visible(options, place, M)
         keys = visible_keys(options, place, M, seen, FULL if mask is None else PARTIAL)
-        state = softmax.step(state, S, v[b, g, place.keys], seen, keys, unit)
+        state = softmax.step(state, S, v[b, g, place.keys], seen, keys, score_scale)
 
     rows = n * BR + arange(BR)
-    state = softmax.natural(state, unit)
+    state = softmax.in_natural_units(state, score_scale)
     if o.shape[3] > 0:
         m[b, g, rows, s], l[b, g, rows, s], o[b, g, rows, s] = state
     elif out is not None:  # by the arithmetic of a merge, so that a cache which outgrows one split changes no bit

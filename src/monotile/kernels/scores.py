@@ -1,16 +1,16 @@
 """Scores: how a product of a query and a key becomes a score. Order: scale, score_mod, softcap, additive mask.
 
-Scores are held in a unit of their own, `unit(rule)`: one factor for each row's maximum instead of one for each score.
-The softmax scales differences of scores only, so that large scores keep their digits."""
+Scores are held unscaled where that is possible: a score times `score_scale(rule)` is the score in natural units. The
+softmax scales differences of scores only, so that large scores keep their digits."""
 
 from typing import Any, NamedTuple
 
 from monotile.language import exp2, float32, fma, maximum, minimum, reciprocal, tanh
 
-from .softmax import LOG2E, NATURAL
+from .softmax import LOG2E, NATURAL_SCALE
 from .visibility import is_additive
 
-MIN_SCALE = 1e-30  # stands for a scale of 0: a unit is positive
+MIN_SCALE = 1e-30  # stands for a scale of 0: a score scale is positive
 MAX_FACTOR = 3e38  # stands for factors that overflow: infinity times a product of 0 would be NaN
 MAX_APPROXIMATE_SOFTCAP = 64.0  # up to here approximate scores are off by less than 2^-16
 
@@ -37,37 +37,39 @@ class Rule(NamedTuple):
 
 
 def score(rule, products, at, mask):
-    """Scores of a tile in units of `unit(rule)`, less `offset(rule)`."""
+    """Scores of a tile, to be multiplied by `score_scale(rule)`, less `softcap_offset(rule)`."""
     options, size = rule.options, _size(rule.scale)
     S = -products if options.negative else products
     if options.score_mod is not None:
-        S = options.score_mod(S * size, at.b, at.h, at.i, at.keys[None, :]) * NATURAL  # whole numbers become floats
-        size = NATURAL
+        S = (
+            options.score_mod(S * size, at.b, at.h, at.i, at.keys[None, :]) * NATURAL_SCALE
+        )  # whole numbers become floats
+        size = NATURAL_SCALE
     if _approximates_softcap(rule):  # c * tanh(x / c) = c - 2 c / (1 + e^(2 x / c)), without the first c
         S = reciprocal(-1.0 - exp2(S * minimum(size * (2.0 * LOG2E / options.softcap), MAX_FACTOR)))
     elif options.softcap is not None:
         S = tanh(S * minimum(size * (1.0 / options.softcap), MAX_FACTOR))
     if not rule.additive:
         return S
-    return fma(S, _own_unit(rule), mask.astype(float32)) if is_additive(mask) else S * _own_unit(rule)
+    return fma(S, _scale_before_mask(rule), mask.astype(float32)) if is_additive(mask) else S * _scale_before_mask(rule)
 
 
-def unit(rule):
-    """The unit of scores: a score of 1 is this much. Natural (1.0) where an additive mask joins them."""
-    return NATURAL if rule.additive else _own_unit(rule)
+def score_scale(rule):
+    """The factor from held scores to natural units; 1 where an additive mask has been added to them."""
+    return NATURAL_SCALE if rule.additive else _scale_before_mask(rule)
 
 
-def offset(rule):
+def softcap_offset(rule):
     """The constant that all approximate scores lack: the first term of the approximate softcap."""
     return rule.options.softcap if _approximates_softcap(rule) else 0.0
 
 
-def _own_unit(rule):
-    """The unit before an additive mask."""
+def _scale_before_mask(rule):
+    """The factor before an additive mask is added."""
     options = rule.options
     if options.softcap is not None:
         return 2.0 * options.softcap if _approximates_softcap(rule) else options.softcap
-    return NATURAL if options.score_mod is not None else _size(rule.scale)
+    return NATURAL_SCALE if options.score_mod is not None else _size(rule.scale)
 
 
 def _size(scale):

@@ -2,7 +2,7 @@
 
 `(m, l, acc)` is a monoid. `step` adds a block of keys, `combine` adds states of other keys, `finish` gives the output
 and the logsumexp; everything that computes a softmax calls these. exp2 is the only exponential. Scores and m may have
-any positive unit: only differences are scaled, so that large scores keep their digits. A row that has seen no key is
+any positive scale: only differences are scaled, so that large scores keep their digits. A row that has seen no key is
 m = -inf, l = 0, acc = 0, and nothing here makes a NaN of it.
 """
 
@@ -12,7 +12,7 @@ from monotile.language import dot, exp2, fma, full, inf, log2, maximum, where, z
 
 LOG2E = 1.4426950408889634
 LN2 = 0.6931471805599453
-NATURAL = 1.0
+NATURAL_SCALE = 1.0
 
 
 class State(NamedTuple):
@@ -31,20 +31,20 @@ def shift_of(m):
     return where(m == -inf, 0.0, m)
 
 
-def exp(x, unit):
-    """e^(x * unit) by exp2."""
-    return exp2(x * (unit * LOG2E))
+def exp(x, scale):
+    """e^(x * scale) by exp2."""
+    return exp2(x * (scale * LOG2E))
 
 
-def step(state, S, V, seen, keys, unit):
+def step(state, S, V, seen, keys, score_scale):
     """Add a block of keys: scores (rows, keys), values (keys, width), which scores count, and which values may be read.
     A hidden key has weight zero, and the value of a key that no row sees never reaches a sum."""
     V = where(keys[:, None], V, 0.0)
     S = where(seen, S, -inf)
     m = maximum(state.m, S.max(axis=1))
     shift = shift_of(m)
-    alpha = exp(state.m - shift, unit)
-    P = exp(S - shift[:, None], unit)
+    alpha = exp(state.m - shift, score_scale)
+    P = exp(S - shift[:, None], score_scale)
     l = fma(state.l, alpha, P.sum(axis=1))
     acc = state.acc * alpha[:, None] + dot(P.astype(V.dtype), V)
     return State(m, l, acc)
@@ -56,24 +56,24 @@ def combine(state, m, l, O):
     there = l != 0.0
     top = maximum(state.m, where(there, m, -inf).max(axis=1))
     shift = shift_of(top)
-    alpha = exp(state.m - shift, NATURAL)
-    w = where(there, exp(m - shift[:, None], NATURAL), 0.0)
+    alpha = exp(state.m - shift, NATURAL_SCALE)
+    w = where(there, exp(m - shift[:, None], NATURAL_SCALE), 0.0)
     total = where(there, w * l, 0.0).sum(axis=1)
     seen = there.max(axis=0)[:, None]
     return State(top, state.l * alpha + total, state.acc * alpha[:, None] + dot(w, where(seen, O, 0.0)))
 
 
-def natural(state, unit):
+def in_natural_units(state, score_scale):
     """The state with its maximum in natural units."""
-    return State(state.m * unit, state.l, state.acc)
+    return State(state.m * score_scale, state.l, state.acc)
 
 
 def sink(state, logit):
     """Add one logit to each row's denominator; state and logit are natural."""
     m = maximum(state.m, logit)
     shift = shift_of(m)
-    alpha = exp(state.m - shift, NATURAL)
-    return State(m, state.l * alpha + exp(logit - shift, NATURAL), state.acc * alpha[:, None])
+    alpha = exp(state.m - shift, NATURAL_SCALE)
+    return State(m, state.l * alpha + exp(logit - shift, NATURAL_SCALE), state.acc * alpha[:, None])
 
 
 def finish(state):

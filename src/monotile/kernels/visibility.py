@@ -68,9 +68,8 @@ def visible_keys(options, at, mask, seen, case):
     """Keys that some row sees, (columns,). In a full block these are the keys that any query of the head may see."""
     if case == PARTIAL or options.mask_mod is not None:
         return _seen_by_some_row(options, at, mask, seen)
-    if case == COVERED and has_positions(
-        options
-    ):  # a key that all rows reach is seen by the row that the mask shows it to
+    if case == COVERED and has_positions(options):
+        # The mask shows each key to some row; a key in reach of all rows is in reach of that one.
         return _seen_by_some_row(options, at, mask, seen) | by_position(options, at).min(axis=0)
     return _seen_by_some_query(options, at)
 

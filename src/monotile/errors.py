@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import unicodedata
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 MAX_WIDTH = 160  # longer source lines are shown in part
 MAX_CALLS = 3  # of the helper calls that led to a mistake, shown in the message
 
 
-@dataclass(frozen=True)
-class Loc:
+class Loc(NamedTuple):
     """A place in the author's source."""
 
     file: str

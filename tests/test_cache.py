@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from monotile.runtime import cache, loading
+from monotile import runtime
+from monotile.runtime import cache
 
 KEY = cache.fingerprint("a key")
 PAYLOAD = bytes(range(256)) * 40
@@ -194,7 +195,7 @@ def test_fingerprint_tells_parts_apart() -> None:
 
 def loaded_later(patch: pytest.MonkeyPatch, *, seconds: float) -> str:
     """Return the fingerprint that a process finds which loads monotile some seconds from now."""
-    patch.setattr(loading, "SINCE_NS", time.time_ns() + int(seconds * 1e9))
+    patch.setattr(runtime, "LOADING_SINCE_NS", time.time_ns() + int(seconds * 1e9))
     cache._compiler.cache_clear()
     return cache.compiler_fingerprint()
 

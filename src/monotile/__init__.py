@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .runtime import loading as _loading  # noqa: F401  # isort: skip  # first: it notes the time
+from . import runtime as _runtime  # noqa: F401  # isort: skip  # first: it notes the time
 from .errors import MonotileError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import sys
 from functools import cache
 from typing import TYPE_CHECKING
 
-from . import loading
+from .. import runtime
 
 if TYPE_CHECKING:
     from hashlib import sha256
@@ -107,7 +107,7 @@ def _compiler() -> tuple[str, str | None]:
     state, newest = _source_state()
     # Time stamps step by up to 10 ms, and by up to 2 s in file systems that count whole seconds.
     step = 2_000_000_000 if newest % 1_000_000_000 == 0 else 100_000_000
-    if newest + step < loading.SINCE_NS:
+    if newest + step < runtime.LOADING_SINCE_NS:
         key = fingerprint("sources", state)
         kept = load(key, "sources")
         if kept is not None:

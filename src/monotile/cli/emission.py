@@ -11,7 +11,7 @@ from .. import __version__, backends
 from ..backends.manifest import MEANINGS
 from ..kernels.scores import Options
 from ..launch.kernel import Kernel
-from .inspection import specialised
+from .inspection import check_device, specialised
 from .request import BadRequest, Request
 
 FORMAT = 1  # of the manifest; grows when a reader of the old one would go wrong
@@ -39,6 +39,8 @@ def emit(
 ) -> tuple[dict[str, bytes], dict[str, Any]]:
     """The files by name, and the manifest."""
     backend = backends.get(target)
+    if device is not None:
+        device = check_device(target, device)
     _check_names(kernels, request)
     files: dict[str, bytes] = {}
     entries = []

@@ -10,6 +10,8 @@ import numpy as np
 
 from .. import backends, dtypes
 from ..backends.choices import Choice
+from ..backends.cpu.target import UNITS
+from ..backends.nvidia.device import DESCRIBED, gpu
 from ..ir import Kernel as KernelIR
 from ..launch.kernel import Kernel
 from ..launch.signature import Parameter
@@ -18,7 +20,7 @@ from . import catalogue
 from .request import BadRequest, Request
 
 DEFAULT_LENGTH = 64
-DEFAULT_DEVICE = {"nvidia": "sm_90"}  # the one that schedules were measured on
+DEFAULT_DEVICE = {"nvidia": "sm_90"}  # that schedules were measured on
 
 
 def backend_for(backend: str | None, device: str | None) -> str:
@@ -28,14 +30,36 @@ def backend_for(backend: str | None, device: str | None) -> str:
     return backends.home(device) if device is not None else "cpu"
 
 
+def check_device(backend: str, device: str | None) -> str | None:
+    """The device to show, by default the one that schedules were measured on; an unknown one is an error."""
+    if device is None or device == "cpu" == backend:
+        return DEFAULT_DEVICE.get(backend)
+    family = backend.partition(":")[0]
+    if family == "nvidia" and device.startswith("cuda"):
+        backends.usable(backend)
+        return device
+    known = {"nvidia": tuple(DESCRIBED), "metal": ("mps",), "cpu": tuple(UNITS)}.get(family, ())
+    if device not in known:
+        listing = ", ".join(known) or "none to choose from"
+        more = " or 'cuda' for the GPU here" if family == "nvidia" else ""
+        raise BadRequest(f"backend {backend!r} knows no device {device!r}; it has {listing}{more}")
+    return device
+
+
+def _architecture(device: str | None) -> str | None:
+    """The name by which backends know a device: of a GPU that is here, its architecture."""
+    return gpu(device).architecture if device is not None and device.startswith("cuda") else device
+
+
 def text(place: str, stage: str, request: Request, backend: str, device: str | None = None) -> str:
     """The text of a kernel, or of every launch of a library function, at one stage of its compilation. The backend need
     not be able to run here."""
     if stage == "source":
         return source(catalogue.find_kernel(place))
-    device = device or DEFAULT_DEVICE.get(backend)
+    device = check_device(backend, device)
     launches = list(_launches(place, request, backend, device))
-    stages = [backends.get(backend).stages(form, choice.schedule, device) for _, form, choice in launches]
+    made_for = _architecture(device)
+    stages = [backends.get(backend).stages(form, choice.schedule, made_for) for _, form, choice in launches]
     if not any(stage in found for found in stages):
         known = ", ".join(dict.fromkeys(name for found in stages for name in found))
         raise BadRequest(f"backend {backend!r} has no stage {stage!r}; it has source, {known}")
@@ -52,7 +76,7 @@ def text(place: str, stage: str, request: Request, backend: str, device: str | N
 def explanation(place: str, request: Request, backend: str, device: str | None = None) -> str:
     """Which blocks, schedule and path are chosen for each launch, and why."""
     found, lines = backends.get(backend), []
-    device = device or DEFAULT_DEVICE.get(backend)
+    device = check_device(backend, device)
     launches = list(_launches(place, request, backend, device))
     count = f"{len(launches)} launch{'es' if len(launches) > 1 else ''}"
     lines.append(f"{place} on {device or catalogue.device_of(backend, device)} ({backend}): {count}")
@@ -64,7 +88,7 @@ def explanation(place: str, request: Request, backend: str, device: str | None =
         lines.append(f"   constants: {constants}")
         if choice.why:
             lines.append(f"   choice: {choice.why}")
-        lines += [f"   {line}" for line in found.explain(form, choice.schedule, device)]
+        lines += [f"   {line}" for line in found.explain(form, choice.schedule, _architecture(device))]
     return "\n".join(lines) + "\n"
 
 

@@ -112,7 +112,10 @@ def _fitting(problem: AttentionProblem) -> Choice:
     large = problem.mask is not None and dtype.bytes == 4 and 128 < size <= 256
     table = BLOCKS if dtype.bytes < 4 else BLOCKS_FLOAT32
     rows, keys = next((rows, keys) for most, rows, keys in table if (512 if large else size) <= most)
-    return Choice({"BQ": rows, "BK": keys}, why=f"blocks of {rows} x {keys} fit shared memory at head size {size}")
+    return Choice(
+        {"BQ": rows, "BK": keys},
+        why=f"blocks of {rows} x {keys} for head size {size} fit the shared memory of {MEASURED}",
+    )
 
 
 @cache

@@ -18,6 +18,7 @@ from monotile.cli.request import BadRequest, Request, parse_values
 from monotile.kernels import examples
 from monotile.launch.kernel import Kernel
 from monotile.runtime import machine
+from monotile.runtime.tensors import View
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT = {"PYTHONPATH": str(ROOT / "src")}
@@ -150,6 +151,11 @@ def test_a_function_shows_the_text_of_every_launch() -> None:
         ("attention --device sm_95 --stage ptx", "knows no device 'sm_95'; it has sm_80"),
         ("attention --backend metal --device sm_90", "backend 'metal' knows no device 'sm_90'; it has mps"),
         ("merge --backend interpreter --device avx2", "none to choose from"),
+        ("attention --D=1.5", "--D=1.5 is a length; write a whole number"),
+        ("attention --Nk=None", "--Nk=None is a length"),
+        ("decode --D=-1", "--D=-1 is a length"),
+        ("attention --Nq=0", "launches nothing"),
+        ("merge --left=3 --explain", "merge has no option, length or array 'left'"),
     ],
 )
 def test_mistakes_in_the_description_of_a_call(words: str, phrase: str) -> None:
@@ -181,7 +187,7 @@ def test_shapes_follow_the_signature() -> None:
     assert [str(a.dtype) for a in args] == ["float32", "float16", "float32"]
     assert consts == {"BM": 8}
     args, consts = inspection.arguments(Kernel(plain), Request({"n": 7}, {"x": (2, 3)}))
-    assert isinstance(args[0], np.ndarray) and args[1:] == [7, 1, True] and not consts
+    assert isinstance(args[0], View) and args[1:] == [7, 1, True] and not consts
     with pytest.raises(BadRequest, match="--shape x=64x64"):
         inspection.arguments(Kernel(plain), Request({"n": 7}))
 

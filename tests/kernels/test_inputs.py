@@ -265,3 +265,19 @@ def test_nothing_of_the_inputs_is_written(backend: str) -> None:
         monotile.attention(q[:, :, :n], k, v, mask=mask[:n], sinks=sinks, return_lse=True, backend=backend)
     for x, y in zip(given, before, strict=True):
         np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("name", ["abacus", ["cpu"], ""])
+def test_an_unknown_backend_is_refused_for_empty_arrays_too(name: Any) -> None:
+    empty = Q[:, :, :0]
+    parts, sums = np.ones((0, 2, 8), np.float32), np.ones((0, 2), np.float32)
+    for call in (
+        lambda: monotile.attention(empty, K, V, backend=name),
+        lambda: monotile.attention(empty, K, V, backend=name, threads=1),
+        lambda: monotile.decode_partials(empty, K, V, backend=name),
+        lambda: monotile.merge(parts, sums, sums, backend=name),
+        lambda: monotile.merge_lse(parts, sums, backend=name),
+        lambda: monotile.mask_blocks(np.ones((0, 5), bool), 8, 8, backend=name),
+    ):
+        with pytest.raises(errors.UnknownBackend):
+            call()

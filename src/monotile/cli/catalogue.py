@@ -125,7 +125,8 @@ def _head_sizes(kernel: Kernel, request: Request) -> dict[str, int]:
     for name in ("D", "Dv"):
         dims = {p.name: p.dims for p in kernel.parameters}
         shapes = [shape[-1] for tensor, shape in request.shapes.items() if (dims.get(tensor) or ("",))[-1] == name]
-        sizes[name] = int(request.values.get(name, shapes[0] if shapes else sizes.get("D", HEAD_SIZE)))
+        given = request.values.get(name, shapes[0] if shapes else sizes.get("D", HEAD_SIZE))
+        sizes[name] = check_length(name, given)
     return {name: size for name, size in sizes.items() if name in kernel.const_names}
 
 
@@ -160,15 +161,29 @@ OPTIONS: dict[str, Any] = {
 }  # fmt: skip
 
 
+def _lengths(defaults: FunctionDefaults, request: Request) -> dict[str, int]:
+    """The lengths of a function's arrays by name: given, or usual."""
+    names = {side for dims in defaults.arrays.values() for side in dims.split()}
+    found = {**LENGTHS, **{n: check_length(n, v) for n, v in request.values.items() if n in names}}
+    found.setdefault("Nk", found["Nq"])
+    found.setdefault("Dv", found["D"])
+    return {name: length for name, length in found.items() if name in names}
+
+
+def check_length(name: str, value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise BadRequest(f"--{name}={value} is a length; write a whole number from 0 up")
+    return value
+
+
 def described_call(name: str, request: Request, backend: str, device: str | None) -> tuple[dict[str, View], Any]:
     """The arrays and options of a call of a library function, as a command line describes it."""
     defaults = FUNCTIONS[name]
-    lengths = {**LENGTHS, **{n: v for n, v in request.values.items() if n in LENGTHS or n in ("Nk", "Dv")}}
-    lengths.setdefault("Nk", lengths["Nq"])
-    lengths.setdefault("Dv", lengths["D"])
+    lengths = _lengths(defaults, request)
     left, right = request.values.get("left"), request.values.get("right")
     window = {"window": (left, right)} if (left, right) != (None, None) else {}
-    known = {*lengths, "left", "right", *defaults.options._fields}
+    sides = ("left", "right") if "window" in defaults.options._fields else ()
+    known = {*lengths, *sides, *defaults.options._fields} - {"window", "backend", "threads"}
     for other in [*request.values, *request.shapes, *filter(None, request.dtypes)]:
         if other not in known and other not in defaults.arrays:
             found = f"{name} has no option, length or array {other!r}"
@@ -177,10 +192,10 @@ def described_call(name: str, request: Request, backend: str, device: str | None
     values = {**OPTIONS, **window, **request.values, "backend": backend, "threads": None}
     options = defaults.options(*[values.get(field) for field in defaults.options._fields])
     element, views = request.dtypes.get("", ELEMENTS.get(backend, float32)), {}
-    for array, sides in defaults.arrays.items():
+    for array, dims in defaults.arrays.items():
         if array in defaults.optional and array not in request.shapes and array not in request.dtypes:
             continue
-        shape = request.shapes.get(array) or tuple(int(lengths[side]) for side in sides.split())
+        shape = request.shapes.get(array) or tuple(lengths[side] for side in dims.split())
         dtype = request.dtypes.get(array, (defaults.dtypes or {}).get(array, element))
         views[array] = View(dtype, shape, dense(shape), device_of(backend, device))
     return views, options

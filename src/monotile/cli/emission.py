@@ -14,7 +14,7 @@ from ..launch.kernel import Kernel
 from .inspection import check_device, specialised
 from .request import BadRequest, Request
 
-FORMAT = 1  # of the manifest; grows when a reader of the old one would go wrong
+FORMAT = 2  # of the manifest; grows when a reader of the old one would go wrong
 MANIFEST = "manifest.json"
 Item = TypeVar("Item")
 

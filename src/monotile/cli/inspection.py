@@ -6,8 +6,6 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
 from .. import backends, dtypes
 from ..backends.choices import Choice
 from ..backends.cpu.target import UNITS
@@ -16,6 +14,7 @@ from ..ir import Kernel as KernelIR
 from ..launch.kernel import Kernel
 from ..launch.signature import Parameter
 from ..library import dry_run
+from ..runtime.tensors import View, dense
 from . import catalogue
 from .request import BadRequest, Request
 
@@ -54,10 +53,14 @@ def _architecture(device: str | None) -> str | None:
 def text(place: str, stage: str, request: Request, backend: str, device: str | None = None) -> str:
     """The text of a kernel, or of every launch of a library function, at one stage of its compilation. The backend need
     not be able to run here."""
-    if stage == "source":
+    if stage == "source" and place not in catalogue.FUNCTIONS:
         return source(catalogue.find_kernel(place))
     device = check_device(backend, device)
     launches = list(_launches(place, request, backend, device))
+    if not launches:
+        raise BadRequest(f"a call of {place} with these lengths launches nothing: its results have no elements")
+    if stage == "source":
+        return "\n".join(source(kernel) for kernel, *_ in launches)
     made_for = _architecture(device)
     stages = [backends.get(backend).stages(form, choice.schedule, made_for) for _, form, choice in launches]
     if not any(stage in found for found in stages):
@@ -78,7 +81,7 @@ def explanation(place: str, request: Request, backend: str, device: str | None =
     found, lines = backends.get(backend), []
     device = check_device(backend, device)
     launches = list(_launches(place, request, backend, device))
-    count = f"{len(launches)} launch{'es' if len(launches) > 1 else ''}"
+    count = f"{len(launches)} launch{'' if len(launches) == 1 else 'es'}"
     lines.append(f"{place} on {device or catalogue.device_of(backend, device)} ({backend}): {count}")
     for n, (kernel, form, choice) in enumerate(launches, 1):
         lines.append(f"{n}. kernel {kernel.name}")
@@ -129,7 +132,7 @@ def specialised(kernel: Kernel, request: Request, backend: str, device: str | No
 
 
 def arguments(kernel: Kernel, request: Request) -> tuple[list[Any], dict[str, Any]]:
-    """Arrays and scalars in order, and constants by name."""
+    """Views in place of arrays and scalars in order, and constants by name."""
     names = {p.name for p in kernel.parameters}
     for name in [*request.shapes, *filter(None, request.dtypes)]:
         if name not in names:
@@ -156,7 +159,9 @@ def _argument(kernel: Kernel, parameter: Parameter, request: Request, lengths: M
         shape = tuple(sides)
     if shape is not None:
         dtype = request.dtypes.get(name, request.dtypes.get("", dtypes.float32))
-        return np.empty(shape, dtypes.to_numpy(dtype))
+        for length in shape:
+            catalogue.check_length(name, length)
+        return View(dtype, shape, dense(shape), "cpu")
     if parameter.dtype is None:
         cure = f"--shape {name}=64x64 for a tensor, --{name}=1 for a scalar"
         raise BadRequest(f"the signature of {kernel.name} does not say what {name!r} is; give {cure}")

@@ -91,16 +91,12 @@ class CallBuilder:
         self.inputs = {name: ArrayRef(("input", n), view) for n, (name, view) in enumerate(inputs.items())}
         self.captured, self.backend, self.threads = captured, backend, threads
         self.device = next(iter(inputs.values())).device
+        self.choices: Choices = backends.get(backends.resolve(backend, self.device)).choices
         self.copies: set[int] = set()
         self.results: list[View] = []
         self.temporaries: list[View] = []
         self.launches: list[PlannedLaunch] = []
         self.scale: float | None = None  # of a call that passes none
-
-    @property
-    def choices(self) -> Choices:
-        """Block sizes and schedules of the backend that will run the call."""
-        return backends.get(backends.resolve(self.backend, self.device)).choices
 
     def input(self, name: str) -> ArrayRef:
         if name not in self.inputs:

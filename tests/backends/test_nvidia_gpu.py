@@ -18,7 +18,7 @@ from monotile import errors
 from monotile.backends.nvidia import build
 from monotile.backends.nvidia.gluon import persistent
 from monotile.kernels import reference
-from monotile.library import ops
+from monotile.library import ops, registry
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -126,8 +126,11 @@ class TestOnGpu:
         great = 1e4 if dtype is torch.float16 else 1e30
         q, k, v = (x.to(dtype) for x in (torch.where(large, great, 1.0) * q, k, v))
         found, lse = monotile.attention(q, k, v, return_lse=True)
-        exact, exact_lse = reference.attention(*(x.double().cpu().numpy() for x in (q, k, v)))
-        np.testing.assert_allclose(found.double().cpu().numpy(), exact, atol=2e-2)
+        arrays = [x.double().cpu().numpy() for x in (q, k, v)]
+        exact, exact_lse = reference.attention(*arrays)
+        naive, _ = reference.attention(*arrays, compute=np.float32)
+        out = registry.from_device(found)
+        assert registry.judge("out", out, exact, naive.astype(out.dtype)).ok  # two keys may have nearly one score
         np.testing.assert_allclose(lse.double().cpu().numpy(), exact_lse, rtol=1e-5)
         alone = monotile.attention(torch.where(large, 0.0, q.float()).to(dtype), k, v)
         same = (alone == found) | large

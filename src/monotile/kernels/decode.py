@@ -26,12 +26,12 @@ def decode(
     rule = scores.Rule(options, scale, is_additive(mask))
     score_scale = scores.score_scale(rule)
 
-    def at(cols):
-        return Place(b, g * G + head, i, low + cols, Nq, Nk, inside=row < R, end=high)
+    def at(keys):
+        return Place(b, g * G + head, i, keys, Nq, Nk, inside=row < R, end=high)
 
     state = softmax.empty(BR, Dv)
-    for j in blocks(high - low, BK, lambda cols: by_position(options, at(cols))):
-        place = at(j + arange(BK))
+    for j in blocks(high - low, BK, lambda cols: by_position(options, at(low + cols))):
+        place = at(low + j + arange(BK))
         M = mask[b, g, head, i, place.keys[None, :]] if mask is not None else None
         S = scores.score(rule, dot(Q, k[b, g, place.keys].T), place, M)
         seen = visible(options, place, M)

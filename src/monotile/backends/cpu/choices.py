@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from ..choices import KEYS_PER_SPLIT, AttentionProblem, Choice, Choices, row_block
+from ..choices import AttentionProblem, Choice, Choices, row_block
 
 # The least work for which another thread is woken: about twice the cost of waking it.
 FLOPS_PER_THREAD = 2_000_000
@@ -39,9 +39,6 @@ class CpuChoices(Choices):
         if per_split % run:
             run = next((b for b in (64, 32) if b * size * width <= TILE_BYTES), 16)
         return Choice({"BR": row_block(problem.rows), "BK": run}, why=f"splits of {per_split} keys in runs of {run}")
-
-    def keys_per_split(self, problem: AttentionProblem) -> int:
-        return KEYS_PER_SPLIT
 
     def merge(self, parts: int, device: str, *, after_decode: bool = False) -> Choice:
         return Choice({"BS": 16 if parts <= 32 else 64, "SPAN": None})

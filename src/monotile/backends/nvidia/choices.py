@@ -44,7 +44,7 @@ class NvidiaChoices(Choices):
         if dtype.bytes != 2:
             return Choice(fitting.blocks, why=f"no schedule was measured for {dtype}: {fitting.why}")
         if not support.version_supported():
-            return Choice(fitting.blocks, why=f"this Triton's Gluon is not a known one: {fitting.why}")
+            return Choice(fitting.blocks, why=f"no schedule was measured with this Triton: {fitting.why}")
         short = problem.keys <= (SHORT_CAUSAL if problem.causal is not None else SHORT)
         if problem.zeroes_values:
             table = zeroing_table(problem.mask is not None)

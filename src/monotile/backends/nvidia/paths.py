@@ -65,7 +65,9 @@ def explain(kernel: Kernel, schedule: Schedule | None, architecture: str = suppo
     if path.pipeline is not None:
         consumers = count(path.schedule.consumers, "consumer")
         lines.append(f"path: Gluon for {architecture}, one producer warp and {consumers}")
-        return [*lines, f"at launch: {AT_LAUNCH}: {rule.describe()}"]
+        lines.append(f"at launch: {AT_LAUNCH}: {rule.describe()}")
+        versions = " or ".join(support.VERSIONS)
+        return lines if support.triton_version() else [*lines, f"assumed: Triton {versions}; none is installed here"]
     instead = f" with the rule's schedule: {rule.describe()}" if schedule is not None and schedule.consumers else ""
     lines += [f"path: plain Triton for {architecture}{instead}", f"why: {path.why_plain}"]
     if not instead:

@@ -19,16 +19,16 @@ def triton_version() -> str:
 
 
 def version_supported() -> bool:
-    """Return True if the text was written for this Triton's Gluon."""
-    return triton_version().startswith(tuple(f"{version}." for version in VERSIONS))
+    """Return True if the text was written for this Triton's Gluon. Where Triton is not installed nothing runs, and what
+    is shown is for a machine that has a supported one."""
+    return not triton_version() or triton_version().startswith(tuple(f"{version}." for version in VERSIONS))
 
 
 def why_unsupported(architecture: str) -> str:
     """Say why no Gluon module can run here; nothing where one can."""
     if not version_supported():
-        found = f"this is Triton {triton_version()}" if triton_version() else "Triton is not installed"
         written = f"The Gluon text was written for Triton {' and '.join(VERSIONS)}"
-        return f"{written}, and {found}; Gluon changes from version to version."
+        return f"{written}, and this is Triton {triton_version()}; Gluon changes from version to version."
     if architecture != ARCHITECTURE:
         return f"The Gluon module uses Hopper's wgmma, which {architecture} does not have; it is for {ARCHITECTURE}."
     return ""

@@ -1,19 +1,20 @@
-"""Choices: block sizes and schedules of the library's kernels on one backend. They decide how fast a call is, never
-what it computes, but for rounding.
+"""Choices: block sizes, splits and schedules of the library's kernels on one backend. They decide how fast a call is,
+never what it computes, but for rounding.
 
-A row's result depends on the block of keys (`BK`) and on where splits begin, so these follow from the head size, the
-number of keys and the device alone, never from how many rows or threads there are."""
+A row's result depends on the row block's kind, on the block of keys (`BK`) and on where splits begin. All of these
+follow from the shape of the call and the machine, never from what arrays hold or from how many threads a call asks for.
+A number of splits that the caller fixes fixes the other two as well: a row's bits then do not depend on other rows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..dtypes import DType, bool_
 
 KEYS_PER_SPLIT = 512  # measured on CPUs: outweighs a part's output, small enough to share among cores
-ROW_BLOCKS = (1, 2, 4, 8)
+ROW_BLOCKS = (1, 2, 4, 8)  # of few rows, which are multiplied without matrix units
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,36 @@ class AttentionProblem:
     mask_mod: bool = False
 
     @property
+    def group(self) -> int:
+        """Query heads that read one KV head."""
+        return self.query_heads // max(1, self.kv_heads)
+
+    @property
     def rows(self) -> int:
         """Query rows that read one KV head."""
-        return self.query_heads // max(1, self.kv_heads) * self.queries
+        return self.group * self.queries
+
+    @property
+    def visible_range(self) -> tuple[int, int]:
+        """First key that some query sees by its position, and one past the last."""
+        shift, first, end = self.keys - self.queries, 0, self.keys
+        if self.left is not None:
+            first = max(0, shift - self.left)
+        if self.causal == "upper_left":
+            end = min(end, self.queries)
+        if self.right is not None:
+            end = min(end, self.queries + shift + self.right)
+        return min(first, end), end
+
+    @property
+    def visible_keys(self) -> int:
+        first, end = self.visible_range
+        return end - first
+
+    def packs(self, rows: int) -> bool:
+        """True if rows of several query heads shall share blocks of `rows` rows. Packed rows skip no key by position
+        that another row of the block sees, so that causal calls need many more keys than queries."""
+        return self.group > 1 and self.queries < rows and (not self.has_positions or 4 * self.queries <= self.keys)
 
     @property
     def has_positions(self) -> bool:
@@ -65,24 +93,90 @@ class Choice:
     why: str = field(default="", compare=False)
 
 
+@dataclass(frozen=True)
+class AttentionChoice(Choice):
+    """The choice for the attention kernel: rows of a program (BR), its keys, and how a call is divided."""
+
+    splits: int = 0  # 0: the keys are not split
+    first_block: int = 0  # of BK keys, with which the first split begins
+    blocks_per_split: int = 0
+
+    @property
+    def packed(self) -> bool:
+        return bool(self.blocks["packed"])
+
+    @property
+    def row_block(self) -> int:
+        return self.blocks["BR"] or 0
+
+    def divided(self, problem: AttentionProblem, splits: int | None, per_split: int | None) -> AttentionChoice:
+        """This choice with `splits` splits of all keys, or else with `per_split` blocks of visible keys in a split."""
+        if splits is not None:
+            per_split = max(1, _cdiv(_cdiv(problem.keys, splits), self.key_block))
+            return replace(self, splits=splits, blocks_per_split=per_split)
+        low, end = problem.visible_range
+        first = low // self.key_block
+        blocks = _cdiv(end, self.key_block) - first
+        if per_split is None or blocks <= per_split:
+            return self
+        return replace(self, splits=_cdiv(blocks, per_split), first_block=first, blocks_per_split=per_split)
+
+    @property
+    def key_block(self) -> int:
+        return self.blocks["BK"] or 0
+
+
+@dataclass(frozen=True)
+class SplitModel:
+    """The time of a call by which keys are split, in units of the time that one block of keys takes a program.
+
+    Programs run `slots` at a time. Each takes `start` beside its blocks, and merging takes `merge` for each split of a
+    row group's rows. A split has at least `least` blocks."""
+
+    slots: int
+    start: float
+    merge: float
+    least: int
+
+    def time(self, programs: int, blocks: int, per_split: int) -> float:
+        splits = _cdiv(blocks, per_split)
+        waves = _cdiv(programs * splits, self.slots)
+        return waves * (per_split + self.start) + (self.merge * splits if splits > 1 else 0)
+
+    def blocks_per_split(self, programs: int, blocks: int) -> int | None:
+        """The blocks of a split for the least time; None if no split pays. Numbers of splits that fill whole waves are
+        compared."""
+        best, least_time = None, self.time(max(1, programs), max(1, blocks), max(1, blocks))
+        for waves in range(1, 5):
+            splits = min(waves * self.slots // max(1, programs), blocks // self.least)
+            if splits > 1:
+                per_split = _cdiv(blocks, splits)
+                found = self.time(programs, blocks, per_split)
+                if found < least_time:
+                    best, least_time = per_split, found
+        return best
+
+
 class Choices:
     """The interface, with the answers of a backend that has no preference."""
 
-    def forward(self, problem: AttentionProblem) -> Choice:
-        """BQ and BK of the attention kernel."""
-        rows = next((rows for rows in (32, 64, 128) if problem.queries <= rows), 128)
-        return Choice({"BQ": rows, "BK": 64 if problem.head_size > 256 else 128})
+    def attention(self, problem: AttentionProblem, splits: int | None = None) -> AttentionChoice:
+        """BR, BK and `packed` of the attention kernel, and its splits. A fixed number of splits also fixes how a row is
+        computed, whatever the other rows: BK and the kind of row block follow from the head size alone."""
+        few = problem.rows <= ROW_BLOCKS[-1]
+        if splits is not None or few:
+            rows, keys = row_block(problem.rows), 64
+        else:
+            rows = next((rows for rows in (32, 64, 128) if problem.rows <= rows), 128)
+            keys = 64 if problem.head_size > 256 else 128
+        packed = few or splits is not None or problem.packs(rows)
+        chosen = AttentionChoice({"BR": rows, "BK": keys, "packed": packed})
+        per_split = KEYS_PER_SPLIT // keys if few else None
+        return chosen.divided(problem, splits, per_split)
 
     def marks_covered(self, problem: AttentionProblem) -> bool:
         """True if the block map of a mask shall tell COVERED blocks from PARTIAL ones."""
         return False
-
-    def decode(self, problem: AttentionProblem, per_split: int) -> Choice:
-        """BR and BK of the decode kernel for splits of `per_split` keys."""
-        return Choice({"BR": row_block(problem.rows), "BK": 128 if per_split % 128 == 0 else 64})
-
-    def keys_per_split(self, problem: AttentionProblem) -> int:
-        return KEYS_PER_SPLIT
 
     def merge(self, parts: int, device: str, *, after_decode: bool = False) -> Choice:
         """BS (parts of a row taken at once) and SPAN (columns of a row in one program) of a merge. Results depend on
@@ -101,3 +195,7 @@ class Choices:
 def row_block(rows: int, sizes: tuple[int, ...] = ROW_BLOCKS) -> int:
     """The smallest block that holds all rows, else the largest."""
     return next((size for size in sizes if rows <= size), sizes[-1])
+
+
+def _cdiv(a: int, b: int) -> int:
+    return -(-a // b)

@@ -10,7 +10,7 @@ from typing import Any
 from .. import backends
 from ..backends.choices import AttentionProblem, Choice
 from ..dtypes import DType, bfloat16, bool_, float32, uint8
-from ..kernels import attention, decode, examples, mask_blocks, merge
+from ..kernels import attention, examples, mask_blocks, merge
 from ..kernels.scores import Options
 from ..launch.kernel import Kernel
 from ..library import ops
@@ -39,12 +39,11 @@ class Defaults:
 
 
 STATE = {"o": float32, "m": float32, "l": float32}
+SPLIT_STATE = {f"split_{name}": dtype for name, dtype in STATE.items()}
 LIBRARY: dict[Kernel, Defaults] = {
     attention.attention: Defaults(
-        {"mask": bool_, "block_map": uint8, "sinks": float32, "lse": float32}, ("mask", "block_map", "sinks")
-    ),
-    decode.decode: Defaults(
-        {"mask": bool_, "sinks": float32, "lse": float32, **STATE}, ("mask", "sinks", "out", "lse")
+        {"mask": bool_, "block_map": uint8, "sinks": float32, "lse": float32, **SPLIT_STATE},
+        ("mask", "block_map", "sinks", *SPLIT_STATE),
     ),
     merge.merge: Defaults({"sinks": float32, "lse": float32, **STATE}, ("sinks",)),
     merge.merge_lse: Defaults({"lse": float32, "total": float32}),
@@ -102,8 +101,8 @@ def _with_blocks(kernel: Kernel, request: Request, backend: str, device: str | N
     else:
         values = {**_head_sizes(kernel, request), **values}
         problem = _problem(request, values, where)
-        choice = choices.forward(problem) if kernel is attention.attention else choices.decode(problem, LONG)
-        if kernel is attention.attention and values.get("mask", request) is not None:
+        choice = choices.attention(problem)
+        if values.get("mask", request) is not None:
             values.setdefault("covered", choices.marks_covered(problem))
     return {**choice.blocks, **values}, choice
 

@@ -154,8 +154,8 @@ def min(x: Any, axis: int) -> Any:
 
 
 @word
-def blocks(length: Any, step: int, visible: Callable[[Any], Any] | None = None) -> Any:
-    """`for j in blocks(length, step, visible)`: j = 0, step, 2 * step, ... below length.
+def blocks(length: Any, step: int, visible: Callable[[Any], Any] | None = None, start: Any = 0) -> Any:
+    """`for j in blocks(length, step, visible)`: j = start, start + step, start + 2 * step, ... below length.
 
     `visible` maps the tile of positions `j + arange(step)` to a bool tile. The compiler may skip what it hides: a block
     in which it is False everywhere, a row all of whose positions it hides, or single positions of a reduction. So

@@ -155,8 +155,8 @@ def _range(s: ExpressionBuilder, *bounds: Any) -> RuntimeRange:
     return _runtime_range(s, low, high, step, None)
 
 
-def _blocks(s: ExpressionBuilder, length: Any, step: Any, visible: Any = None) -> RuntimeRange:
-    return _runtime_range(s, 0, length, step, visible)
+def _blocks(s: ExpressionBuilder, length: Any, step: Any, visible: Any = None, start: Any = 0) -> RuntimeRange:
+    return _runtime_range(s, start, length, step, visible)
 
 
 def _runtime_range(s: ExpressionBuilder, low: Any, high: Any, step: Any, visible: Any) -> RuntimeRange:

@@ -1,12 +1,13 @@
 """Affine analysis: integer values as `constant + sum(factor * scalar) + sum(factor * position along a dimension)`.
 
-The front end recognises slices (`start + arange(n)`) by it, the passes decide comparisons of positions.
+The front end recognises slices (`start + arange(n)`) by it, the passes decide comparisons of positions. For those a
+tile of remainders `x % d` may be a term as well: of each element only the range is known, 0 to d - 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from ..dtypes import DType, int32
@@ -24,9 +25,15 @@ class Linear:
     const: int = 0
     terms: dict[Value, int] = field(default_factory=dict)  # factor of each scalar
     iotas: dict[int, int] = field(default_factory=dict)  # factor of the position along each dimension of the tile
+    remainders: dict[Value, int] = field(default_factory=dict)  # factor of each tile of remainders (`linear_or_mod`)
 
     def __add__(self, other: Linear) -> Linear:
-        return Linear(self.const + other.const, _merge(self.terms, other.terms), _merge(self.iotas, other.iotas))
+        return Linear(
+            self.const + other.const,
+            _merge(self.terms, other.terms),
+            _merge(self.iotas, other.iotas),
+            _merge(self.remainders, other.remainders),
+        )
 
     def __sub__(self, other: Linear) -> Linear:
         return self + other.times(-1)
@@ -38,11 +45,20 @@ class Linear:
             self.const * factor,
             {v: c * factor for v, c in self.terms.items()},
             {d: c * factor for d, c in self.iotas.items()},
+            {v: c * factor for v, c in self.remainders.items()},
         )
 
     @property
     def is_const(self) -> bool:
-        return not self.terms and not self.iotas
+        return not self.terms and not self.iotas and not self.remainders
+
+    def scalar_range(self) -> tuple[Linear, Linear]:
+        """Return the least and greatest sum of the scalars and the remainders, as forms of scalars alone."""
+        low = high = Linear(0, self.terms)
+        for value, factor in self.remainders.items():
+            span = (Linear(-1) + divisor_of(value)).times(factor)
+            low, high = (low + span, high) if factor < 0 else (low, high + span)
+        return low, high
 
     def offset_range(self, shape: tuple[int, ...]) -> tuple[int, int]:
         """Return the least and greatest sum of the constant and the positions over a tile of this shape."""
@@ -64,8 +80,21 @@ def _merge(a: dict[K, int], b: dict[K, int]) -> dict[K, int]:
     return out
 
 
+def divisor_of(remainder: Value) -> Linear:
+    """Return the divisor of a tile of remainders, a scalar."""
+    assert remainder.op is not None
+    divisor = linear(remainder.op.operands[1])
+    assert divisor is not None
+    return divisor
+
+
 def linear(value: Value) -> Linear | None:
     """Return the linear form of an integer value, or None. A scalar always has one: at worst, itself as a term."""
+    return linear_or_mod(value, lambda _: False)
+
+
+def linear_or_mod(value: Value, is_remainder: Callable[[Value], bool]) -> Linear | None:
+    """Return the linear form of an integer value, in which tiles that `is_remainder` accepts are terms, too."""
     known: dict[Value, Linear | None] = {}
     stack = [value]
     while stack:  # not recursive: a chain of additions may be longer than Python's stack
@@ -76,6 +105,8 @@ def linear(value: Value) -> Linear | None:
             if missing:
                 continue
             form = _from_op(current, known)
+            if form is None and current.shape and is_remainder(current):
+                form = Linear(remainders={current: 1})
             known[current] = (
                 form if form is not None or current.shape or not current.dtype.is_int else Linear(terms={current: 1})
             )
@@ -109,9 +140,9 @@ def _from_op(value: Value, known: Mapping[Value, Linear | None]) -> Linear | Non
         return first if _is_lossless(op.operands[0].dtype, value.dtype) else None
     if op.kind == "expand":
         at = op.attrs["position"]
-        return Linear(first.const, first.terms, {d + (d >= at): c for d, c in first.iotas.items()})
+        return replace(first, iotas={d + (d >= at): c for d, c in first.iotas.items()})
     if op.kind == "trans":
-        return Linear(first.const, first.terms, {1 - d: c for d, c in first.iotas.items()})
+        return replace(first, iotas={1 - d: c for d, c in first.iotas.items()})
     if op.kind == "neg":
         return first.times(-1)
     if second is None:  # broadcast

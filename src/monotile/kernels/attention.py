@@ -1,46 +1,115 @@
-"""Attention, forward: o = softmax(q k^T * scale) v with every option, and the logsumexp of each row."""
+"""Attention: o = softmax(q k^T * scale) v with every option, for any number of rows over any number of keys.
 
-from monotile.language import Const, Tensor, arange, blocks, cdiv, dot, float32, kernel, program_id
+The rows that read the same keys form a *row group*. Packed, it is all rows of a KV head: those of its query heads, one
+head after the other. Otherwise it is the rows of one query head. A program owns BR rows of a group and the keys of one
+split. Prefill is many rows and no split, decode few rows and many splits; everything between is the same kernel."""
+
+from typing import Any, NamedTuple
+
+from monotile.language import (
+    Const,
+    Tensor,
+    arange,
+    blocks,
+    cdiv,
+    dot,
+    float32,
+    kernel,
+    maximum,
+    minimum,
+    program_id,
+)
 
 from . import scores, softmax
 from .visibility import FULL, Place, by_block_case, by_position, is_additive, visible, visible_keys
 
 
+class RowBlock(NamedTuple):
+    """The rows of a program."""
+
+    b: Any
+    group: Any
+    index: Any  # of this block among those of its group
+    rows: Any  # (BR,) of the group; the last may lie past its end
+    head: Any  # query head: a scalar, or (BR,) where rows are packed
+    queries: Any  # (BR,) positions among the queries
+    Nq: Any
+
+
 @kernel
 def attention(
-    q: Tensor["B Hq Nq D"], k: Tensor["B Hkv Nk D"], v: Tensor["B Hkv Nk Dv"], mask: Tensor["B Hq Nq Nk"],
-    block_map: Tensor["B Hq MQ MK"], sinks: Tensor["Hq"], o: Tensor["B Hq Nq Dv"], lse: Tensor["B Hq Nq"], scale: float,
-    *, options: Const, D: Const, Dv: Const, BQ: Const, BK: Const, covered: Const = False,
+    q: Tensor["B H R D"], k: Tensor["B Hkv Nk D"], v: Tensor["B Hkv Nk Dv"], mask: Tensor["B Hq Nq Nk"],
+    block_map: Tensor["B H MR MK"], sinks: Tensor["Hq"], o: Tensor["B H R Dv"], lse: Tensor["B H R"],
+    split_o: Tensor["B H R S Dv"], split_m: Tensor["B H R S"], split_l: Tensor["B H R S"],
+    scale: float, queries: int, first_block: int, blocks_per_split: int,
+    *, options: Const, D: Const, Dv: Const, BR: Const, BK: Const, packed: Const = False, covered: Const = False,
 ):  # fmt: skip
-    """Each program owns BQ query rows of one head. The last rows come first: under causality they see the most keys.
-    `covered`: the block map tells COVERED blocks from PARTIAL ones."""
-    Nq, Nk = q.shape[2], k.shape[2]
-    b, h, n = program_id(q.shape[0], q.shape[1], cdiv(Nq, BQ))
-    i = cdiv(Nq, BQ) - 1 - n
-    g = h // (q.shape[1] // k.shape[1])  # the KV head
-    rows = i * BQ + arange(BQ)
-    Q = q[b, h, rows]
-    rule = scores.Rule(options, scale, is_additive(mask), approximate=v.dtype != float32 and lse is None)
+    """Each program owns BR rows of one of H groups, of `queries` rows for each query head where they are packed. With
+    `split_o` the keys are split, and the program owns `blocks_per_split` blocks from `first_block` on and writes the
+    softmax state of its split; else it owns all keys and writes the output. `v` left out: values are the first Dv
+    columns of the keys. `covered`: the block map tells COVERED blocks from PARTIAL ones."""
+    Nk = k.shape[2]
+    values = v if v is not None else k
+    own, s = program_of(q, queries, split_o, BR, packed)
+    b, rows, g = own.b, own.rows, own.group // (q.shape[1] // k.shape[1])
+    low, high = keys_of_split(s, Nk, first_block, blocks_per_split, BK)
+    Q = q[b, own.group, rows]
+    exact = v is None or v.dtype == float32 or lse is not None or split_o is not None
+    rule = scores.Rule(options, scale, is_additive(mask), approximate=not exact)
     score_scale = scores.score_scale(rule)
 
     def at(cols):
-        return Place(b, h, rows[:, None], cols, Nq, Nk, inside=rows[:, None] < Nq)
+        head = own.head[:, None] if packed else own.head
+        return Place(b, head, own.queries[:, None], cols, own.Nq, Nk, inside=rows[:, None] < q.shape[2])
 
     def step(state, cols, case):
-        M = mask[b, h, rows, cols] if case != FULL else None
+        M = mask_tile(mask, own, cols, packed) if case != FULL else None
         S = scores.score(rule, dot(Q, k[b, g, cols].T), at(cols), M)
         seen = visible(options, at(cols), M)
         keys = visible_keys(options, at(cols), M, seen, case)
-        return softmax.step(state, S, v[b, g, cols], seen, keys, score_scale)
+        return softmax.step(state, S, values[b, g, cols, arange(Dv)], seen, keys, score_scale)
 
-    state = softmax.empty(BQ, Dv)
-    for j in blocks(Nk, BK, lambda cols: by_position(options, at(cols))):
-        case = block_map[b, h, i, j // BK] if block_map is not None else None
+    state = softmax.empty(BR, Dv)
+    for j in blocks(high, BK, lambda cols: by_position(options, at(cols)), start=low):
+        case = block_map[b, own.group, own.index, j // BK] if block_map is not None else None
         state = by_block_case(step, state, j + arange(BK), mask, case, covered)
 
     state = softmax.in_natural_units(state, score_scale)
-    if sinks is not None:
-        state = softmax.sink(state, sinks[h] - scores.softcap_offset(rule))
-    o[b, h, rows], L = softmax.finish(state)
-    if lse is not None:
-        lse[b, h, rows] = L
+    if split_o is not None:
+        split_m[b, own.group, rows, s], split_l[b, own.group, rows, s], split_o[b, own.group, rows, s] = state
+    else:
+        if sinks is not None:
+            state = softmax.sink(state, sinks[own.head] - scores.softcap_offset(rule))
+        o[b, own.group, rows], L = softmax.finish(state)
+        if lse is not None:
+            lse[b, own.group, rows] = L
+
+
+def program_of(q, queries, split_o, BR, packed):
+    """This program's rows and its split. The last rows come first: under causality they see the most keys."""
+    R = q.shape[2]
+    if split_o is None:
+        b, group, n = program_id(q.shape[0], q.shape[1], cdiv(R, BR))
+        s = None
+    else:
+        b, group, s, n = program_id(q.shape[0], q.shape[1], split_o.shape[3], cdiv(R, BR))
+    index = cdiv(R, BR) - 1 - n
+    rows = index * BR + arange(BR)
+    if not packed:
+        return RowBlock(b, group, index, rows, group, rows, R), s
+    Nq = maximum(queries, 1)  # which tells the compiler that positions are below it
+    return RowBlock(b, group, index, rows, group * (R // Nq) + rows // Nq, rows % Nq, Nq), s
+
+
+def keys_of_split(s, Nk, first_block, blocks_per_split, BK):
+    """First key and end of a split, which begins with a whole block."""
+    if s is None:
+        return 0, Nk
+    first = minimum(maximum(first_block + s * blocks_per_split, 0), cdiv(Nk, BK))
+    return first * BK, minimum((first + blocks_per_split) * BK, Nk)
+
+
+def mask_tile(mask, own, cols, packed):
+    if packed:
+        return mask[own.b, own.head[:, None], own.queries[:, None], cols[None, :]]
+    return mask[own.b, own.head, own.rows, cols]

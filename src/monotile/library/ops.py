@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from ..backends.choices import KEYS_PER_SPLIT, Choice
+from ..backends.choices import KEYS_PER_SPLIT, AttentionChoice, AttentionProblem, Choice
 from ..dtypes import float32, uint8
 from ..errors import BadOption, MixedDTypes
 from ..kernels.attention import attention as attention_kernel
-from ..kernels.decode import decode as decode_kernel
 from ..kernels.mask_blocks import mask_blocks as mask_blocks_kernel
 from ..kernels.merge import merge as merge_kernel
 from ..kernels.merge import merge_lse as merge_lse_kernel
@@ -37,8 +36,6 @@ from .inputs import (
 
 Array = Any
 Window = tuple[int | None, int | None] | None
-
-FEW_QUERIES = 8  # up to here a call is split over the keys
 
 _first: Finish = itemgetter(0)
 
@@ -89,46 +86,56 @@ def _plan_attention(builder: CallBuilder, given: AttentionOptions) -> Finish:
     out = inputs.result(builder, inputs.out_shape, inputs.dtype)
     lse = inputs.result(builder, inputs.out_shape[:3], float32) if given.return_lse else None
     if 0 not in inputs.out_shape:
-        if inputs.out_shape[2] > FEW_QUERIES:
-            _add_forward(builder, inputs, options, (out, lse), threads)
-        else:
-            _add_split_decode(builder, inputs, options, (out, lse), threads)
+        problem = inputs.problem(options)
+        choice = builder.choices.attention(problem)
+        state = _partials(builder.temporary, inputs, choice.splits) if choice.splits else None
+        _add_attention(builder, inputs, options, choice, state or (out, lse), threads)
+        if state is not None:
+            merging = builder.choices.merge(choice.splits, builder.device, after_decode=True)
+            _add_merge(builder, state, inputs.sinks, out, lse, merging)
     return tuple if given.return_lse else _first
 
 
-Outputs = tuple[ArrayRef, ArrayRef | None]  # o and lse
+def _add_attention(
+    builder: CallBuilder, inputs: AttentionInputs, options: Options, choice: AttentionChoice,
+    target: Partials | tuple[ArrayRef, ArrayRef | None], threads: int | None,
+) -> None:  # fmt: skip
+    """Add the attention kernel, which writes softmax states of splits or the output and its logsumexp. Packed, it sees
+    the rows of a group's query heads as rows of their KV head."""
+    B, Hq, Nq, _ = inputs.out_shape
+    H = inputs.k.shape[1] if choice.packed else Hq
+    R = Hq * Nq // H
 
+    def grouped(array: ArrayRef | None) -> ArrayRef | None:
+        return None if array is None else builder.reshaped(array, B, H, R, *array.shape[3:])
 
-def _add_forward(
-    builder: CallBuilder, inputs: AttentionInputs, options: Options, outputs: Outputs, threads: int | None
-) -> None:
     problem = inputs.problem(options)
-    choice = builder.choices.forward(problem)
+    split = isinstance(target, Partials)
+    state: tuple[ArrayRef | None, ...] = tuple(map(grouped, target)) if split else (None, None, None)
+    outputs: tuple[ArrayRef | None, ...] = (None, None) if split else tuple(map(grouped, target))
     mask, block_map, covered = inputs.broadcast_mask(), None, False
-    if mask is not None and inputs.mask is not None and problem.keys > 0:
-        covered = builder.choices.marks_covered(problem)
-        BQ, BK = choice.blocks["BQ"], choice.blocks["BK"]
-        assert BQ is not None and BK is not None
-        block_map = builder.temporary(_map_shape(inputs.mask.shape, BQ, BK), uint8)
-        _add_mask_blocks(builder, inputs.mask, block_map, BQ, BK, threads, covered=covered)
-        block_map = block_map.broadcast(_map_shape(mask.shape, BQ, BK))  # as the mask is: along heads and rows
-    args = inputs.q, inputs.k, inputs.v, mask, block_map, inputs.sinks, *outputs, SCALE
-    builder.launch(attention_kernel, *args, choice=choice, threads=threads, options=options, covered=covered)
+    if mask is not None and problem.keys > 0:
+        block_map, covered = _add_block_map(builder, inputs, problem, choice, threads)
+    args = grouped(inputs.q), inputs.k, inputs.v, mask, block_map, None if split else inputs.sinks, *outputs, *state
+    scalars = SCALE, Nq, choice.first_block, choice.blocks_per_split
+    builder.launch(attention_kernel, *args, *scalars, choice=choice, threads=threads, options=options, covered=covered)
 
 
-def _add_split_decode(
-    builder: CallBuilder, inputs: AttentionInputs, options: Options, outputs: Outputs, threads: int | None
-) -> None:
-    """Decode in splits and merge them; a single split writes the output itself."""
-    problem = inputs.problem(options)
-    per_split = builder.choices.keys_per_split(problem)
-    splits = max(1, _cdiv(problem.keys, per_split))
-    state = _partials(builder.temporary, inputs, splits if splits > 1 else 0)
-    _add_decode(builder, inputs, options, per_split, state, outputs, threads)
-    if splits > 1:
-        out, lse = outputs
-        choice = builder.choices.merge(splits, builder.device, after_decode=True)
-        _add_merge(builder, state, inputs.sinks, out, lse, choice)
+def _add_block_map(
+    builder: CallBuilder, inputs: AttentionInputs, problem: AttentionProblem, choice: AttentionChoice,
+    threads: int | None,
+) -> tuple[ArrayRef | None, bool]:  # fmt: skip
+    """Add the block map of a mask; return it as the kernel reads it, and whether it tells COVERED blocks."""
+    mask = inputs.mask
+    assert mask is not None
+    if choice.packed:
+        return None, False
+    BQ, BK = choice.row_block, choice.key_block
+    covered = builder.choices.marks_covered(problem)
+    block_map = builder.temporary(_map_shape(mask.shape, BQ, BK), uint8)
+    _add_mask_blocks(builder, mask, block_map, BQ, BK, threads, covered=covered)
+    whole = *inputs.q.shape[:3], problem.keys
+    return block_map.broadcast(_map_shape(whole, BQ, BK)), covered  # as the mask is: along heads and rows
 
 
 # ---- split decode ----------------------------------------------------------------------------------------------------
@@ -166,18 +173,16 @@ def decode_partials(
 def _plan_partials(builder: CallBuilder, given: PartialsOptions) -> Finish:
     options = read_options(given)
     inputs = read_inputs(builder)
-    splits, per_split = given.splits, KEYS_PER_SPLIT
+    splits = given.splits
     if splits is None:
         splits = recommended_splits(inputs.k.shape[2], inputs.out_shape[2], "cpu")
     else:
         check_count("splits", splits)
-        block = builder.choices.decode(inputs.problem(options), 1).blocks["BK"]  # splits may be short
-        assert block is not None
-        per_split = _cdiv(_cdiv(inputs.k.shape[2], splits), block) * block
     state = _partials(lambda shape, dtype: inputs.result(builder, shape, dtype), inputs, splits)
     if 0 not in inputs.out_shape:
         threads = builder.threads_for(inputs.flops, inputs.bytes)
-        _add_decode(builder, inputs, options, per_split, state, (None, None), threads)
+        choice = builder.choices.attention(inputs.problem(options), splits)
+        _add_attention(builder, inputs, options, choice, state, threads)
     return Partials._make
 
 
@@ -185,25 +190,6 @@ def _partials(new: Callable[..., ArrayRef], inputs: AttentionInputs, splits: int
     B, Hq, Nq, Dv = inputs.out_shape
     shape = B, Hq, Nq, splits
     return Partials(new((*shape, Dv), float32), new(shape, float32), new(shape, float32))
-
-
-def _add_decode(
-    builder: CallBuilder, inputs: AttentionInputs, options: Options, per_split: int, state: Partials,
-    outputs: tuple[ArrayRef | None, ArrayRef | None], threads: int | None,
-) -> None:  # fmt: skip
-    """The decode kernel sees the rows of a group's query heads as rows of their KV head."""
-    B, Hq, Nq, _ = inputs.out_shape
-    Hkv, Nk, D = inputs.k.shape[1:]
-    G = Hq // Hkv
-    mask = inputs.broadcast_mask()
-    mask = mask.reshaped(B, Hkv, G, Nq, Nk) if mask is not None else None
-    o, m, l, out, lse = (
-        x.reshaped(B, Hkv, G * Nq, *x.shape[3:]) if x is not None else None for x in (*state, *outputs)
-    )
-    sinks = inputs.sinks if out is not None else None
-    args = inputs.q.reshaped(B, Hkv, G, Nq, D), inputs.k, inputs.v, mask, o, m, l, sinks, out, lse, SCALE, per_split
-    choice = builder.choices.decode(inputs.problem(options), per_split)
-    builder.launch(decode_kernel, *args, choice=choice, threads=threads, options=options)
 
 
 def recommended_splits(n_kv: int, n_simds: int, device: str = "cpu") -> int:

@@ -13,24 +13,24 @@ if it fails at its best position. Both are bounds on the counter, so they are co
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..dtypes import bool_, int32, int64
-from ..ir import Block, Kernel, Op, Tensor, Type, Value, clone, replace, uses, walk
-from ..ir.affine import Linear, linear, to_scalar
+from ..ir import Block, Kernel, Op, Tensor, Type, Value, clone, uses, walk
+from ..ir import replace as replace_values
+from ..ir.affine import Linear, linear, linear_or_mod, to_scalar
 from ..ir.builder import Builder
-from ..ir.intervals import Loops, nonnegative
+from ..ir.intervals import Loops, interval, nonnegative
 from .facts import loop_of
 
 
 @dataclass(frozen=True)
 class Guard:
-    """`factor * counter + rest + offset < 0` for every offset from `low` to `high`."""
+    """`factor * counter + rest < 0` for every rest from `low` to `high`, which have scalars and a constant."""
 
     factor: int
-    rest: Linear
-    low: int
-    high: int
+    low: Linear
+    high: Linear
 
 
 # ---- guards ----------------------------------------------------------------------------------------------------------
@@ -43,19 +43,30 @@ def _guard(
     `invariant`, also when it is the same for all iterations."""
     terms = dict(form.terms)
     factor = terms.pop(body.params[0], 0)
-    # The sums are computed in int64, which an int64 term could overflow.
-    if (factor == 0 and not invariant) or any(v in inside or v.dtype.bits == 64 for v in terms):
+    if factor == 0 and not invariant:
         return None
-    low, high = form.offset_range(shape or (1, 1))
-    return Guard(factor, Linear(0, terms), low, high)
+    (least, greatest), (low, high) = replace(form, terms=terms).scalar_range(), form.offset_range(shape or (1, 1))
+    # The sums are computed in int64, which an int64 term could overflow.
+    if any(v in inside or v.dtype.bits == 64 for v in (*least.terms, *greatest.terms)):
+        return None
+    return Guard(factor, least + Linear(low), greatest + Linear(high))
 
 
 def below(op: Op) -> Linear | None:
     """Return the linear form that is negative exactly where an integer comparison holds."""
-    left, right = (linear(v) for v in op.operands)
+    left, right = (linear_or_mod(v, _is_position) for v in op.operands)
     if op.kind not in ("lt", "le") or left is None or right is None:
         return None
     return left - right - Linear(1 if op.kind == "le" else 0)
+
+
+def _is_position(value: Value) -> bool:
+    """Return True for the remainders of a scalar that is known to be positive: 0 to one less than it."""
+    op = value.op
+    if op is None or op.kind != "mod":
+        return False
+    divisor = linear(op.operands[1])
+    return divisor is not None and not divisor.iotas and interval(op.operands[1])[0] > 0
 
 
 def conjuncts(value: Value) -> Iterator[tuple[Op, tuple[int, ...]]]:
@@ -92,17 +103,18 @@ def _counter_limits(b: Builder, guards: list[Guard], *, best: bool) -> tuple[Val
     low: Value | None = None
     high: Value | None = None
     for g in guards:
-        offset = g.low if best else g.high
+        rest = g.low if best else g.high
+        scalars, offset = replace(rest, const=0), rest.const
         if g.factor == 0:  # all iterations or none
             most = b.const(int32.limits[1], int64)
-            bound = b.where(b.binary("lt", _wide(b, g.rest, offset), 0), most, b.const(int32.limits[0], int64))
+            bound = b.where(b.binary("lt", _wide(b, scalars, offset), 0), most, b.const(int32.limits[0], int64))
             high = bound if high is None else b.binary("min", high, bound)
         elif g.factor > 0:
-            bound = _wide(b, g.rest.times(-1), g.factor - 1 - offset)
+            bound = _wide(b, scalars.times(-1), g.factor - 1 - offset)
             bound = b.binary("floordiv", bound, g.factor) if g.factor > 1 else bound
             high = bound if high is None else b.binary("min", high, bound)
         else:
-            bound = _wide(b, g.rest, offset)
+            bound = _wide(b, scalars, offset)
             bound = b.binary("floordiv", bound, -g.factor) if g.factor < -1 else bound
             bound = b.binary("add", bound, 1)
             low = bound if low is None else b.binary("max", low, bound)
@@ -202,7 +214,7 @@ def _peel(kernel: Kernel, *, bounds: bool, invariant: bool = False) -> None:
         renamed.update(_peel_loop(b, loop, found))
 
     _each_loop(kernel.body, visit)
-    replace(kernel.body, renamed)
+    replace_values(kernel.body, renamed)
 
 
 @dataclass(frozen=True)
@@ -323,7 +335,7 @@ def _copy_loop(
             checked[axis] = False
             op.attrs["checked"] = tuple(checked)
         body.ops.append(op)
-    replace(body, replaced)
+    replace_values(body, replaced)
     b.block.ops.append(copy)
     return copy.results
 

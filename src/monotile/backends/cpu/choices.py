@@ -2,43 +2,51 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 
-from ..choices import AttentionProblem, Choice, Choices, row_block
+from ..choices import (
+    KEYS_PER_SPLIT,
+    ROW_BLOCKS,
+    AttentionChoice,
+    AttentionProblem,
+    Choice,
+    Choices,
+    SplitModel,
+    row_block,
+)
 
 # The least work for which another thread is woken: about twice the cost of waking it.
 FLOPS_PER_THREAD = 2_000_000
 BYTES_PER_THREAD = 256_000
 STRIPS = (8, 4)  # rows of a mask read at a time: as many memory streams as a core follows
 TILE_BYTES = 32768
+MAX_SLOTS = 64  # processors beyond these get no splits of their own
+STREAMED = ROW_BLOCKS[-1]
+PANELS = (32, 64, 128)  # rows of a block
 
 
 class CpuChoices(Choices):
-    def forward(self, problem: AttentionProblem) -> Choice:
-        """BQ is the largest block whose queries and accumulators fit in L2: each block of queries streams all of K and
-        V once."""
+    def attention(self, problem: AttentionProblem, splits: int | None = None) -> AttentionChoice:
+        """Few rows are streamed: keys pass through registers once. More rows are computed in panels."""
+        if splits is not None or problem.rows <= STREAMED:
+            return _streamed(problem, splits)
         keys = 64 if problem.head_size > 256 else 128
-        for rows in (32, 64, 128):
-            if problem.queries <= rows:
-                return Choice({"BQ": rows, "BK": keys}, why=f"{problem.queries} queries fit one block of {rows}")
-            if 16 * rows * problem.head_size > l2_bytes():
-                why = f"queries and accumulators of {rows} rows fill the L2 cache of {l2_bytes() >> 10} KiB"
-                return Choice({"BQ": rows, "BK": keys}, why=why)
-        return Choice({"BQ": 256, "BK": keys}, why="the largest block: queries and accumulators fit in L2")
+        rows, why = _rows_in_l2(problem)
+        packed = problem.packs(rows)
+        size = problem.rows if packed else problem.queries
+        rows = next(block for block in (*PANELS, rows) if size <= block or block >= rows)
+        groups = problem.kv_heads if packed else problem.query_heads
+        programs = problem.batch * groups * -(-size // rows)
+        model = SplitModel(slots=cores(), start=0.25, merge=0.1, least=4)
+        per_split = model.blocks_per_split(programs, -(-problem.visible_keys // keys))
+        chosen = AttentionChoice({"BR": rows, "BK": keys, "packed": packed}, why=f"{size} rows of a group; {why}")
+        return chosen.divided(problem, None, per_split)
 
     def marks_covered(self, problem: AttentionProblem) -> bool:
         """The map is read in strips; those of an additive mask seldom hide anything, and where positions hide nothing
         either, all keys are seen."""
         return problem.has_additive_mask and not problem.has_positions and not problem.mask_mod
-
-    def decode(self, problem: AttentionProblem, per_split: int) -> Choice:
-        """Long runs of keys, if a split is a whole number of them: accumulators are rescaled seldom. 16-bit keys of
-        size 129 to 256 are a tenth slower in runs twice as long (measured on Zen 4)."""
-        size, width = problem.head_size, problem.dtype.bytes
-        run = 64 if 128 < size <= 256 and width < 4 else 128
-        if per_split % run:
-            run = next((b for b in (64, 32) if b * size * width <= TILE_BYTES), 16)
-        return Choice({"BR": row_block(problem.rows), "BK": run}, why=f"splits of {per_split} keys in runs of {run}")
 
     def merge(self, parts: int, device: str, *, after_decode: bool = False) -> Choice:
         return Choice({"BS": 16 if parts <= 32 else 64, "SPAN": None})
@@ -51,6 +59,33 @@ class CpuChoices(Choices):
         from .pool import default_threads
 
         return min(default_threads(), max(1, flops // FLOPS_PER_THREAD, bytes_ // BYTES_PER_THREAD))
+
+
+def _streamed(problem: AttentionProblem, splits: int | None) -> AttentionChoice:
+    """Long runs of keys, where splits are whole numbers of them: accumulators are rescaled seldom. 16-bit keys of size
+    129 to 256 are a tenth slower in runs twice as long (measured on Zen 4)."""
+    size, width = problem.head_size, problem.dtype.bytes
+    run = 64 if 128 < size <= 256 and width < 4 else 128
+    if splits is not None:  # which may be short
+        run = next((b for b in (64, 32) if b * size * width <= TILE_BYTES), 16)
+    chosen = AttentionChoice(
+        {"BR": row_block(problem.rows), "BK": run, "packed": True}, why=f"few rows stream keys in runs of {run}"
+    )
+    return chosen.divided(problem, splits, KEYS_PER_SPLIT // run)
+
+
+def _rows_in_l2(problem: AttentionProblem) -> tuple[int, str]:
+    """The largest row block whose queries and accumulators fit in L2: each block of rows reads all of K and V."""
+    for rows in (32, 64, 128):
+        if 16 * rows * problem.head_size > l2_bytes():
+            return rows, f"queries and accumulators of {rows} rows fill the L2 cache of {l2_bytes() >> 10} KiB"
+    return 256, "queries and accumulators of 256 rows fit in L2"
+
+
+@cache
+def cores() -> int:
+    """Processors of this machine, whichever a process or a call may use: results do not depend on those."""
+    return min(os.cpu_count() or 1, MAX_SLOTS)
 
 
 @cache

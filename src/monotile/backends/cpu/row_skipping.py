@@ -73,7 +73,8 @@ def _row_limit(test: Op, along: int) -> RowLimit | None:
     sign = form.iotas.get(1 - along, 0)
     if sign not in (1, -1):
         return None
-    return RowLimit(sign, form.iotas.get(along, 0), Linear(form.const, form.terms))
+    least, _ = form.scalar_range()
+    return RowLimit(sign, form.iotas.get(along, 0), least + Linear(form.const))
 
 
 def visible_rows(

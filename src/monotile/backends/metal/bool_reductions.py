@@ -72,7 +72,7 @@ def _add(test: Value, axis: int, bounds: PositionBounds) -> bool:
         return bool(test.shape)
     compared = op is not None and op.kind in ("lt", "le") and op.operands[0].dtype.is_int
     form = below(op) if op is not None and compared else None
-    if form is None or any(v.dtype.bits == 64 for v in form.terms):
+    if form is None or form.remainders or any(v.dtype.bits == 64 for v in form.terms):
         return False
     rest = Linear(form.const, form.terms, {d: c for d, c in form.iotas.items() if d != axis})
     coefficient = form.iotas.get(axis, 0)

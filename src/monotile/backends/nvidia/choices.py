@@ -5,16 +5,17 @@ the backend's own rule. What `monotile tune` measured on this machine's GPU come
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
-from ..choices import AttentionProblem, Choice, Choices, row_block
+from ..choices import ROW_BLOCKS, AttentionChoice, AttentionProblem, Choice, Choices, SplitModel, row_block
 from . import tuning
 from .device import gpu
 from .gluon import support
 from .schedule import Schedule
 
 MEASURED = "sm_90"
-# (BQ, BK) up to a head size: what fits shared memory, and registers without thousands of bytes spilled. Tiles are
+# (BR, BK) up to a head size: what fits shared memory, and registers without thousands of bytes spilled. Tiles are
 # powers of two, so that beyond 512 they are as large as for 1024. float32 has its operands in registers, too.
 BLOCKS = ((128, 128, 128), (256, 128, 64), (512, 64, 64), (576, 32, 32))
 BLOCKS_FLOAT32 = ((64, 64, 64), (128, 32, 32), (256, 32, 16), (576, 16, 16))
@@ -26,6 +27,8 @@ MIN_SPLIT = 128  # keys of a split: fewer do not outweigh its output
 LONG_SPLIT = 512  # keys of a split: with this many, two CTAs on a multiprocessor beat one with twice the keys
 TWO_FIT = 16384  # bytes of a tile of keys: up to here, two decode CTAs fit a multiprocessor
 TILE_BYTES = 32768  # of a decode tile of keys, which fits shared memory beside its values
+# Of the split model, in blocks of keys: what a CTA takes beside its blocks, and a merge for each split.
+SPLIT_START, SPLIT_MERGE, MIN_BLOCKS = 2.0, 0.05, 2
 MERGE_SPAN = 32  # columns of a row in one program of a merge: GPUs need many programs
 MASK_COLUMNS = 1024  # columns of a mask in one program of its block map
 
@@ -33,7 +36,30 @@ Table = tuple[tuple[int, Choice], ...]  # choices up to a head size
 
 
 class NvidiaChoices(Choices):
-    def forward(self, problem: AttentionProblem) -> Choice:
+    def attention(self, problem: AttentionProblem, splits: int | None = None) -> AttentionChoice:
+        """Few rows are multiplied without matrix units; others in blocks for them, packed where a head has few."""
+        if splits is not None or problem.rows <= ROW_BLOCKS[-1]:
+            return self._split_few(problem, splits)
+        found = self.row_blocks(problem)
+        rows, keys = found.blocks["BR"] or 0, found.blocks["BK"] or 0
+        together = max(1, found.schedule.consumers) if found.schedule is not None else 1
+        packed = problem.packs(rows * together)
+        groups, size = (problem.kv_heads, problem.rows) if packed else (problem.query_heads, problem.queries)
+        schedule = found.schedule
+        if together > 1 and size <= rows * (together - 1):  # idle consumers would only take registers
+            together = -(-size // rows)
+            schedule = replace(schedule, consumers=together)
+        ctas = problem.batch * groups * -(-size // (rows * together))
+        model = SplitModel(gpu(problem.device).multiprocessors, start=SPLIT_START, merge=SPLIT_MERGE, least=MIN_BLOCKS)
+        per_split = model.blocks_per_split(ctas, -(-problem.visible_keys // keys))
+        chosen = AttentionChoice({"BR": rows, "BK": keys, "packed": packed}, schedule, found.why)
+        chosen = chosen.divided(problem, None, per_split)
+        if chosen.splits and schedule is not None and schedule.persistent:
+            chosen = replace(chosen, schedule=replace(schedule, persistent=False))
+        return chosen
+
+    def row_blocks(self, problem: AttentionProblem) -> Choice:
+        """BR, BK and the schedule for matrix units."""
         size, dtype, target = problem.head_size, problem.dtype, gpu(problem.device)
         tuned = tuning.lookup("attention", size, dtype.name, problem.device)
         if tuned is not None and not problem.zeroes_values:  # measured without zeroed copies of V
@@ -52,15 +78,17 @@ class NvidiaChoices(Choices):
             table = forward_table(persistent=short or problem.softcap is not None)
         return _up_to(size, table) or Choice(fitting.blocks, why=f"no row for head size {size}: {fitting.why}")
 
-    def marks_covered(self, problem: AttentionProblem) -> bool:
-        """The map reads whole blocks of the mask anyway."""
-        return problem.mask is not None and not problem.mask_mod
+    def _split_few(self, problem: AttentionProblem, splits: int | None) -> AttentionChoice:
+        unsplit = self.few_rows(problem, unsplit=True)
+        length = split_length(problem, unsplit.blocks["BK"] or 0) if splits is None else 0
+        alone = splits is None and length >= problem.visible_keys
+        found = unsplit if alone else self.few_rows(problem, unsplit=False)
+        blocks = {"BR": row_block(problem.rows), "BK": found.blocks["BK"], "packed": True}
+        chosen = AttentionChoice(blocks, found.schedule, found.why)
+        return chosen.divided(problem, splits, -(-length // chosen.key_block))
 
-    def decode(self, problem: AttentionProblem, per_split: int) -> Choice:
-        found = self._decode(problem, unsplit=per_split >= problem.keys)
-        return Choice({**found.blocks, "BR": row_block(problem.rows)}, found.schedule, found.why)
-
-    def _decode(self, problem: AttentionProblem, *, unsplit: bool) -> Choice:
+    def few_rows(self, problem: AttentionProblem, *, unsplit: bool) -> Choice:
+        """BK and the schedule for rows without matrix units."""
         size, dtype = problem.head_size, problem.dtype
         tuned = tuning.lookup("decode", size, dtype.name, problem.device)
         if tuned is not None:
@@ -72,10 +100,9 @@ class NvidiaChoices(Choices):
             return fitting
         return _up_to(size, decode_table(unsplit)) or fitting
 
-    def keys_per_split(self, problem: AttentionProblem) -> int:
-        block = self._decode(problem, unsplit=problem.keys <= 1).blocks["BK"]
-        assert block is not None
-        return split_length(problem, block)
+    def marks_covered(self, problem: AttentionProblem) -> bool:
+        """The map reads whole blocks of the mask anyway."""
+        return problem.mask is not None and not problem.mask_mod
 
     def merge(self, parts: int, device: str, *, after_decode: bool = False) -> Choice:
         """All parts at once where that is possible: a second iteration waits for memory once more."""
@@ -99,7 +126,7 @@ def split_length(problem: AttentionProblem, block: int) -> int:
     two_fit = block * problem.head_size * problem.dtype.bytes <= TWO_FIT
     for together in (2, 1) if two_fit else (1,):
         splits = max(1, round(together * gpu(problem.device).multiprocessors / heads))
-        per_split = _round_up(_round_up(problem.keys, splits) // splits, block)
+        per_split = _round_up(_round_up(problem.visible_keys, splits) // splits, block)
         if per_split >= LONG_SPLIT:
             break
     return max(per_split, _round_up(MIN_SPLIT, block))
@@ -113,7 +140,7 @@ def _fitting(problem: AttentionProblem) -> Choice:
     table = BLOCKS if dtype.bytes < 4 else BLOCKS_FLOAT32
     rows, keys = next((rows, keys) for most, rows, keys in table if (512 if large else size) <= most)
     return Choice(
-        {"BQ": rows, "BK": keys},
+        {"BR": rows, "BK": keys},
         why=f"blocks of {rows} x {keys} for head size {size} fit the shared memory of {MEASURED}",
     )
 
@@ -122,10 +149,10 @@ def _fitting(problem: AttentionProblem) -> Choice:
 def forward_table(persistent: bool) -> Table:
     why = "measured on an H200" + (", persistent CTAs for few keys or softcap" if persistent else "")
     return (
-        (64, Choice({"BQ": 64, "BK": 128}, Schedule(4, 3, consumers=3, registers=160), why)),
-        (128, Choice({"BQ": 64, "BK": 128}, Schedule(4, 2, consumers=2, registers=232, persistent=persistent), why)),
-        (256, Choice({"BQ": 64, "BK": 64}, Schedule(4, 2, consumers=2), why)),
-        (512, Choice({"BQ": 64, "BK": 64}, Schedule(8, 1, consumers=1), why)),
+        (64, Choice({"BR": 64, "BK": 128}, Schedule(4, 3, consumers=3, registers=160), why)),
+        (128, Choice({"BR": 64, "BK": 128}, Schedule(4, 2, consumers=2, registers=232, persistent=persistent), why)),
+        (256, Choice({"BR": 64, "BK": 64}, Schedule(4, 2, consumers=2), why)),
+        (512, Choice({"BR": 64, "BK": 64}, Schedule(8, 1, consumers=1), why)),
     )
 
 
@@ -136,10 +163,10 @@ def zeroing_table(masked: bool) -> Table:
     why = "measured on an H200, with shared memory for a copy of V in which hidden keys are zeroed"
     three, two = Schedule(4, 3, consumers=3, registers=152), Schedule(4, 3, consumers=2, registers=240)
     return (
-        (64, Choice({"BQ": 64, "BK": 128}, two if masked else three, why)),
-        (128, Choice({"BQ": 64, "BK": 128}, Schedule(4, 2, consumers=2, registers=240 if masked else 232), why)),
-        (256, Choice({"BQ": 64, "BK": 32}, Schedule(4, 2, consumers=2, registers=232), why)),
-        (512, Choice({"BQ": 64, "BK": 32}, Schedule(8, 1, consumers=1), why)),
+        (64, Choice({"BR": 64, "BK": 128}, two if masked else three, why)),
+        (128, Choice({"BR": 64, "BK": 128}, Schedule(4, 2, consumers=2, registers=240 if masked else 232), why)),
+        (256, Choice({"BR": 64, "BK": 32}, Schedule(4, 2, consumers=2, registers=232), why)),
+        (512, Choice({"BR": 64, "BK": 32}, Schedule(8, 1, consumers=1), why)),
     )
 
 

@@ -24,7 +24,6 @@ from ...backends.nvidia.triton.padding import padded
 from ...backends.nvidia.tuning import Key
 from ...errors import MonotileError
 from ...kernels.attention import attention as attention_kernel
-from ...kernels.decode import decode as decode_kernel
 from ...kernels.scores import Options
 from ...launch.kernel import Kernel
 from ...library import ops, registry
@@ -112,7 +111,7 @@ def candidates(key: Key, base: Schedule | None = None, most: int = SHARED_BYTES)
         return
     for BQ, BK, chosen in _forward_space(base, gluon=size == 2):
         if fits(BQ, BK, key.head_size, size, chosen, most):
-            yield Choice({"BQ": BQ, "BK": BK}, chosen)
+            yield Choice({"BR": BQ, "BK": BK}, chosen)
 
 
 def _forward_space(base: Schedule, *, gluon: bool) -> Iterator[tuple[int, int, Schedule]]:
@@ -191,14 +190,15 @@ class Bench:
         import torch
 
         q, k, v = self.inputs.q, self.inputs.k, self.inputs.v
-        return q, k, v, None, None, None, torch.empty_like(q), None, self.scale
+        none = (None,) * 3
+        return q, k, v, *none, torch.empty_like(q), None, *none, self.scale, q.shape[2], 0, 0
 
     def constants(self) -> dict[str, Any]:
         return {"options": CAUSAL}
 
     def chosen(self) -> Choice:
         """The choice that a call of the library makes now."""
-        return BACKEND.choices.forward(replace(self.problem, keys=2**20))  # as for long sequences
+        return BACKEND.choices.row_blocks(replace(self.problem, keys=2**20))  # as for long sequences
 
     def result(self, arguments: tuple[Any, ...]) -> Any:
         return arguments[6]
@@ -240,7 +240,6 @@ class Bench:
 class DecodeBench(Bench):
     """Runs the candidates for decode: one query, many keys, in splits as long as the library's, without the merge."""
 
-    kernel = decode_kernel
     cold = True
 
     def arguments(self, choice: Choice) -> tuple[Any, ...]:
@@ -248,24 +247,24 @@ class DecodeBench(Bench):
 
         q, k, v = self.inputs.q, self.inputs.k, self.inputs.v
         (B, Hq, _, D), (_, Hkv, Nk, _) = q.shape, k.shape
-        per = split_length(self.problem, choice.blocks["BK"] or 0)
+        block = choice.blocks["BK"] or 0
+        per = split_length(self.problem, block)
         parts = B, Hkv, Hq // Hkv, -(-Nk // per)
         o = torch.empty((*parts, D), dtype=torch.float32, device=q.device)
         m, l = (torch.empty(parts, dtype=torch.float32, device=q.device) for _ in range(2))
-        folded = q.reshape(B, Hkv, Hq // Hkv, 1, D)
-        return folded, k, v, None, o, m, l, None, None, None, self.scale, per
+        folded, none = q.reshape(B, Hkv, Hq // Hkv, D), (None,) * 5
+        return folded, k, v, *none, o, m, l, self.scale, 1, 0, per // block
 
     def constants(self) -> dict[str, Any]:
         q, k = self.inputs.q, self.inputs.k
-        return {"options": PLAIN, "BR": row_block(q.shape[1] // k.shape[1])}
+        return {"options": PLAIN, "BR": row_block(q.shape[1] // k.shape[1]), "packed": True}
 
     def chosen(self) -> Choice:
-        found = BACKEND.choices.decode(self.problem, per_split=1)
-        return Choice({"BK": found.blocks["BK"]}, found.schedule)
+        return BACKEND.choices.few_rows(self.problem, unsplit=False)
 
     def result(self, arguments: tuple[Any, ...]) -> Any:
         B, Hq, Nq, D = self.inputs.q.shape
-        o, m, l = arguments[4:7]
+        o, m, l = arguments[8:11]
         splits = m.shape[-1]
         parts = o.reshape(B, Hq, Nq, splits, D), m.reshape(B, Hq, Nq, splits), l.reshape(B, Hq, Nq, splits)
         return ops.merge(*parts, dtype=self.inputs.q.dtype, backend="nvidia")[0]

@@ -109,11 +109,12 @@ class AttentionChoice(Choice):
     def row_block(self) -> int:
         return self.blocks["BR"] or 0
 
-    def divided(self, problem: AttentionProblem, splits: int | None, per_split: int | None) -> AttentionChoice:
-        """This choice with `splits` splits of all keys, or else with `per_split` blocks of visible keys in a split."""
-        if splits is not None:
-            per_split = max(1, _cdiv(_cdiv(problem.keys, splits), self.key_block))
-            return replace(self, splits=splits, blocks_per_split=per_split)
+    def in_splits(self, splits: int, keys_per_split: int) -> AttentionChoice:
+        """This choice with a number of splits of all keys, of whole blocks."""
+        return replace(self, splits=splits, blocks_per_split=max(1, _cdiv(keys_per_split, self.key_block)))
+
+    def divided(self, problem: AttentionProblem, per_split: int | None) -> AttentionChoice:
+        """This choice with `per_split` blocks of visible keys in a split; as it is where one would do."""
         low, end = problem.visible_range
         first = low // self.key_block
         blocks = _cdiv(end, self.key_block) - first
@@ -160,19 +161,17 @@ class SplitModel:
 class Choices:
     """The interface, with the answers of a backend that has no preference."""
 
-    def attention(self, problem: AttentionProblem, splits: int | None = None) -> AttentionChoice:
-        """BR, BK and `packed` of the attention kernel, and its splits. A fixed number of splits also fixes how a row is
-        computed, whatever the other rows: BK and the kind of row block follow from the head size alone."""
+    def attention(self, problem: AttentionProblem, *, fixed: bool = False) -> AttentionChoice:
+        """BR, BK and `packed` of the attention kernel, and its splits. `fixed`: the caller splits the keys, and a row
+        must be computed alike whatever the other rows: BK and the kind of row block follow from the head size alone."""
         few = problem.rows <= ROW_BLOCKS[-1]
-        if splits is not None or few:
+        if fixed or few:
             rows, keys = row_block(problem.rows), 64
         else:
             rows = next((rows for rows in (32, 64, 128) if problem.rows <= rows), 128)
             keys = 64 if problem.head_size > 256 else 128
-        packed = few or splits is not None or problem.packs(rows)
-        chosen = AttentionChoice({"BR": rows, "BK": keys, "packed": packed})
-        per_split = KEYS_PER_SPLIT // keys if few else None
-        return chosen.divided(problem, splits, per_split)
+        chosen = AttentionChoice({"BR": rows, "BK": keys, "packed": few or fixed or problem.packs(rows)})
+        return chosen.divided(problem, KEYS_PER_SPLIT // keys) if few and not fixed else chosen
 
     def marks_covered(self, problem: AttentionProblem) -> bool:
         """True if the block map of a mask shall tell COVERED blocks from PARTIAL ones."""
@@ -186,6 +185,10 @@ class Choices:
     def mask_blocks(self, BQ: int, BK: int, device: str) -> Choice:
         """STRIP (rows read at a time) and SPAN (columns in one program) of the block map of a mask."""
         return Choice({"STRIP": BQ, "SPAN": None})
+
+    def mod_blocks(self, device: str) -> Choice:
+        """SPAN (blocks in one program) of the block map of a mask_mod."""
+        return Choice({"SPAN": 16})
 
     def threads(self, flops: int, bytes_: int) -> int | None:
         """How many threads some work is worth; None where the backend has none. Results never depend on it."""

@@ -1,10 +1,7 @@
 """Attention: o = softmax(q k^T * scale) v with every option, for any number of rows over any number of keys.
 
-The rows that read the same keys form a *row group*. Packed, it is all rows of a KV head: those of its query heads, one
-head after the other. Otherwise it is the rows of one query head. A program owns BR rows of a group and the keys of one
-split. Prefill is many rows and no split, decode few rows and many splits; everything between is the same kernel."""
-
-from typing import Any, NamedTuple
+A program owns a block of rows of a row group and the keys of one split. Prefill is many rows and no split, decode few
+rows and many splits; everything between is the same kernel."""
 
 from monotile.language import (
     Const,
@@ -21,19 +18,8 @@ from monotile.language import (
 )
 
 from . import scores, softmax
-from .visibility import FULL, Place, by_block_case, by_position, is_additive, visible, visible_keys
-
-
-class RowBlock(NamedTuple):
-    """The rows of a program."""
-
-    b: Any
-    group: Any
-    index: Any  # of this block among those of its group
-    rows: Any  # (BR,) of the group; the last may lie past its end
-    head: Any  # query head: a scalar, or (BR,) where rows are packed
-    queries: Any  # (BR,) positions among the queries
-    Nq: Any
+from .row_groups import row_block
+from .visibility import FULL, by_block_case, by_position, is_additive, place_of, visible, visible_keys
 
 
 @kernel
@@ -44,10 +30,10 @@ def attention(
     scale: float, queries: int, first_block: int, blocks_per_split: int,
     *, options: Const, D: Const, Dv: Const, BR: Const, BK: Const, packed: Const = False, covered: Const = False,
 ):  # fmt: skip
-    """Each program owns BR rows of one of H groups, of `queries` rows for each query head where they are packed. With
-    `split_o` the keys are split, and the program owns `blocks_per_split` blocks from `first_block` on and writes the
-    softmax state of its split; else it owns all keys and writes the output. `v` left out: values are the first Dv
-    columns of the keys. `covered`: the block map tells COVERED blocks from PARTIAL ones."""
+    """Each program owns BR rows of one of H groups; packed, a group has `queries` rows of each query head. With
+    `split_o` the keys are split: the program owns `blocks_per_split` blocks of BK keys, counted from `first_block`, and
+    writes the softmax state of its split. Else it owns all keys and writes the output. `v` left out: values are the
+    first Dv columns of the keys. `covered`: the block map tells COVERED blocks from PARTIAL ones."""
     Nk = k.shape[2]
     values = v if v is not None else k
     own, s = program_of(q, queries, split_o, BR, packed)
@@ -59,8 +45,7 @@ def attention(
     score_scale = scores.score_scale(rule)
 
     def at(cols):
-        head = own.head[:, None] if packed else own.head
-        return Place(b, head, own.queries[:, None], cols, own.Nq, Nk, inside=rows[:, None] < q.shape[2])
+        return place_of(own, cols, Nk, packed)
 
     def step(state, cols, case):
         M = mask_tile(mask, own, cols, packed) if case != FULL else None
@@ -93,12 +78,7 @@ def program_of(q, queries, split_o, BR, packed):
         s = None
     else:
         b, group, s, n = program_id(q.shape[0], q.shape[1], split_o.shape[3], cdiv(R, BR))
-    index = cdiv(R, BR) - 1 - n
-    rows = index * BR + arange(BR)
-    if not packed:
-        return RowBlock(b, group, index, rows, group, rows, R), s
-    Nq = maximum(queries, 1)  # which tells the compiler that positions are below it
-    return RowBlock(b, group, index, rows, group * (R // Nq) + rows // Nq, rows % Nq, Nq), s
+    return row_block(b, group, cdiv(R, BR) - 1 - n, R, queries, BR, packed), s
 
 
 def keys_of_split(s, Nk, first_block, blocks_per_split, BK):

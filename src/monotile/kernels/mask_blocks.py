@@ -16,7 +16,8 @@ from monotile.language import (
     where,
 )
 
-from .visibility import COVERED, FULL, HIDDEN, PARTIAL
+from .row_groups import row_block
+from .visibility import COVERED, FULL, HIDDEN, PARTIAL, place_of
 
 
 def counts(tile, axis):
@@ -73,3 +74,20 @@ def mask_blocks(
                 together = where(maximum(case, before) >= FULL, COVERED, PARTIAL) if covered else PARTIAL
                 case = where((r == 0) | (case == before), case, together).astype(block_map.dtype)
             block_map[b, h, i, j // BK] = case
+
+
+@kernel
+def mod_blocks(
+    of_mask: Tensor["B H MR MK"], block_map: Tensor["B H MR MK"], rows: int, queries: int, keys: int,
+    *, mask_mod: Const, BR: Const, BK: Const, SPAN: Const, packed: Const,
+):  # fmt: skip
+    """The block map of a mask_mod, for blocks of BR of the `rows` rows of a row group. A block that it hides is HIDDEN,
+    any other has the case that it has in the map of a mask, or is FULL. Each program owns SPAN columns of blocks."""
+    B, H, MR, MK = block_map.shape
+    b, h, i, c = program_id(B, H, MR, cdiv(MK, SPAN))
+    own = row_block(b, h, i, rows, queries, BR, packed)
+    for n in range(c * SPAN, minimum(c * SPAN + SPAN, MK)):
+        at = place_of(own, n * BK + arange(BK), keys, packed)
+        seen = mask_mod(at.b, at.h, at.i, at.keys[None, :]) & at.inside & (at.keys[None, :] < keys)
+        shown = of_mask[b, h, i, n] if of_mask is not None else FULL
+        block_map[b, h, i, n] = where(total(counts(seen, 1)) > 0, shown, HIDDEN).astype(block_map.dtype)

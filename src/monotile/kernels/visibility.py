@@ -18,13 +18,18 @@ class Place(NamedTuple):
     """The scores that a tile holds. It may reach past the last row and past the last key."""
 
     b: Any
-    h: Any  # query head
+    h: Any  # query head: a scalar, or (rows, 1)
     i: Any  # (rows, 1) positions of queries
     keys: Any  # (columns,) positions of keys
     Nq: Any
     Nk: Any
     inside: Any  # (rows, 1) True for rows that exist
-    end: Any = None  # keys from here on belong to another split
+
+
+def place_of(own, keys, Nk, packed):
+    """The scores of a program's rows with some keys."""
+    head = own.head[:, None] if packed else own.head
+    return Place(own.b, head, own.queries[:, None], keys, own.Nq, Nk, inside=own.rows[:, None] < own.count)
 
 
 def is_additive(mask):
@@ -59,8 +64,6 @@ def visible(options, at, mask):
         seen = seen & (mask.astype(float32) != -inf if is_additive(mask) else mask)
     if options.mask_mod is not None:
         seen = seen & options.mask_mod(at.b, at.h, at.i, at.keys[None, :])
-    if at.end is not None:
-        seen = seen & (at.keys[None, :] < at.end)
     return seen
 
 
@@ -90,15 +93,18 @@ def _seen_by_some_query(options, at):
         seen = seen & (j >= shift - options.left)
         if options.causal == "upper_left":  # a window that begins after a query's own position holds nothing
             seen = seen & (shift <= options.left)
-    return seen if at.end is None else seen & (j < at.end)
+    return seen
 
 
 def by_block_case(step, state, cols, mask, case, covered):
     """Apply `step(state, cols, case)` compiled for the case of this block. `case` is None without a block map; a hidden
-    block changes nothing."""
+    block changes nothing. The map of a mask_mod alone has no other case than FULL: the mask_mod is applied anyway."""
     if case is None:
         return step(state, cols, FULL if mask is None else PARTIAL)
-    if case == PARTIAL:
+    if mask is None:
+        if case != HIDDEN:
+            state = step(state, cols, FULL)
+    elif case == PARTIAL:
         state = step(state, cols, PARTIAL)
     elif case == FULL:
         state = step(state, cols, FULL)

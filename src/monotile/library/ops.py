@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from ..backends.choices import KEYS_PER_SPLIT, AttentionChoice, AttentionProblem, Choice
+from ..backends.choices import KEYS_PER_SPLIT, AttentionChoice, Choice
 from ..dtypes import float32, uint8
 from ..errors import BadOption, MixedDTypes
 from ..kernels.attention import attention as attention_kernel
-from ..kernels.mask_blocks import mask_blocks as mask_blocks_kernel
 from ..kernels.merge import merge as merge_kernel
 from ..kernels.merge import merge_lse as merge_lse_kernel
 from ..kernels.scores import Options
 from ..launch.signature import check_threads
 from ..runtime import arrays
+from .block_maps import add_block_map, add_mask_blocks, map_shape
 from .calls import SCALE, ArrayRef, CallBuilder, Finish, LibraryFunction
 from .inputs import (
     AttentionInputs,
@@ -109,33 +109,14 @@ def _add_attention(
     def grouped(array: ArrayRef | None) -> ArrayRef | None:
         return None if array is None else builder.reshaped(array, B, H, R, *array.shape[3:])
 
-    problem = inputs.problem(options)
     split = isinstance(target, Partials)
     state: tuple[ArrayRef | None, ...] = tuple(map(grouped, target)) if split else (None, None, None)
     outputs: tuple[ArrayRef | None, ...] = (None, None) if split else tuple(map(grouped, target))
-    mask, block_map, covered = inputs.broadcast_mask(), None, False
-    if mask is not None and problem.keys > 0:
-        block_map, covered = _add_block_map(builder, inputs, problem, choice, threads)
+    block_map, covered = add_block_map(builder, inputs, options, choice, threads)
+    mask = inputs.broadcast_mask()
     args = grouped(inputs.q), inputs.k, inputs.v, mask, block_map, None if split else inputs.sinks, *outputs, *state
     scalars = SCALE, Nq, choice.first_block, choice.blocks_per_split
     builder.launch(attention_kernel, *args, *scalars, choice=choice, threads=threads, options=options, covered=covered)
-
-
-def _add_block_map(
-    builder: CallBuilder, inputs: AttentionInputs, problem: AttentionProblem, choice: AttentionChoice,
-    threads: int | None,
-) -> tuple[ArrayRef | None, bool]:  # fmt: skip
-    """Add the block map of a mask; return it as the kernel reads it, and whether it tells COVERED blocks."""
-    mask = inputs.mask
-    assert mask is not None
-    if choice.packed:
-        return None, False
-    BQ, BK = choice.row_block, choice.key_block
-    covered = builder.choices.marks_covered(problem)
-    block_map = builder.temporary(_map_shape(mask.shape, BQ, BK), uint8)
-    _add_mask_blocks(builder, mask, block_map, BQ, BK, threads, covered=covered)
-    whole = *inputs.q.shape[:3], problem.keys
-    return block_map.broadcast(_map_shape(whole, BQ, BK)), covered  # as the mask is: along heads and rows
 
 
 # ---- split decode ----------------------------------------------------------------------------------------------------
@@ -173,15 +154,16 @@ def decode_partials(
 def _plan_partials(builder: CallBuilder, given: PartialsOptions) -> Finish:
     options = read_options(given)
     inputs = read_inputs(builder)
-    splits = given.splits
+    splits, keys = given.splits, inputs.k.shape[2]
     if splits is None:
-        splits = recommended_splits(inputs.k.shape[2], inputs.out_shape[2], "cpu")
+        splits, keys_per_split = recommended_splits(keys, inputs.out_shape[2], "cpu"), KEYS_PER_SPLIT
     else:
         check_count("splits", splits)
+        keys_per_split = _cdiv(keys, splits)
     state = _partials(lambda shape, dtype: inputs.result(builder, shape, dtype), inputs, splits)
     if 0 not in inputs.out_shape:
         threads = builder.threads_for(inputs.flops, inputs.bytes)
-        choice = builder.choices.attention(inputs.problem(options), splits)
+        choice = builder.choices.attention(inputs.problem(options), fixed=True).in_splits(splits, keys_per_split)
         _add_attention(builder, inputs, options, choice, state, threads)
     return Partials._make
 
@@ -316,24 +298,12 @@ def _plan_mask_blocks(builder: CallBuilder, given: MaskBlocksOptions) -> Finish:
     if given.threads is not None:
         check_threads(given.threads)
     mask, lead = read_mask(builder.input("mask"))
-    shape = _map_shape(mask.shape, given.block_q, given.block_k)
+    shape = map_shape(mask.shape, given.block_q, given.block_k)
     block_map = builder.result((*lead, *shape[2:]), uint8)
     if 0 not in shape:
-        sizes = given.block_q, given.block_k
-        _add_mask_blocks(builder, mask, block_map.reshaped(*shape), *sizes, given.threads, covered=False)
+        sizes, found = (given.block_q, given.block_k), block_map.reshaped(*shape)
+        add_mask_blocks(builder, mask, *sizes, given.threads, covered=False, block_map=found)
     return _first
-
-
-def _add_mask_blocks(
-    builder: CallBuilder, mask: ArrayRef, block_map: ArrayRef, BQ: int, BK: int, threads: int | None, *, covered: bool
-) -> None:
-    choice = builder.choices.mask_blocks(BQ, BK, builder.device)
-    blocks = {"BQ": BQ, "BK": BK, "covered": covered}
-    builder.launch(mask_blocks_kernel, mask, block_map, choice=choice, threads=threads, **blocks)
-
-
-def _map_shape(mask: tuple[int, ...], BQ: int, BK: int) -> tuple[int, ...]:
-    return *mask[:2], _cdiv(mask[2], BQ), _cdiv(mask[3], BK)
 
 
 def _cdiv(a: int, b: int) -> int:

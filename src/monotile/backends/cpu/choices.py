@@ -27,10 +27,10 @@ PANELS = (32, 64, 128)  # rows of a block
 
 
 class CpuChoices(Choices):
-    def attention(self, problem: AttentionProblem, splits: int | None = None) -> AttentionChoice:
+    def attention(self, problem: AttentionProblem, *, fixed: bool = False) -> AttentionChoice:
         """Few rows are streamed: keys pass through registers once. More rows are computed in panels."""
-        if splits is not None or problem.rows <= STREAMED:
-            return _streamed(problem, splits)
+        if fixed or problem.rows <= STREAMED:
+            return _streamed(problem, fixed)
         keys = 64 if problem.head_size > 256 else 128
         rows, why = _rows_in_l2(problem)
         packed = problem.packs(rows)
@@ -41,7 +41,7 @@ class CpuChoices(Choices):
         model = SplitModel(slots=cores(), start=0.25, merge=0.1, least=4)
         per_split = model.blocks_per_split(programs, -(-problem.visible_keys // keys))
         chosen = AttentionChoice({"BR": rows, "BK": keys, "packed": packed}, why=f"{size} rows of a group; {why}")
-        return chosen.divided(problem, None, per_split)
+        return chosen.divided(problem, per_split)
 
     def marks_covered(self, problem: AttentionProblem) -> bool:
         """The map is read in strips; those of an additive mask seldom hide anything, and where positions hide nothing
@@ -61,17 +61,17 @@ class CpuChoices(Choices):
         return min(default_threads(), max(1, flops // FLOPS_PER_THREAD, bytes_ // BYTES_PER_THREAD))
 
 
-def _streamed(problem: AttentionProblem, splits: int | None) -> AttentionChoice:
+def _streamed(problem: AttentionProblem, fixed: bool) -> AttentionChoice:
     """Long runs of keys, where splits are whole numbers of them: accumulators are rescaled seldom. 16-bit keys of size
     129 to 256 are a tenth slower in runs twice as long (measured on Zen 4)."""
     size, width = problem.head_size, problem.dtype.bytes
     run = 64 if 128 < size <= 256 and width < 4 else 128
-    if splits is not None:  # which may be short
+    if fixed:  # splits may be short
         run = next((b for b in (64, 32) if b * size * width <= TILE_BYTES), 16)
     chosen = AttentionChoice(
         {"BR": row_block(problem.rows), "BK": run, "packed": True}, why=f"few rows stream keys in runs of {run}"
     )
-    return chosen.divided(problem, splits, KEYS_PER_SPLIT // run)
+    return chosen if fixed else chosen.divided(problem, KEYS_PER_SPLIT // run)
 
 
 def _rows_in_l2(problem: AttentionProblem) -> tuple[int, str]:

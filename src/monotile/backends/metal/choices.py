@@ -18,15 +18,15 @@ MAX_ROW_ELEMENTS = 2304  # a lane holds a 32nd of the queries and of the accumul
 
 
 class MetalChoices(Choices):
-    def attention(self, problem: AttentionProblem, splits: int | None = None) -> AttentionChoice:
+    def attention(self, problem: AttentionProblem, *, fixed: bool = False) -> AttentionChoice:
         """Few rows are held in registers, and keys and values pass through them. More rows use the matrix units:
         queries take 18 of the 32 KiB of threadgroup memory, accumulators 72 registers of a lane. With 64 rows K and V
         are staged, 8 KiB of each; with fewer rows simdgroups share out the columns and read them in place."""
-        if splits is not None or problem.rows <= ROW_BLOCKS[-1]:
+        if fixed or problem.rows <= ROW_BLOCKS[-1]:
             fitting = tuple(r for r in ROW_BLOCKS if r * problem.head_size <= MAX_ROW_ELEMENTS or r == 1)
             rows = row_block(problem.rows, fitting)
             few = AttentionChoice({"BR": rows, "BK": 64, "packed": True}, why="rows are held in registers")
-            return few.divided(problem, splits, KEYS_PER_SPLIT // 64)
+            return few if fixed else few.divided(problem, KEYS_PER_SPLIT // 64)
         row_bytes = problem.head_size * problem.dtype.bytes
         rows = next((rows for rows in (64, 32, 16) if rows * row_bytes <= QUERY_BYTES), 8)
         staged = next((keys for keys in (64, 32) if keys * row_bytes <= STAGE_BYTES), 16)
@@ -36,4 +36,4 @@ class MetalChoices(Choices):
         groups, size = (problem.kv_heads, problem.rows) if packed else (problem.query_heads, problem.queries)
         model = SplitModel(slots=THREADGROUPS, start=1.0, merge=0.25, least=KEYS_PER_SPLIT // keys)
         programs = problem.batch * groups * -(-size // rows)
-        return chosen.divided(problem, None, model.blocks_per_split(programs, -(-problem.visible_keys // keys)))
+        return chosen.divided(problem, model.blocks_per_split(programs, -(-problem.visible_keys // keys)))

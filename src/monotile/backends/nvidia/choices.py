@@ -36,10 +36,10 @@ Table = tuple[tuple[int, Choice], ...]  # choices up to a head size
 
 
 class NvidiaChoices(Choices):
-    def attention(self, problem: AttentionProblem, splits: int | None = None) -> AttentionChoice:
+    def attention(self, problem: AttentionProblem, *, fixed: bool = False) -> AttentionChoice:
         """Few rows are multiplied without matrix units; others in blocks for them, packed where a head has few."""
-        if splits is not None or problem.rows <= ROW_BLOCKS[-1]:
-            return self._split_few(problem, splits)
+        if fixed or problem.rows <= ROW_BLOCKS[-1]:
+            return self._split_few(problem, fixed)
         found = self.row_blocks(problem)
         rows, keys = found.blocks["BR"] or 0, found.blocks["BK"] or 0
         together = max(1, found.schedule.consumers) if found.schedule is not None else 1
@@ -53,7 +53,7 @@ class NvidiaChoices(Choices):
         model = SplitModel(gpu(problem.device).multiprocessors, start=SPLIT_START, merge=SPLIT_MERGE, least=MIN_BLOCKS)
         per_split = model.blocks_per_split(ctas, -(-problem.visible_keys // keys))
         chosen = AttentionChoice({"BR": rows, "BK": keys, "packed": packed}, schedule, found.why)
-        chosen = chosen.divided(problem, None, per_split)
+        chosen = chosen.divided(problem, per_split)
         if chosen.splits and schedule is not None and schedule.persistent:
             chosen = replace(chosen, schedule=replace(schedule, persistent=False))
         return chosen
@@ -78,14 +78,12 @@ class NvidiaChoices(Choices):
             table = forward_table(persistent=short or problem.softcap is not None)
         return _up_to(size, table) or Choice(fitting.blocks, why=f"no row for head size {size}: {fitting.why}")
 
-    def _split_few(self, problem: AttentionProblem, splits: int | None) -> AttentionChoice:
-        unsplit = self.few_rows(problem, unsplit=True)
-        length = split_length(problem, unsplit.blocks["BK"] or 0) if splits is None else 0
-        alone = splits is None and length >= problem.visible_keys
-        found = unsplit if alone else self.few_rows(problem, unsplit=False)
+    def _split_few(self, problem: AttentionProblem, fixed: bool) -> AttentionChoice:
+        length = split_length(problem, self.few_rows(problem, unsplit=True).blocks["BK"] or 0)
+        found = self.few_rows(problem, unsplit=not fixed and length >= problem.visible_keys)
         blocks = {"BR": row_block(problem.rows), "BK": found.blocks["BK"], "packed": True}
         chosen = AttentionChoice(blocks, found.schedule, found.why)
-        return chosen.divided(problem, splits, -(-length // chosen.key_block))
+        return chosen if fixed else chosen.divided(problem, -(-length // chosen.key_block))
 
     def few_rows(self, problem: AttentionProblem, *, unsplit: bool) -> Choice:
         """BK and the schedule for rows without matrix units."""

@@ -225,6 +225,14 @@ class Consumer(TritonRenderer):
         layout = self.layout(shape)
         self.place(op.result, f"gl.set_auto_layout({text}, {layout})", shape, "tile", layout)
 
+    def gather(self, op: Op) -> None:
+        """Read elements by index, each thread its own: the layout is that of the tile they make."""
+        address, mask = self.memory.gather(op, self.value)
+        shape = padded_shape(op.result.shape)
+        layout = self.layout(shape)
+        text = self.load_text(op, address, mask)
+        self.place(op.result, f"gl.set_auto_layout({text}, {layout})", shape, "tile", layout)
+
     def _load_private(self, op: Op, shape: tuple[int, ...]) -> None:
         """Read the private tile into registers."""
         name, index = op.attrs["tensor"].name, self.pipeline.private_tile_index("CONSUMER")

@@ -118,8 +118,8 @@ def analyse(kernel: Kernel, descriptors: Descriptors) -> Pipeline | str:
         return "The kernel has no loop over blocks with a dot in it."
     pipeline = Pipeline(program_ids[0], loops)
     for op in walk(kernel.body):
-        if op.kind == "gather":
-            return "The kernel gathers single elements of a tensor by index; the producer warp copies whole tiles."
+        if op.kind == "gather" and not op.result.shape:
+            return "The kernel gathers a single element of a tensor by index."
         if op.kind == "reduce" and padded(side := op.operands[0].shape[op.attrs["axis"]]) != side:
             return (
                 f"The kernel reduces along a side of {side}, padded to {padded(side)}; consumers have no mask for it."

@@ -14,6 +14,9 @@ from typing import Any
 from ..dtypes import DType, bool_
 
 KEYS_PER_SPLIT = 512  # measured on CPUs: outweighs a part's output, small enough to share among cores
+# Up to this many rows of a KV head a mask_mod gets a block map: a row costs the map as much as the kernel's own
+# evaluation of the mask_mod, which only hidden blocks save.
+MOD_ROWS = 512
 ROW_BLOCKS = (1, 2, 4, 8)  # of few rows, which are multiplied without matrix units
 
 
@@ -64,14 +67,22 @@ class AttentionProblem:
         return end - first
 
     def packs(self, rows: int) -> bool:
-        """True if rows of several query heads shall share blocks of `rows` rows. Packed rows skip no key by position
-        that another row of the block sees, so that causal calls need many more keys than queries."""
-        return self.group > 1 and self.queries < rows and (not self.has_positions or 4 * self.queries <= self.keys)
+        """True if packing makes fewer blocks of `rows` rows, each of which reads all keys that some row of it sees.
+        Packed rows skip no key by position that another row of the block sees: half the queries' own positions, where
+        they are causal."""
+        packed, apart = _cdiv(self.rows, rows), self.group * _cdiv(self.queries, rows)
+        skipped = self.queries / 2 if self.has_positions else 0
+        return packed * self.visible_keys < apart * (self.visible_keys - skipped)
 
     @property
     def has_positions(self) -> bool:
         """True if causality or a window hides keys by position."""
         return any(option is not None for option in (self.causal, self.left, self.right))
+
+    @property
+    def has_block_map(self) -> bool:
+        """True if blocks of keys are skipped that a mask or a mask_mod hides."""
+        return self.mask is not None or (self.mask_mod and self.rows <= MOD_ROWS)
 
     @property
     def has_additive_mask(self) -> bool:
@@ -177,7 +188,7 @@ class Choices:
         """True if the block map of a mask shall tell COVERED blocks from PARTIAL ones."""
         return False
 
-    def merge(self, parts: int, device: str, *, after_decode: bool = False) -> Choice:
+    def merge(self, parts: int, rows: int, device: str, *, after_split: bool = False) -> Choice:
         """BS (parts of a row taken at once) and SPAN (columns of a row in one program) of a merge. Results depend on
         BS, which follows from the number of parts alone."""
         return Choice({"BS": 64, "SPAN": None})

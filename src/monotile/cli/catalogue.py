@@ -97,7 +97,7 @@ def _with_blocks(kernel: Kernel, request: Request, backend: str, device: str | N
         choice = choices.mask_blocks(values["BQ"], values["BK"], where)
     elif kernel in (merge.merge, merge.merge_lse):
         values = {**_head_sizes(kernel, request), **values}
-        choice = choices.merge(PARTS, where)
+        choice = choices.merge(PARTS, PARTS, where)
     else:
         values = {**_head_sizes(kernel, request), **values}
         problem = _problem(request, values, where)

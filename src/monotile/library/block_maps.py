@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..backends.choices import AttentionChoice, AttentionProblem
+from ..backends.choices import MOD_ROWS, AttentionChoice, AttentionProblem
 from ..dtypes import uint8
 from ..kernels.mask_blocks import mask_blocks as mask_blocks_kernel
 from ..kernels.mask_blocks import mod_blocks as mod_blocks_kernel
 from ..kernels.scores import Options
 from .calls import ArrayRef, CallBuilder
 from .inputs import AttentionInputs
-
-# Up to this many rows of a KV head a mask_mod gets a block map: each row costs the map as much as the kernel's own
-# evaluation of the mask_mod, which only hidden blocks save.
-MOD_ROWS = 512
 
 
 def add_block_map(

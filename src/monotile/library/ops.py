@@ -91,7 +91,8 @@ def _plan_attention(builder: CallBuilder, given: AttentionOptions) -> Finish:
         state = _partials(builder.temporary, inputs, choice.splits) if choice.splits else None
         _add_attention(builder, inputs, options, choice, state or (out, lse), threads)
         if state is not None:
-            merging = builder.choices.merge(choice.splits, builder.device, after_decode=True)
+            rows = math.prod(inputs.out_shape[:3])
+            merging = builder.choices.merge(choice.splits, rows, builder.device, after_split=True)
             _add_merge(builder, state, inputs.sinks, out, lse, merging)
     return tuple if given.return_lse else _first
 
@@ -218,7 +219,9 @@ def _plan_merge(builder: CallBuilder, given: MergeOptions) -> Finish:
     check_parts(o, {"m": state.m, "l": state.l})
     out = builder.result((*o.shape[:-2], o.shape[-1]), read_dtype(given.dtype))
     lse = builder.result(o.shape[:-2], float32)
-    _add_merge(builder, state, None, out, lse, builder.choices.merge(o.shape[-2], builder.device))
+    _add_merge(
+        builder, state, None, out, lse, builder.choices.merge(o.shape[-2], math.prod(o.shape[:-2]), builder.device)
+    )
     return tuple
 
 
@@ -269,7 +272,7 @@ def _plan_merge_lse(builder: CallBuilder, given: MergeLseOptions) -> Finish:
     if rows:
         threads = builder.threads_for(0, outs.dtype.bytes * rows * S * Dv)
         flat = builder.reshaped(outs, rows, S, Dv), builder.reshaped(lses, rows, S)
-        choice = builder.choices.merge(S, builder.device)
+        choice = builder.choices.merge(S, rows, builder.device)
         results = out.reshaped(rows, Dv), total.reshaped(rows)
         builder.launch(merge_lse_kernel, *flat, *results, choice=choice, threads=threads)
     return tuple

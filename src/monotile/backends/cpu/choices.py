@@ -48,7 +48,7 @@ class CpuChoices(Choices):
         either, all keys are seen."""
         return problem.has_additive_mask and not problem.has_positions and not problem.mask_mod
 
-    def merge(self, parts: int, device: str, *, after_decode: bool = False) -> Choice:
+    def merge(self, parts: int, rows: int, device: str, *, after_split: bool = False) -> Choice:
         return Choice({"BS": 16 if parts <= 32 else 64, "SPAN": None})
 
     def mask_blocks(self, BQ: int, BK: int, device: str) -> Choice:

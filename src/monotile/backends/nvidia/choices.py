@@ -30,7 +30,8 @@ TILE_BYTES = 32768  # of a decode tile of keys, which fits shared memory beside 
 # Of the split model, in blocks of keys: what a CTA takes beside its blocks, and a merge for each split.
 SPLIT_START, SPLIT_MERGE, MIN_BLOCKS = 2.0, 0.05, 2
 MERGE_SPAN = 32  # columns of a row in one program of a merge: GPUs need many programs
-MASK_COLUMNS = 1024  # columns of a mask in one program of its block map
+MERGED_ALONE = 512  # up to this many rows, a row is shared out by columns
+MASK_COLUMNS, MASK_FEW_ROWS = 1024, 16  # columns of a mask in one program of its block map, but for few rows
 
 Table = tuple[tuple[int, Choice], ...]  # choices up to a head size
 
@@ -39,7 +40,9 @@ class NvidiaChoices(Choices):
     def attention(self, problem: AttentionProblem, *, fixed: bool = False) -> AttentionChoice:
         """Few rows are multiplied without matrix units; others in blocks for them, packed where a head has few."""
         if fixed or problem.rows <= ROW_BLOCKS[-1]:
-            return self._split_few(problem, fixed)
+            few = self._split_few(problem, fixed)
+            if fixed or not self._prefers_matrix_units(problem, few):
+                return few
         found = self.row_blocks(problem)
         rows, keys = found.blocks["BR"] or 0, found.blocks["BK"] or 0
         together = max(1, found.schedule.consumers) if found.schedule is not None else 1
@@ -57,6 +60,12 @@ class NvidiaChoices(Choices):
         if chosen.splits and schedule is not None and schedule.persistent:
             chosen = replace(chosen, schedule=replace(schedule, persistent=False))
         return chosen
+
+    def _prefers_matrix_units(self, problem: AttentionProblem, few: AttentionChoice) -> bool:
+        """True where a producer warp is worth rows that are mostly padding: with block cases, which plain Triton cannot
+        fetch ahead, and where many heads make splits needless (measured on an H200)."""
+        able = problem.dtype.bytes == 2 and gpu(problem.device).architecture == MEASURED
+        return able and support.version_supported() and (problem.has_block_map or not few.splits)
 
     def row_blocks(self, problem: AttentionProblem) -> Choice:
         """BR, BK and the schedule for matrix units."""
@@ -102,19 +111,26 @@ class NvidiaChoices(Choices):
         """The map reads whole blocks of the mask anyway."""
         return problem.mask is not None and not problem.mask_mod
 
-    def merge(self, parts: int, device: str, *, after_decode: bool = False) -> Choice:
-        """All parts at once where that is possible: a second iteration waits for memory once more."""
+    def merge(self, parts: int, rows: int, device: str, *, after_split: bool = False) -> Choice:
+        """All parts at once where that is possible: a second iteration waits for memory once more. Few rows are shared
+        out by columns, to keep every multiprocessor busy; of many, each is one warp's."""
         block = next((block for block in (16, 32, 64) if parts <= block), 128)
-        measured = after_decode and gpu(device).architecture == MEASURED
-        why = "it starts before the decode whose parts it reads has ended, and waits for it" if measured else ""
-        return Choice(
-            {"BS": block, "SPAN": MERGE_SPAN}, Schedule(4, waits_for_previous=True) if measured else None, why
-        )
+        few = rows <= MERGED_ALONE
+        blocks = {"BS": block, "SPAN": MERGE_SPAN if few else None}
+        if gpu(device).architecture != MEASURED:
+            return Choice(blocks)
+        why = "it starts before the launch whose parts it reads has ended, and waits for it" if after_split else ""
+        return Choice(blocks, Schedule(4 if few else 1, waits_for_previous=after_split), why)
 
     def mask_blocks(self, BQ: int, BK: int, device: str) -> Choice:
-        """Without a limit the edges, which seldom run, take all registers, and only two CTAs fit a multiprocessor."""
+        """Without a limit the edges, which seldom run, take all registers, and only two CTAs fit a multiprocessor. Few
+        rows have one block in a program: others would wait for memory one after the other."""
         limited = Schedule(4, max_registers=128) if gpu(device).architecture == MEASURED else None
-        return Choice({"STRIP": BQ, "SPAN": max(1, MASK_COLUMNS // BK) * BK}, limited, "whole blocks are read")
+        columns = max(1, MASK_COLUMNS // BK) * BK if BQ > MASK_FEW_ROWS else BK
+        return Choice({"STRIP": BQ, "SPAN": columns}, limited, "whole blocks are read")
+
+    def mod_blocks(self, device: str) -> Choice:
+        return Choice({"SPAN": 1}, why="a program for each block")
 
 
 def split_length(problem: AttentionProblem, block: int) -> int:

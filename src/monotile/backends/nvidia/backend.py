@@ -17,8 +17,9 @@ from .choices import NvidiaChoices
 from .gluon import support
 from .program import NvidiaProgram
 from .schedule import Schedule, choose
+from .sides import split_sides
 
-OPTIONS = pipeline.PipelineOptions(peel_bounds=True)
+OPTIONS = pipeline.PipelineOptions(peel_bounds=True, last=(split_sides,))
 
 
 class NvidiaBackend(Backend):

@@ -122,7 +122,7 @@ def _descriptor_types(kernel: Kernel, source: TritonSource) -> dict[str, str]:
             tensor = kernel.tensors[described.index]
             kind = POINTERS[descriptors.copied_dtype(tensor.dtype).name].removeprefix("*")
             layout = descriptors.shared_layout(described)
-            found[descriptors.descriptor_name(tensor.name)] = f"tensordesc<{kind}{list(described.block)},{layout!r}>"
+            found[described.parameter] = f"tensordesc<{kind}{list(described.block)},{layout!r}>"
     return found
 
 

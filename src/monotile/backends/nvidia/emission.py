@@ -10,7 +10,7 @@ from .. import manifest
 from ..base import Emitted
 from .gluon import persistent, support
 from .paths import LaunchPath
-from .triton.descriptors import ALIGNMENT, DescribedTensor, copied_dtype, descriptor_name, swizzle_bytes
+from .triton.descriptors import ALIGNMENT, DescribedTensor, copied_dtype, swizzle_bytes
 from .triton.memory import FunctionArgument
 
 
@@ -50,7 +50,7 @@ def _descriptor(kernel: Kernel, described: DescribedTensor) -> manifest.Entry:
     tensor, block = kernel.tensors[described.index], described.block
     layout = {"swizzle_bytes": swizzle_bytes(described), "element_bits": 8 * described.bytes, "rank": len(block)}
     made = {"dtype": copied_dtype(tensor.dtype).name, "block": list(block), "layout": layout}
-    return {"name": descriptor_name(tensor.name), **manifest.word("descriptor", tensor), **made}
+    return {"name": described.parameter, **manifest.word("descriptor", tensor), **made}
 
 
 def _tiles_per_cta(path: LaunchPath) -> str:

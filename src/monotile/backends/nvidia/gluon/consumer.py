@@ -42,8 +42,8 @@ class Consumer(TritonRenderer):
         super().__init__(kernel, schedule, wide=wide)
         self.memory = InlineMemory(kernel, self.names, GLUON, wide=wide, emulate=False)
         self.pipeline = pipeline
-        fetched = [op.attrs["tensor"].name for op in pipeline.fetched]
-        self.names.taken |= WORDS | {f"{tensor}_{part}" for tensor in fetched for part in PARTS}
+        fetched = [pipeline.name(op) for op in pipeline.fetched]
+        self.names.taken |= WORDS | {f"{name}_{part}" for name in fetched for part in PARTS}
         self.names.taken |= {f"{word}_{n}" for word in BOUNDS for n in range(len(pipeline.loops))}
         self.scaled_differences: set[int] = set()  # elements per thread of the functions that the text calls
         self.slot, self.phase = "", ""
@@ -210,7 +210,7 @@ class Consumer(TritonRenderer):
         shape = padded_shape(op.result.shape)
         if op.result in self.pipeline.shared:
             if op in self.pipeline.resident:
-                text = f"{op.attrs['tensor'].name}_resident.index(CONSUMER)"
+                text = f"{self.pipeline.name(op)}_resident.index(CONSUMER)"
             else:
                 text = f"{self.pipeline.ring(op).name}_ring.index({self.slot})"
             self.table[op.result] = Text(f"{text}.reshape({shape_text(shape)})", shape, shared=True)
@@ -235,7 +235,7 @@ class Consumer(TritonRenderer):
 
     def _load_private(self, op: Op, shape: tuple[int, ...]) -> None:
         """Read the private tile into registers."""
-        name, index = op.attrs["tensor"].name, self.pipeline.private_tile_index("CONSUMER")
+        name, index = self.pipeline.name(op), self.pipeline.private_tile_index("CONSUMER")
         self.lines.add(f"mbarrier.wait({name}_full.index(CONSUMER), private_done & 1)")
         tile = f"{name}_private.index({index}).reshape({shape_text(shape)}).load({self.layout(shape)})"
         if masking.only_masks(op.result, self.uses):
@@ -275,8 +275,21 @@ class Consumer(TritonRenderer):
     def dot(self, op: Op) -> None:
         if self.accumulates(op):
             self.fused[op.result] = op
+        elif self._starts_sum(op):
+            shape = padded_shape(op.result.shape)
+            name = self.names.fresh(op.result.hint or "dot")
+            self.lines.add(f"{name} = {self.start_dot(op, '')}")
+            self.table[op.result] = Text(name, shape, layout=self.layout(shape))
         else:
             self._finish_dot(op, op.result, "")
+
+    def _starts_sum(self, dot: Op) -> bool:
+        """Return True if all that is done with a dot is to add another to it, which need not wait for it."""
+        readers = self.uses.get(dot.result, [])
+        if len(readers) != 1 or readers[0] not in self.here.ops:
+            return False
+        found = accumulation(readers[0], self.here.ops, self.uses)
+        return found is not None and found.addend is dot.result
 
     def _add_dot(self, op: Op) -> bool:
         found = accumulation(op, self.here.ops, self.uses)

@@ -7,11 +7,12 @@ next; with block cases, in a run of blocks with one case."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from ....errors import InternalError
-from ....ir import Block, Op, walk
+from ....ir import Block, Op, Value, needed, walk
 from ..triton.padding import padded_shape
 from ..triton.text import Text
 from .block_cases import BlockCases
@@ -65,7 +66,7 @@ class ConsumerLoops(Consumer):
             self._plain_loop(op, n, carried)
         if self.schedule.persistent and n == len(self.pipeline.loops) - 1:  # the last reads of this tile's operands
             for load in self.pipeline.resident:
-                self.lines.add(f"mbarrier.arrive({load.attrs['tensor'].name}_empty.index(CONSUMER), count=1)")
+                self.lines.add(f"mbarrier.arrive({self.pipeline.name(load)}_empty.index(CONSUMER), count=1)")
 
     def _plain_loop(self, op: Op, n: int, carried: list[str]) -> None:
         step = op.attrs["step"]
@@ -90,9 +91,22 @@ class ConsumerLoops(Consumer):
         self.lines.add(f"blocks_done = blocks_done + blocks_{n}")
 
     def _split(self, op: Op) -> SplitBody | None:
-        """Split a body. There is one scratch tile, so that iterations that zero rows in it do not overlap."""
+        """Split a body whose iterations are to overlap. Where late dots read the slots of early ones, that takes a slot
+        more than the two that are read, or nothing would be copied meanwhile."""
+        parts = self._parts(op)
+        if parts is None:
+            return None
+        early, late = self._rings(item.dot for item in parts.early), self._rings(item.dot for item in parts.late)
+        return parts if self.schedule.num_stages > 2 or not early & late else None
+
+    def _parts(self, op: Op) -> SplitBody | None:
+        """Split a body. There is one scratch tile, so that one that zeroes rows in it stays whole."""
         zeroes = any(o.results and o.results[0] in self.pipeline.zeroed for o in walk(op.blocks[0]))
         return split(op) if not zeroes else None
+
+    def _rings(self, dots: Iterable[Op]) -> set[str]:
+        """Return the names of the rings that dots read."""
+        return {self.pipeline.ring(load).name for op in dots if (load := self.pipeline.ring_load(op.operands[1]))}
 
     def _skip_blocks(self, first: str, last: str) -> None:
         """Skip blocks that only other consumers need."""
@@ -153,20 +167,43 @@ class ConsumerLoops(Consumer):
         self.lines.add(f"{self.slot} = ({number}) % {stages}")
         self.lines.add(f"{self.phase} = (({number}) // {stages}) & 1")
 
-    def _release(self, dots: list[Op]) -> None:
-        """Give the slots that dots read back to the producer."""
-        rings = {self.pipeline.ring(load).name for op in dots if (load := self.pipeline.ring_load(op.operands[1]))}
+    def _release(self, rings: set[str]) -> None:
+        """Give the slots of rings back to the producer."""
         for name in sorted(rings):
             self.lines.add(f"mbarrier.arrive({name}_empty.index({self.slot}), count=1)")
 
     def _iteration(self, op: Op, place: IterationPlace, carried: list[str]) -> None:
         """Write an iteration that does not overlap others."""
         self._begin(op, place)
+        parts = self._parts(op)
+        if parts is not None:
+            self._in_order(op, parts, carried)
+            return
         self.block(op.blocks[0])
         for ring in self.pipeline.rings.values():
             self.lines.add(f"mbarrier.wait({ring.name}_full.index({self.slot}), {self.phase})")
             self.lines.add(f"mbarrier.arrive({ring.name}_empty.index({self.slot}), count=1)")
-        self._assign(carried, op.blocks[0])
+        self._assign(carried, op.blocks[0].terminator.operands)
+
+    def _in_order(self, op: Op, parts: SplitBody, carried: list[str]) -> None:
+        """Write one iteration's parts, with what late dots do not need behind their start."""
+        outer, self.here = self.here, Block()
+        names = self._start_early(parts)
+        self._load_private_tiles(parts)
+        self._end_early(parts, names, 0)
+        wanted = [v for o in (*parts.scaling, *(late.dot for late in parts.late)) for v in o.operands]
+        before = needed(parts.middle, wanted)
+        self._write_middle([*before, *parts.scaling])
+        for late in parts.late:
+            self.lines.add(f"{carried[late.carried]}_sum = {self.start_dot(late.dot, self.full(late.addend))}")
+        self._write_middle([o for o in parts.middle if o not in before])
+        sums = [late.carried for late in parts.late]
+        for n in sums:
+            self.lines.add(f"{carried[n]} = warpgroup_mma_wait(0, deps=({carried[n]}_sum,))")
+        self._release(self._rings(late.dot for late in parts.late))
+        values = [(n, v) for n, v in enumerate(op.blocks[0].terminator.operands) if n not in sums]
+        self._assign([carried[n] for n, _ in values], [v for _, v in values])
+        self.here = outer
 
     def _overlapped(self, op: Op, parts: SplitBody, carried: list[str], run: IterationRun) -> None:
         """Write a run of iterations that overlap (overlap.py)."""
@@ -203,7 +240,7 @@ class ConsumerLoops(Consumer):
             self._reload(late.dot)
             self.lines.add(f"{name}_sum = {self.start_dot(late.dot, name, left)}")
             self.lines.add(f"{name} = warpgroup_mma_wait(0, deps=({name}_sum,))")
-        self._release([late.dot for late in parts.late])
+        self._release(self._rings(late.dot for late in parts.late))
         self.lines.depth -= 1
         self.here = outer
 
@@ -221,13 +258,15 @@ class ConsumerLoops(Consumer):
             assert right.op is not None
             self.trans(right.op)
 
-    def _start_early(self, parts: SplitBody) -> list[str]:
+    def _start_early(self, parts: SplitBody) -> dict[Value, str]:
+        """Start early dots, and return the names of their results."""
         for op in parts.operands:
             self.write(op)
-        names = []
-        for op in parts.early:
-            names.append(self.names.fresh(op.result.hint or "dot"))
-            self.lines.add(f"{names[-1]} = {self.start_dot(op, '')}")
+        names: dict[Value, str] = {}
+        for item in parts.early:
+            start = names.pop(item.addend) if item.addend is not None else ""
+            names[item.result] = self.names.fresh(item.result.hint or "dot")
+            self.lines.add(f"{names[item.result]} = {self.start_dot(item.dot, start)}")
         return names
 
     def _start_late(self, parts: SplitBody, carried: list[str], lefts: list[str]) -> None:
@@ -243,30 +282,34 @@ class ConsumerLoops(Consumer):
             if op in self.pipeline.private:
                 self.write(op)
 
-    def _end_early(self, parts: SplitBody, names: list[str], pending: int) -> None:
-        for op, name in zip(parts.early, names, strict=True):
-            shape = padded_shape(op.result.shape)
+    def _end_early(self, parts: SplitBody, names: dict[Value, str], pending: int) -> None:
+        for value, name in names.items():
+            shape = padded_shape(value.shape)
             self.lines.add(f"{name} = warpgroup_mma_wait({pending}, deps=({name},))")
-            self.table[op.result] = Text(name, shape, layout=self.layout(shape))
-        self._release(parts.early)
+            self.table[value] = Text(name, shape, layout=self.layout(shape))
+        late = self._rings(item.dot for item in parts.late)
+        self._release(self._rings(item.dot for item in parts.early) - late)
 
-    def _middle(
-        self, parts: SplitBody, body: Block, carried: list[str], lefts: list[str], previous_slot: str = ""
-    ) -> None:
-        """Write everything between the dots. `previous_slot`: of the iteration whose late dots end here."""
-        for op in parts.middle:
+    def _write_middle(self, ops: list[Op]) -> None:
+        for op in ops:
             if op in self.pipeline.private:
                 continue
             if op.kind == "reduce":  # of the scores: what changes them has been read
                 self.release_private()
             self.write(op)
+
+    def _middle(
+        self, parts: SplitBody, body: Block, carried: list[str], lefts: list[str], previous_slot: str = ""
+    ) -> None:
+        """Write everything between the dots. `previous_slot`: of the iteration whose late dots end here."""
+        self._write_middle(parts.middle)
         self.release_private()
         if previous_slot:
             for late in parts.late:
                 name = carried[late.carried]
                 self.lines.add(f"{name} = warpgroup_mma_wait(0, deps=({name}_sum,))")
             current, self.slot = self.slot, previous_slot
-            self._release([late.dot for late in parts.late])
+            self._release(self._rings(late.dot for late in parts.late))
             self.slot = current
         for op in parts.scaling:
             self.write(op)

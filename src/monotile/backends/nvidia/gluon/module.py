@@ -78,7 +78,8 @@ class Module(BlockSearch):
         text = "\n\n".join([f"{title}\n\n{IMPORTS}", *parts])
         spans = tuple(tuple(r) for r in self.memory.spans if r)
         tensors = tuple(
-            described(op.attrs["tensor"].index, self.memory, self._block(op)) for op in self.pipeline.fetched
+            described(op.attrs["tensor"].index, self.memory, self._block(op), descriptor_name(self.pipeline.name(op)))
+            for op in self.pipeline.fetched
         )
         return TritonSource(name, text, tuple(arguments), spans, Grid(self.kernel, self.schedule.consumers), tensors)
 
@@ -103,7 +104,7 @@ class Module(BlockSearch):
         out.add(f"{self._bound_names()} = loop_bounds(CONSUMER, {self.tile_arguments})")
         for op in self.pipeline.resident:
             phase = "cta_tile & 1" if self.schedule.persistent else "0"
-            out.add(f"mbarrier.wait({op.attrs['tensor'].name}_ready.index(CONSUMER), {phase})")
+            out.add(f"mbarrier.wait({self.pipeline.name(op)}_ready.index(CONSUMER), {phase})")
         out.lines += [indent + line.replace(ARGUMENTS, self.tile_arguments) for line in self.consumer.lines.lines]
         first = ["CONSUMER: gl.constexpr", *self._shared_names()]
         return self._function("consume", first, out.lines, ", ".join(self.arguments))
@@ -128,11 +129,11 @@ class Module(BlockSearch):
         names = []
         for op in self.pipeline.resident:
             parts = ("resident", "ready", "empty") if self.schedule.persistent else ("resident", "ready")
-            names += [f"{op.attrs['tensor'].name}_{part}" for part in parts]
+            names += [f"{self.pipeline.name(op)}_{part}" for part in parts]
         for ring in self.pipeline.rings.values():
             names += [f"{ring.name}_{part}" for part in ("ring", "full", "empty")]
         for op in self.pipeline.private[:1]:
-            names += [f"{op.attrs['tensor'].name}_{part}" for part in ("private", "full", "empty")]
+            names += [f"{self.pipeline.name(op)}_{part}" for part in ("private", "full", "empty")]
         return names + [f"{ring.name}_scratch" for ring in self.pipeline.zeroed_rings]
 
     # ---- the producer ------------------------------------------------------------------------------------------------
@@ -168,7 +169,7 @@ class Module(BlockSearch):
             out.add(f"consumer = {consumer}")
             out.lines += [indent + line for line in lines]
             for op in self.pipeline.resident:
-                name = op.attrs["tensor"].name
+                name = self.pipeline.name(op)
                 origin = ", ".join(texts[v] for v in op.operands)
                 if self.schedule.persistent:
                     out.add(f"mbarrier.wait({name}_empty.index({consumer}), (cta_tile & 1) ^ 1)")
@@ -200,7 +201,7 @@ class Module(BlockSearch):
         if not reading:
             return
         op, (lines, texts) = self.pipeline.private[0], self.private_origins
-        name = op.attrs["tensor"].name
+        name = self.pipeline.name(op)
         origin = ", ".join("position" if self._is_counter(v) else texts[v] for v in op.operands)
         for consumer in range(self.schedule.consumers):
             out.add(f"block_case = (cases >> {consumer * CASE_BITS}) & {2**CASE_BITS - 1}")
@@ -223,8 +224,8 @@ class Module(BlockSearch):
             self._copy(ring.name, origin, f"{ring.name}_full.index(slot)", f"{ring.name}_ring.index(slot)"),
         ]
 
-    def _copy(self, tensor: str, origin: str, barrier: str, target: str) -> str:
-        return f"tma.async_copy_global_to_shared({descriptor_name(tensor)}, [{origin}], {barrier}, {target})"
+    def _copy(self, name: str, origin: str, barrier: str, target: str) -> str:
+        return f"tma.async_copy_global_to_shared({descriptor_name(name)}, [{origin}], {barrier}, {target})"
 
     # ---- the kernel --------------------------------------------------------------------------------------------------
 
@@ -248,20 +249,20 @@ class Module(BlockSearch):
         return f"{head}{parameters},\n):\n" + "\n".join(out.lines) + "\n"
 
     def _descriptor_names(self) -> list[str]:
-        return [descriptor_name(op.attrs["tensor"].name) for op in self.pipeline.fetched]
+        return [descriptor_name(self.pipeline.name(op)) for op in self.pipeline.fetched]
 
     def _allocate(self, out: SourceLines) -> None:
         """Allocate shared memory: resident operands, rings, scratch and private tiles, and their barriers."""
         consumers, stages = self.schedule.consumers, self.schedule.num_stages
         for op in [*self.pipeline.resident, *(ring.load for ring in self.pipeline.rings.values())]:
-            tensor = op.attrs["tensor"].name
+            name = self.pipeline.name(op)
             resident = op in self.pipeline.resident
             count, part = (consumers, "resident") if resident else (stages, "ring")
-            out.add(f"{tensor}_{part} = {self._shared_tiles(tensor, [count, *self._block(op)])}")
+            out.add(f"{name}_{part} = {self._shared_tiles(name, [count, *self._block(op)])}")
             barriers = [("ready", 1)] if resident else [("full", 1), ("empty", consumers)]
             if resident and self.schedule.persistent:
                 barriers.append(("empty", 1))
-            self._barriers(out, tensor, count, barriers)
+            self._barriers(out, name, count, barriers)
         for ring in self.pipeline.zeroed_rings:
             rows, width = (padded(side) for side in ring.load.result.shape)
             layout = f"gl.NVMMASharedLayout({min(128, width * ring.load.result.dtype.bytes)}, 16, 2)"
@@ -270,24 +271,24 @@ class Module(BlockSearch):
             tiles = f"gl.allocate_shared_memory({dtype}, [{consumers * size}, {rows}, {width}], {layout})"
             out.add(f"{ring.name}_scratch = {tiles}")
         for op in self.pipeline.private[:1]:
-            tensor = op.attrs["tensor"].name
+            name = self.pipeline.name(op)
             shape = [consumers * self.pipeline.scratch_bytes // tile_bytes(op), *self._block(op)]
-            tiles = self._shared_tiles(tensor, shape)
+            tiles = self._shared_tiles(name, shape)
             for ring in self.pipeline.zeroed_rings:
-                descriptor = descriptor_name(tensor)
+                descriptor = descriptor_name(name)
                 tiles = f"{ring.name}_scratch._reinterpret({descriptor}.dtype, {shape}, {descriptor}.layout)"
-            out.add(f"{tensor}_private = {tiles}")
-            self._barriers(out, tensor, consumers, [("full", 1), ("empty", 1)])
+            out.add(f"{name}_private = {tiles}")
+            self._barriers(out, name, consumers, [("full", 1), ("empty", 1)])
 
-    def _shared_tiles(self, tensor: str, shape: list[int]) -> str:
-        descriptor = descriptor_name(tensor)
+    def _shared_tiles(self, name: str, shape: list[int]) -> str:
+        descriptor = descriptor_name(name)
         return f"gl.allocate_shared_memory({descriptor}.dtype, {shape}, {descriptor}.layout)"
 
     @staticmethod
-    def _barriers(out: SourceLines, tensor: str, count: int, barriers: list[tuple[str, int]]) -> None:
+    def _barriers(out: SourceLines, name: str, count: int, barriers: list[tuple[str, int]]) -> None:
         """Allocate `count` of each barrier, with the number of arrivals it waits for."""
         for barrier, arrivals in barriers:
             made = f"gl.allocate_shared_memory(gl.int64, [{count}, 1], mbarrier.MBarrierLayout())"
-            out.add(f"{tensor}_{barrier} = {made}")
+            out.add(f"{name}_{barrier} = {made}")
             out.add(f"for index in gl.static_range({count}):")
-            out.add(f"    mbarrier.init({tensor}_{barrier}.index(index), count={arrivals})")
+            out.add(f"    mbarrier.init({name}_{barrier}.index(index), count={arrivals})")

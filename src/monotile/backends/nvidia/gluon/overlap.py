@@ -12,10 +12,18 @@ during the next iteration. The *middle* is everything else. A loop then runs as
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ....ir import Op, Value, needed, uses
 from ....ir.matchers import accumulation
+
+
+@dataclass
+class EarlyDot:
+    dot: Op
+    result: Value  # of the dot, or of the sum of early dots that it ends
+    addend: Value | None = None  # the sum of the dots before it in such a sum
 
 
 @dataclass
@@ -28,7 +36,7 @@ class LateDot:
 @dataclass
 class SplitBody:
     operands: list[Op]  # ops that early dots need
-    early: list[Op]
+    early: list[EarlyDot]
     middle: list[Op]
     scaling: list[Op]  # ops on an accumulator before a late dot is added
     late: list[LateDot]
@@ -42,15 +50,17 @@ def split(loop: Op) -> SplitBody | None:
     late = _late_dots(loop)
     accumulators = {item.carried for item in late}
     dots = [op for op in body.ops if op.kind == "dot"]
-    early = [op for op in dots if all(op is not item.dot for item in late)]
+    first = [op for op in dots if all(op is not item.dot for item in late)]
     sources = _sources(loop)
-    if not early or not late or any(sources[op.result] for op in early):
+    if not first or not late or any(sources[op.result] for op in first):
         return None
     readers = uses(body)
+    early = _early_dots(body.ops, first, readers)
     adds = {id(op) for item in late for op in readers[item.dot.result]}
     scaling = [op for op in body.ops if op.results and id(op) not in adds and sources[op.results[0]] & accumulators]
-    operands = needed(body.ops, (v for op in early for v in op.operands))
-    elsewhere = {id(op) for op in (*operands, *early, *scaling, *(item.dot for item in late))} | adds
+    operands = needed(body.ops, (v for op in first for v in op.operands))
+    elsewhere = {id(op) for op in (*operands, *first, *scaling, *(item.dot for item in late))} | adds
+    elsewhere |= {id(item.result.op) for item in early}
     middle = [op for op in body.ops[:-1] if id(op) not in elsewhere]
     inside = {id(op) for op in scaling} | adds
     # Nothing else may read a scaled accumulator, nor the carried one, and no late dot may multiply one.
@@ -60,6 +70,20 @@ def split(loop: Op) -> SplitBody | None:
     if not (scaled_private and carried_private and independent):
         return None
     return SplitBody(operands, early, middle, scaling, late)
+
+
+def _early_dots(ops: list[Op], dots: list[Op], readers: Mapping[Value, list[Op]]) -> list[EarlyDot]:
+    """Return early dots in order; those that are only added up start from the sum of the ones before."""
+    found, sums = {op: EarlyDot(op, op.result) for op in dots}, {op.result for op in dots}
+    for add in ops:
+        match = accumulation(add, ops, readers)
+        if match is None or match.dot not in found or match.addend not in sums or readers[match.addend] != [add]:
+            continue
+        if match.addend.shape == add.result.shape:
+            found[match.dot] = EarlyDot(match.dot, add.result, match.addend)
+            sums = sums - {match.addend, match.dot.result} | {add.result}
+    order = {op.result: n for n, op in enumerate(ops) if len(op.results) == 1}
+    return sorted(found.values(), key=lambda item: order[item.result])
 
 
 def _late_dots(loop: Op) -> list[LateDot]:

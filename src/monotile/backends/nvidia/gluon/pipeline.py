@@ -33,12 +33,13 @@ from .block_cases import BlockCases, find_cases
 SIDES = (16, 32, 64, 128, 256, 512)
 CASE_BITS = 4  # of one consumer, in the number that holds the cases of all consumers
 NOT_ARITHMETIC = ("load", "gather", "for", "if", "reduce", "dot", "store")
-RingKey = tuple[int, tuple[int | None, ...]]  # a tensor's number and the extents of its tiles
+# A tensor's number, the extents of its tiles, and where they start in dimensions along which they stay.
+TileKey = tuple[int, tuple[int | None, ...], tuple[int | float | None, ...]]
 
 
 @dataclass
 class Ring:
-    """A ring buffer in shared memory for the tiles of one tensor."""
+    """A ring buffer in shared memory for tiles of a tensor: one for each column range that is read."""
 
     load: Op  # one of the loads that read it; the others are alike
     name: str
@@ -50,7 +51,8 @@ class Pipeline:
 
     program_id: Op
     loops: list[Op]
-    rings: dict[RingKey, Ring] = field(default_factory=dict)
+    tensors: frozenset[str] = frozenset()  # names of the kernel's tensors
+    rings: dict[TileKey, Ring] = field(default_factory=dict)
     resident: list[Op] = field(default_factory=list)  # loads outside the loops that dots read
     shared: set[Value] = field(default_factory=set)  # tiles that stay in shared memory, transposed ones included
     zeroed: dict[Value, Op] = field(default_factory=dict)  # tiles with masked rows replaced by zero: the load of each
@@ -58,9 +60,19 @@ class Pipeline:
     private: list[Op] = field(default_factory=list)  # loads of private tiles; all alike
     rows: int = 0
     widths: list[int] = field(default_factory=list)  # of the dots' results with their padding, in order
+    names: dict[TileKey, str] = field(default_factory=dict)  # of the tiles that the producer copies
 
     def ring(self, op: Op) -> Ring:
-        return self.rings[ring_key(op)]
+        return self.rings[tile_key(op)]
+
+    def name(self, load: Op) -> str:
+        """Name the tiles that a load reads: by their tensor, and by a number after the first of one tensor."""
+        key, tensor = tile_key(load), load.attrs["tensor"].name
+        if key not in self.names:
+            taken = {*self.names.values(), *(self.tensors - {tensor})}
+            candidates = (tensor, *(f"{tensor}_tile_{n}" for n in range(2, 3 + len(taken))))
+            self.names[key] = next(name for name in candidates if name not in taken)
+        return self.names[key]
 
     @property
     def fetched(self) -> list[Op]:
@@ -69,7 +81,7 @@ class Pipeline:
 
     @property
     def zeroed_rings(self) -> list[Ring]:
-        keys = {ring_key(load) for load in self.zeroed.values()}
+        keys = {tile_key(load) for load in self.zeroed.values()}
         return [ring for key, ring in self.rings.items() if key in keys]
 
     @property
@@ -103,8 +115,9 @@ def tile_bytes(load: Op) -> int:
     return found
 
 
-def ring_key(load: Op) -> RingKey:
-    return load.attrs["tensor"].index, load.attrs["extents"]
+def tile_key(load: Op) -> TileKey:
+    """Return what tells the tiles of one load from those of another, in the same iteration of a loop."""
+    return load.attrs["tensor"].index, load.attrs["extents"], tuple(constant(v) for v in load.operands)
 
 
 def analyse(kernel: Kernel, descriptors: Descriptors) -> Pipeline | str:
@@ -116,7 +129,7 @@ def analyse(kernel: Kernel, descriptors: Descriptors) -> Pipeline | str:
         return "The kernel does not call program_id exactly once."
     if not loops:
         return "The kernel has no loop over blocks with a dot in it."
-    pipeline = Pipeline(program_ids[0], loops)
+    pipeline = Pipeline(program_ids[0], loops, frozenset(tensor.name for tensor in kernel.tensors))
     for op in walk(kernel.body):
         if op.kind == "gather" and not op.result.shape:
             return "The kernel gathers a single element of a tensor by index."
@@ -148,7 +161,7 @@ def _private_loads(pipeline: Pipeline, descriptors: Descriptors) -> list[Op]:
                 if op.kind == "load" and len(op.result.shape) == 2 and op.result not in pipeline.shared:
                     positions = tuple(v for v in op.operands if v is not inside.params[0])
                     plain = descriptors.can_copy(op) and scalar_slice(positions) is not None
-                    alike = not found or ring_key(found[0]) == ring_key(op)
+                    alike = not found or tile_key(found[0]) == tile_key(op)
                     if not plain or not alike or op.result.shape[0] != pipeline.rows:
                         return []
                     found.append(op)
@@ -163,7 +176,7 @@ def _add_loop(pipeline: Pipeline, loop: Op, descriptors: Descriptors) -> str | N
     inside = {id(op) for op in walk(body)}
     if any(op.kind == "for" for op in walk(body)):
         return "A loop with a dot contains another loop."
-    read: dict[RingKey, tuple[Value, ...]] = {}
+    read: dict[TileKey, tuple[Value, ...]] = {}
     for op in walk(body):
         if op.kind != "dot":
             continue
@@ -179,9 +192,9 @@ def _add_loop(pipeline: Pipeline, loop: Op, descriptors: Descriptors) -> str | N
         load = load_of(right) or _zeroed_load(pipeline, right)
         if load is None or id(load) not in inside or not descriptors.feeds_dot(load):
             return "The right operand of a dot is not a tile of memory that TMA can copy in that loop."
-        if read.setdefault(ring_key(load), load.operands) != load.operands:
+        if read.setdefault(tile_key(load), load.operands) != load.operands:
             return "One iteration of a loop reads two blocks of one tensor."
-        pipeline.rings.setdefault(ring_key(load), Ring(load, load.attrs["tensor"].name))
+        pipeline.rings.setdefault(tile_key(load), Ring(load, pipeline.name(load)))
         pipeline.shared |= {right, load.result}
         resident = load_of(left)
         if resident is not None:

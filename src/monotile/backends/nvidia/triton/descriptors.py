@@ -30,20 +30,21 @@ class DescribedTensor:
     dims: tuple[int, ...]  # words with its lengths
     strides: tuple[int, ...]  # words with its strides, but the last
     block: tuple[int, ...] = ()  # the shape that a copy has, where the host makes the descriptor
+    parameter: str = ""  # the name of that descriptor in the module
 
 
-def described(tensor_index: int, memory: Memory, block: tuple[int, ...] = ()) -> DescribedTensor:
+def described(tensor_index: int, memory: Memory, block: tuple[int, ...] = (), parameter: str = "") -> DescribedTensor:
     """Return where a launch finds the lengths and strides of a tensor."""
     tensor = memory.kernel.tensors[tensor_index]
     first = memory.word_at[tensor.index] + 1
     dims = tuple(first + axis for axis in range(tensor.rank))
     strides = tuple(first + tensor.rank + axis for axis in range(tensor.rank - 1))
-    return DescribedTensor(tensor.index, tensor.dtype.bytes, dims, strides, block)
+    return DescribedTensor(tensor.index, tensor.dtype.bytes, dims, strides, block, parameter)
 
 
-def descriptor_name(tensor: str) -> str:
-    """Name the parameter of a descriptor that the host makes."""
-    return f"{tensor}_desc"
+def descriptor_name(tiles: str) -> str:
+    """Name the descriptor of a tensor, or of some tiles of it."""
+    return f"{tiles}_desc"
 
 
 class Descriptors:
@@ -91,11 +92,9 @@ class Descriptors:
 
     @staticmethod
     def _padding_is_outside(op: Op, axis: int) -> bool:
-        """Padding must be zero, which here means outside the tensor: then the tile has all of this dimension."""
-        extent = op.attrs["extents"][axis]
-        return padded(extent) == extent or (
-            op.attrs["tensor"].dims[axis] == extent and constant(op.operands[axis]) == 0
-        )
+        """Padding must be zero, which here means outside the tensor: then the tile has the last of this dimension."""
+        extent, start = op.attrs["extents"][axis], constant(op.operands[axis])
+        return padded(extent) == extent or (start is not None and op.attrs["tensor"].dims[axis] == start + extent)
 
     def _multiplied(self, value: Value) -> bool:
         readers = self.uses.get(value, ())

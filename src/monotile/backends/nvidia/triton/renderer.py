@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ....dtypes import bfloat16, bool_, float32
 from ....errors import DeviceLimit, InternalError
@@ -332,7 +332,7 @@ class TritonRenderer:
         self.lines.add(f"{counter} = tl.cast({iteration}, tl.int32)")
         self.table[body.params[0]] = Text(counter)
         self.block(body)
-        self._assign(carried, body)
+        self._assign(carried, body.terminator.operands)
         self.lines.depth -= 1
 
     def _bound(self, value: Value) -> str:
@@ -354,16 +354,16 @@ class TritonRenderer:
             self.lines.depth += 1
             before = len(self.lines.lines)
             self.block(block)
-            self._assign(names, block)
+            self._assign(names, block.terminator.operands)
             if len(self.lines.lines) == before:
                 self.lines.add("pass")
             self.lines.depth -= 1
         for name, result in zip(names, op.results, strict=True):
             self.table[result] = Text(name, padded_shape(result.shape))
 
-    def _assign(self, names: list[str], block: Block) -> None:
+    def _assign(self, names: list[str], values: Sequence[Value]) -> None:
         """Assign what a block yields, all at once: values may trade places."""
-        pairs = [(n, self.full(v)) for n, v in zip(names, block.terminator.operands, strict=True)]
+        pairs = [(n, self.full(v)) for n, v in zip(names, values, strict=True)]
         pairs = [(n, text) for n, text in pairs if n != text]
         if pairs:
             self.lines.add(f"{', '.join(n for n, _ in pairs)} = {', '.join(text for _, text in pairs)}")

@@ -15,7 +15,7 @@ from ..schedule import Schedule
 from ..triton import functions
 from ..triton.descriptors import Descriptors, described, descriptor_name
 from ..triton.memory import FunctionArgument, Memory
-from ..triton.module import ARGUMENT_ORDER, TritonSource
+from ..triton.module import ARGUMENT_ORDER, DEPENDENT_LAUNCH, TritonSource
 from ..triton.padding import padded
 from ..triton.text import GLUON, TRITON, Names, SourceLines, function_name
 from . import persistent, scaled_differences
@@ -35,6 +35,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 """
+_, TRIGGER = DEPENDENT_LAUNCH
 PRODUCER_REGISTERS = 24
 SEARCHING_REGISTERS = 40  # of a producer that looks for the blocks it fetches
 
@@ -75,7 +76,10 @@ class Module(BlockSearch):
             self._kernel(name, fixed),
         ]
         title = f'"""{self.kernel.name}, made by monotile for Triton\'s Gluon; {self.schedule}."""'
-        text = "\n\n".join([f"{title}\n\n{IMPORTS}", *parts])
+        imports = IMPORTS
+        if self.schedule.triggers_dependents:
+            imports += f"from triton.language.extra.cuda import {TRIGGER}\n"
+        text = "\n\n".join([f"{title}\n\n{imports}", *parts])
         spans = tuple(tuple(r) for r in self.memory.spans if r)
         tensors = tuple(
             described(op.attrs["tensor"].index, self.memory, self._block(op), descriptor_name(self.pipeline.name(op)))
@@ -231,6 +235,8 @@ class Module(BlockSearch):
 
     def _kernel(self, name: str, fixed: list[str]) -> str:
         out, consumers = SourceLines(), self.schedule.consumers
+        if self.schedule.triggers_dependents:
+            out.add(f"{TRIGGER}()")
         self._allocate(out)
         out.add("fence_async_shared()")
         shared, arguments = ", ".join(self._shared_names()), ", ".join(self.arguments)

@@ -94,7 +94,7 @@ class ConsumerLoops(Consumer):
         """Split a body whose iterations are to overlap. Where late dots read the slots of early ones, that takes a slot
         more than the two that are read, or nothing would be copied meanwhile."""
         parts = self._parts(op)
-        if parts is None:
+        if parts is None or (op.attrs.get("edge") and self.schedule.edge_stages == 1):
             return None
         early, late = self._rings(item.dot for item in parts.early), self._rings(item.dot for item in parts.late)
         return parts if self.schedule.num_stages > 2 or not early & late else None

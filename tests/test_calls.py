@@ -16,7 +16,6 @@ from arrays import Array
 from kernels.cases import qkv
 from monotile import errors
 from monotile.kernels import reference
-from monotile.kernels.decode import decode as decode_kernel
 from monotile.kernels.merge import merge as merge_kernel
 from monotile.library import calls, ops
 from monotile.runtime import tensors

@@ -11,7 +11,6 @@ import monotile
 from arrays import numpy_type
 from kernels.cases import check, check_splits, equal, normal, poisoned, qkv
 from monotile.kernels.attention import attention as attention_kernel
-from monotile.kernels.decode import decode as decode_kernel
 from usable import TRITON, usable
 
 __all__ = ["poisoned"]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from arrays import random
+from kernel_calls import over_all_keys
 from monotile import ir
 from monotile.backends import interpreter
 from monotile.kernels.attention import attention
@@ -17,7 +18,7 @@ from monotile.passes import pipeline
 
 def loops(options: Options) -> Iterator[ir.Op]:
     q = random((1, 2, 256, 64))
-    made = attention.ir(q, q, q, None, None, None, q.copy(), None, 0.1, options=options, BQ=64, BK=64)
+    made = attention.ir(*over_all_keys(q, q, q, q.copy()), options=options, BR=64, BK=64)
     pipeline.run(made, pipeline.PipelineOptions())
     return (op for op in made.body.ops if op.kind == "for")
 

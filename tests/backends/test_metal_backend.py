@@ -177,7 +177,9 @@ def test_offsets_do_not_wrap() -> None:
     for a in arrays:
         words += [0, *a.shape, *(stride // a.itemsize for stride in a.strides)]
     meta = program.bind([*words, 0, 0, 0, 0]).meta
-    buffers: dict[int | str, Any] = dict(enumerate([*arrays, meta, np.array([0.25], np.float32)]))
+    buffers: dict[int | str, Any] = dict(
+        enumerate([*arrays, meta, np.array([16, 0, 0], np.int64), np.array([0.25], np.float32)])
+    )
     rendered = program.rendered
     assert metal.run(rendered.source, rendered.name, buffers, 2, rendered.threads).clean
     meta[rendered.meta.index((1, "stride", 1))] = 2**32

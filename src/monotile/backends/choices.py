@@ -162,7 +162,7 @@ class Choices:
 
     def attention(self, problem: AttentionProblem, splits: int | None = None) -> AttentionChoice:
         """BR, BK and `packed` of the attention kernel, and its splits. A fixed number of splits also fixes how a row is
-        computed, whatever the other rows: BK and the kind of row block follow from the head size alone."""
+        computed, whatever the other rows: BK and the kind of row block follow from the head size and the keys."""
         few = problem.rows <= ROW_BLOCKS[-1]
         if splits is not None or few:
             rows, keys = row_block(problem.rows), 64

@@ -66,8 +66,9 @@ def _streamed(problem: AttentionProblem, splits: int | None) -> AttentionChoice:
     129 to 256 are a tenth slower in runs twice as long (measured on Zen 4)."""
     size, width = problem.head_size, problem.dtype.bytes
     run = 64 if 128 < size <= 256 and width < 4 else 128
-    if splits is not None:  # which may be short
-        run = next((b for b in (64, 32) if b * size * width <= TILE_BYTES), 16)
+    short = next((b for b in (64, 32) if b * size * width <= TILE_BYTES), 16)
+    if splits is not None and -(-problem.keys // (splits * short)) * short % run:  # keys of a split
+        run = short
     chosen = AttentionChoice(
         {"BR": row_block(problem.rows), "BK": run, "packed": True}, why=f"few rows stream keys in runs of {run}"
     )

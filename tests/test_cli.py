@@ -117,8 +117,8 @@ def test_a_missing_library_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "phrases"),
     [
-        ("attention --D=128 --causal --device sm_90", ("1 launch", "BR=64, BK=128, packed=False", "on an H200", "path: Gluon")),
-        ("attention --Nq=1 --Nk=32768 --device sm_90", ("2 launches", "kernel attention", "packed=True", "kernel merge")),
+        ("attention --D=128 --causal --device sm_90", ("1 launch", "BR=64, BK=128", "on an H200", "path: Gluon")),
+        ("attention --Nq=1 --Nk=32768 --device sm_90", ("2 launches", "split_o float32", "kernel merge")),
         ("attention --device sm_90 --dtype float32", ("no schedule was measured for float32", "path: plain Triton")),
         ("attention --device sm_80", ("no schedule was measured on a GPU of sm_80", "path: plain Triton")),
         ("attention --dtype mask=bool --device sm_90", ("2 launches", "kernel mask_blocks", "covered=True")),

@@ -16,7 +16,7 @@ from arrays import Array
 from kernels.cases import qkv
 from monotile import errors
 from monotile.kernels import reference
-from monotile.kernels.decode import decode as decode_kernel
+from monotile.kernels.attention import attention as attention_kernel
 from monotile.kernels.merge import merge as merge_kernel
 from monotile.library import calls, ops
 from monotile.runtime import tensors
@@ -273,7 +273,7 @@ def test_one_split_has_the_bits_of_a_merge(dtype: str, backend: str) -> None:
 
 
 def test_few_keys_are_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a cache that outgrows one split needs no other program."""
+    """A cache that outgrows one split needs one other program, however far it grows."""
     launched: list[str] = []
     programs: list[int] = []
     plain = calls.CallBuilder.launch
@@ -283,13 +283,15 @@ def test_few_keys_are_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
         plain(self, kernel, *args, **options)
 
     monkeypatch.setattr(calls.CallBuilder, "launch", counted)
-    for Nk, names in ((0, ["decode"]), (1, ["decode"]), (512, ["decode"]), (513, ["decode", "merge"])):
+    monkeypatch.setattr(attention_kernel, "_programs", {})
+    whole, split = ["attention"], ["attention", "merge"]
+    for Nk, names in ((0, whole), (1, whole), (512, whole), (513, split), (1100, split), (9000, split)):
         launched.clear()
         q, k, v = qkv(1, Nk, Hq=4, Hkv=2)
         close(monotile.attention(q, k, v), reference.attention(q, k, v)[0])
         assert launched == names
-        programs.append(len(decode_kernel._programs))
-    assert programs[1:] == programs[:1] * 3
+        programs.append(len(attention_kernel._programs))
+    assert programs[:3] == programs[:1] * 3 and programs[3:] == [programs[0] + 1] * 3
 
 
 # ---- views -----------------------------------------------------------------------------------------------------------

@@ -117,13 +117,13 @@ def test_a_missing_library_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "phrases"),
     [
-        ("attention --D=128 --causal --device sm_90", ("1 launch", "BQ=64, BK=128", "on an H200", "path: Gluon")),
-        ("attention --Nq=1 --Nk=32768 --device sm_90", ("2 launches", "kernel decode", "kernel merge")),
+        ("attention --D=128 --causal --device sm_90", ("1 launch", "BR=64, BK=128", "on an H200", "path: Gluon")),
+        ("attention --Nq=1 --Nk=32768 --device sm_90", ("2 launches", "split_o float32", "kernel merge")),
         ("attention --device sm_90 --dtype float32", ("no schedule was measured for float32", "path: plain Triton")),
         ("attention --device sm_80", ("no schedule was measured on a GPU of sm_80", "path: plain Triton")),
         ("attention --dtype mask=bool --device sm_90", ("2 launches", "kernel mask_blocks", "covered=True")),
-        ("attention --Nq=16", ("BQ=32", "16 queries fit one block")),
-        ("decode_partials --Nq=1", ("kernel decode", "BR=4")),
+        ("attention --Nq=16", ("BR=64", "packed=True", "64 rows of a group")),
+        ("decode_partials --Nq=1", ("kernel attention", "BR=4", "packed=True")),
         ("examples/matmul.py:matmul --backend nvidia", ("path: plain Triton", "why: ")),
     ],
 )  # fmt: skip
@@ -143,7 +143,7 @@ def test_a_function_shows_the_text_of_every_launch() -> None:
 @pytest.mark.parametrize(
     ("words", "phrase"),
     [
-        ("attention --BQ=32 --explain", "block sizes are the backend's choice"),
+        ("attention --BR=32 --explain", "block sizes are the backend's choice"),
         ("attention --D=600 --explain", "it must be from 1 to 576"),
         ("attention --causal=sideways --explain", "is not a constant"),
         ("softmax --explain", "no kernel of monotile is called 'softmax'"),
@@ -153,7 +153,7 @@ def test_a_function_shows_the_text_of_every_launch() -> None:
         ("merge --backend interpreter --device avx2", "none to choose from"),
         ("attention --D=1.5", "--D=1.5 is a length; write a whole number"),
         ("attention --Nk=None", "--Nk=None is a length"),
-        ("decode --D=-1", "--D=-1 is a length"),
+        ("attention --D=-1", "--D=-1 is a length"),
         ("attention --Nq=0", "launches nothing"),
         ("merge --left=3 --explain", "merge has no option, length or array 'left'"),
     ],

@@ -63,6 +63,9 @@ def evaluate(expression: str, names: dict[str, Any]) -> int:
     return int(eval(expression, {"__builtins__": {}}, {**names, "min": min, "max": max}))
 
 
+WHOLE = {"queries": 1, "first_block": 0, "blocks_per_split": 0}  # rows are not packed, keys not split
+
+
 def launch_metal(folder: Path, name: str, arrays: dict[str, Array], scalars: dict[str, Any], **options: Any) -> Any:
     (entry,) = (k for k in manifest(folder)["kernels"] if k["name"] == name)
     tensors = [b for b in entry["buffers"] if b["role"] != "words"]
@@ -81,30 +84,34 @@ def launch_metal(folder: Path, name: str, arrays: dict[str, Array], scalars: dic
 @needs_runner
 @pytest.mark.parametrize("order", metal.ORDERS)
 def test_metal_attention_by_the_manifest(order: str, tmp_path: Path) -> None:
-    words = "--causal=true --BQ=32 --BK=32 --D=64 --dtype bfloat16"
+    words = "--causal=true --BR=32 --BK=32 --D=64 --dtype bfloat16"
     monotile("emit", "--target", "metal", "--kernel", "attention", "--out", str(tmp_path), *words.split())
     q, k, v = qkv(40, 71, 64, B=2, Hq=4, Hkv=2, dtype="bfloat16")
     o, lse = poisoned(q.shape, "bfloat16"), poisoned(q.shape[:3])
     arrays = {"q": q, "k": k, "v": v, "o": o, "lse": lse}
-    launch_metal(tmp_path, "attention", arrays, {"scale": 0.125}, order=order)
+    launch_metal(tmp_path, "attention", arrays, {"scale": 0.125, **WHOLE}, order=order)
     agrees((o, lse), q, k, v, causal=True)
 
 
 @needs_runner
 def test_metal_decode_and_merge_by_the_manifest(tmp_path: Path) -> None:
     """Two kernels in a folder, integer and float scalars, a mask, and parts that go from one to the other."""
-    kernels = "--kernel decode --kernel merge --D=80 --Dv=80 --dtype mask=float32"
-    monotile("emit", "--target", "metal", "--out", str(tmp_path), *kernels.split())
+    kernels = "--kernel attention --kernel merge --D=80 --Dv=80 --dtype mask=float32 --dtype split_o=float32"
+    monotile(
+        "emit", "--target", "metal", "--out", str(tmp_path), *kernels.split(), "--packed=True", "--BR=4", "--BK=32"
+    )
     q, k, v = qkv(1, 150, 80, Hq=4, Hkv=2)
-    mask = np.where(np.random.default_rng(0).random((1, 2, 2, 1, 150)) < 0.5, 0, -np.inf).astype(np.float32)
+    mask = np.where(np.random.default_rng(0).random((1, 4, 1, 150)) < 0.5, 0, -np.inf).astype(np.float32)
     parts = {"o": poisoned((1, 2, 2, 3, 80)), "m": poisoned((1, 2, 2, 3)), "l": poisoned((1, 2, 2, 3))}
-    arrays = {"q": q.reshape(1, 2, 2, 1, 80), "k": k, "v": v, "mask": mask, **parts}
-    launch_metal(tmp_path, "decode", arrays, {"scale": 0.1, "per_split": 64})
+    states = {f"split_{name}": array for name, array in parts.items()}
+    arrays = {"q": q.reshape(1, 2, 2, 80), "k": k, "v": v, "mask": mask, **states}
+    scalars = {"scale": 0.1, "queries": 1, "first_block": 0, "blocks_per_split": 2}
+    launch_metal(tmp_path, "attention", arrays, scalars)
     flat = {"o": parts["o"].reshape(4, 3, 80), "m": parts["m"].reshape(4, 3), "l": parts["l"].reshape(4, 3)}
     out, lse = poisoned((4, 80)), poisoned(4)
     launch_metal(tmp_path, "merge", {**flat, "out": out, "lse": lse}, {"queries": 1})
     found = out.reshape(1, 4, 1, 80), lse.reshape(1, 4, 1)
-    agrees(found, q, k, v, scale=0.1, mask=mask.reshape(1, 4, 1, 150))
+    agrees(found, q, k, v, scale=0.1, mask=mask)
 
 
 def test_cpu_by_the_manifest(tmp_path: Path) -> None:
@@ -117,7 +124,7 @@ def test_cpu_by_the_manifest(tmp_path: Path) -> None:
     code = jit.load_object((tmp_path / entry["object"]).read_bytes())
     q, k, v = qkv(37, 50, 48, Hq=4, Hkv=2)
     o, lse = poisoned(q.shape), poisoned(q.shape[:3])
-    arrays, scalars = {"q": q, "k": k, "v": v, "o": o, "lse": lse}, {"scale": 0.2}
+    arrays, scalars = {"q": q, "k": k, "v": v, "o": o, "lse": lse}, {"scale": 0.2, **WHOLE}
     names = {**lengths(entry["tensors"], arrays), **scalars}
     words = (ctypes.c_int64 * len(entry["words"]))()
     for n, word in enumerate(entry["words"]):
@@ -143,10 +150,10 @@ def test_nvidia_names_every_parameter(tmp_path: Path) -> None:
     assert [a.arg for a in function.args.args] == [a["name"] for a in entry["arguments"]]
     arrays = dict(zip("qkv", qkv(300, 41, 128, Hq=4, dtype="float16"), strict=True))
     arrays |= {"o": arrays["q"], "lse": poisoned((1, 4, 300))}
-    scale = {"scale": 0.5}
-    names = {**lengths(entry["tensors"], arrays), **scale}
-    assert all(number(word, arrays, scale) is not None for word in entry["arguments"])
-    assert evaluate(entry["grid"][0], names) == 4 * -(-300 // entry["constants"]["BQ"])
+    scalars = {"scale": 0.5, **WHOLE}
+    names = {**lengths(entry["tensors"], arrays), **scalars}
+    assert all(number(word, arrays, scalars) is not None for word in entry["arguments"])
+    assert evaluate(entry["grid"][0], names) == 4 * -(-300 // entry["constants"]["BR"])
     assert entry["options"]["num_warps"] in (4, 8)
 
 
@@ -156,7 +163,7 @@ def test_nvidia_compiles_by_the_manifest(tmp_path: Path) -> None:
     triton = pytest.importorskip("triton")
     from triton.backends import compiler
 
-    emission.write("nvidia", [find_kernel("attention")], Request({"BQ": 32, "BK": 32, "D": 32}), tmp_path)
+    emission.write("nvidia", [find_kernel("attention")], Request({"BR": 32, "BK": 32, "D": 32}), tmp_path)
     (entry,) = manifest(tmp_path)["kernels"]
     spec = importlib.util.spec_from_file_location("emitted", tmp_path / entry["file"])
     assert spec is not None and spec.loader is not None
@@ -173,12 +180,23 @@ def test_nvidia_compiles_by_the_manifest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["metal", "nvidia", "cpu"])
-@pytest.mark.parametrize("name", ["attention", "decode", "merge", "merge_lse", "mask_blocks", "matmul", "row_softmax"])
+@pytest.mark.parametrize("name", ["attention", "merge", "merge_lse", "mask_blocks", "matmul", "row_softmax"])
 def test_every_kernel_for_every_target(name: str, target: str) -> None:
     files, found = emission.emit(target, [find_kernel(name)], Request({}, {}, {}))
     (entry,) = found["kernels"]
     assert files[entry["file"]] and json.loads(json.dumps(found)) == found
     assert entry["grid"][1:] == ["1", "1"] and found["target"] == target
+
+
+@pytest.mark.parametrize("target", ["metal", "nvidia", "cpu"])
+def test_states_of_splits_take_the_place_of_the_output(target: str) -> None:
+    """One of the three asks for all."""
+    request = Request({"packed": True, "BR": 16}, {}, parse_dtypes(["float16", "split_m=float32"]))
+    _, found = emission.emit(target, [find_kernel("attention")], request)
+    (entry,) = found["kernels"]
+    tensors = entry.get("tensors") or [b for b in entry["buffers"] if b["role"] != "words"]
+    assert [t["name"] for t in tensors] == ["q", "k", "v", "split_o", "split_m", "split_l"]
+    assert "S" in entry["grid"][0] and entry["constants"]["packed"] is True
 
 
 def test_options_and_optional_tensors() -> None:
@@ -222,8 +240,9 @@ def test_a_kernel_of_a_file(tmp_path: Path) -> None:
     [
         (("--target", "abacus", "--kernel", "merge"), "there is no backend 'abacus'"),
         (("--target", "interpreter", "--kernel", "merge"), "makes nothing that could be written"),
-        (("--target", "metal", "--kernel", "flash"), "attention, decode, merge"),
+        (("--target", "metal", "--kernel", "flash"), "attention, merge, merge_lse"),
         (("--target", "metal", "--kernel", "merge", "--BQ=3"), "nothing in merge is called 'BQ'"),
+        (("--target", "metal", "--kernel", "attention", "--D=-1"), "--D=-1 is a length"),
         (("--target", "cpu", "--kernel", "merge", "--kernel", "merge"), "two kernels are named 'merge'"),
         (("--target", "metal", "--kernel", "merge", "--out", "/dev/null/x"), "cannot write to /dev/null/x"),
     ],

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from arrays import random
+from kernel_calls import in_splits, over_all_keys
 from monotile import ir
 from monotile.backends import interpreter
 from monotile.kernels.attention import attention
@@ -17,7 +18,17 @@ from monotile.passes import pipeline
 
 def loops(options: Options) -> Iterator[ir.Op]:
     q = random((1, 2, 256, 64))
-    made = attention.ir(q, q, q, None, None, None, q.copy(), None, 0.1, options=options, BQ=64, BK=64)
+    made = attention.ir(*over_all_keys(q, q, q, q.copy()), options=options, BR=64, BK=64)
+    pipeline.run(made, pipeline.PipelineOptions())
+    return (op for op in made.body.ops if op.kind == "for")
+
+
+def packed_loops(options: Options) -> Iterator[ir.Op]:
+    """With splits, and positions that are remainders."""
+    q, k = random((1, 1, 256, 64)), random((1, 1, 900, 64))
+    states = random((1, 1, 256, 3, 64)), random((1, 1, 256, 3)), random((1, 1, 256, 3))
+    call = in_splits(q, k, k.copy(), states, 5, queries=32)
+    made = attention.ir(*call, options=options, BR=64, BK=64, packed=True)
     pipeline.run(made, pipeline.PipelineOptions())
     return (op for op in made.body.ops if op.kind == "for")
 
@@ -32,6 +43,15 @@ def test_whole_blocks_have_no_tests() -> None:
     before, whole, behind = loops(Options("lower_right", left=100))
     assert [loop.attrs.get("edge", False) for loop in (before, whole, behind)] == [True, False, True]
     assert comparisons(before) > 0 == comparisons(whole)
+
+
+def test_whole_blocks_of_packed_rows_have_no_tests() -> None:
+    """Those that every remainder sees."""
+    before, whole, behind = packed_loops(Options("lower_right", left=100))
+    assert [loop.attrs.get("edge", False) for loop in (before, whole, behind)] == [True, False, True]
+    assert comparisons(before) > 0 == comparisons(whole) < comparisons(behind)
+    whole, behind = packed_loops(Options("lower_right"))
+    assert comparisons(whole) == 0 < comparisons(behind)
 
 
 def test_what_has_begun_to_hold_is_not_tested_behind() -> None:

@@ -299,7 +299,7 @@ def test_every_registered_kernel_has_a_source_key(folder: Path) -> None:
         environment = {**os.environ, "PYTHONPATH": SOURCES}
         run = subprocess.run([sys.executable, "-c", EVERY], env=environment, capture_output=True, text=True)
         assert not run.stderr
-        assert run.stdout.split() == ["attention", "decode", "mask_blocks", "merge"]
+        assert run.stdout.split() == ["attention", "mask_blocks", "merge"]
 
 
 def test_recalled_call_loads_no_front_end(folder: Path) -> None:

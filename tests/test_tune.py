@@ -31,7 +31,7 @@ from problems import problem
 
 KEY = Key("attention", 128, "bfloat16")
 GPU = Gpu("NVIDIA Nothing", "sm_00")
-BEFORE = Choice({"BQ": 128, "BK": 64}, Schedule(8, 2))
+BEFORE = Choice({"BR": 128, "BK": 64}, Schedule(8, 2))
 interpreting = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("torch") is not None
 
 
@@ -49,7 +49,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("D", tune.HEAD_SIZES)
 def test_there_are_candidates_for_every_head_size(D: int, dtype: str) -> None:
     found = [*tune.candidates(Key("attention", D, dtype)), *tune.candidates(Key("decode", D, dtype))]
-    assert {"BQ", "BK"} in [set(c.blocks) for c in found] and {"BK"} in [set(c.blocks) for c in found]
+    assert {"BR", "BK"} in [set(c.blocks) for c in found] and {"BK"} in [set(c.blocks) for c in found]
     assert found and len({tune.describe(c) for c in found}) == len(found)
     for choice in found:
         if choice.schedule.warp_specialize:
@@ -94,13 +94,13 @@ def find(watch: Stopwatch, seconds: float = 60.0) -> tune.Outcome:
 def cost(choice: Choice) -> float:
     s = choice.schedule
     best = (s.num_warps, s.num_stages, s.tensor_descriptors, s.warp_specialize) == (8, 3, True, False)
-    return 1.0 if best and choice.blocks == {"BQ": 128, "BK": 64} else 2.0
+    return 1.0 if best and choice.blocks == {"BR": 128, "BK": 64} else 2.0
 
 
 def test_the_fastest_is_found() -> None:
     outcome = find(Stopwatch(cost))
     assert outcome.kept and outcome.gain == 1.0 and outcome.before_s == 2.0
-    assert outcome.best == Choice({"BQ": 128, "BK": 64}, Schedule(8, 3, tensor_descriptors=True))
+    assert outcome.best == Choice({"BR": 128, "BK": 64}, Schedule(8, 3, tensor_descriptors=True))
 
 
 def test_a_wrong_candidate_is_out_however_fast() -> None:
@@ -122,7 +122,7 @@ def test_the_time_is_up() -> None:
 
 
 def test_a_later_call_finds_what_was_kept() -> None:
-    choice = Choice({"BQ": 64, "BK": 32}, Schedule(4, 3, tensor_descriptors=True))
+    choice = Choice({"BR": 64, "BK": 32}, Schedule(4, 3, tensor_descriptors=True))
     assert tuning.lookup("attention", 128, "bfloat16", "cuda:0") is None
     path = tuning.save(GPU, {KEY: choice})
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
@@ -149,7 +149,7 @@ def test_what_others_measured_does_not_count(change: str) -> None:
     [
         {"schedule": {"num_warps": "8"}},
         {"schedule": {"unknown": 1}},
-        {"blocks": {"BQ": 0}},
+        {"blocks": {"BR": 0}},
         {"blocks": {}},
         {"blocks": 3},
         {"head_size": "many"},
@@ -209,10 +209,10 @@ def test_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_tuned_choices_are_not_for_kernels_that_need_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tuning measures a kernel that makes no copies of tiles; with a mask the same blocks may not fit."""
-    found = Choice({"BQ": 64, "BK": 128}, Schedule(4, 2, consumers=2))
+    found = Choice({"BR": 64, "BK": 128}, Schedule(4, 2, consumers=2))
     monkeypatch.setattr(tuning, "lookup", lambda *key: found)
-    assert NvidiaChoices().forward(problem(128, device="sm_90")) is found
-    assert NvidiaChoices().forward(problem(128, device="sm_90", mask=bool_)) is not found
+    assert NvidiaChoices().row_blocks(problem(128, device="sm_90")) is found
+    assert NvidiaChoices().row_blocks(problem(128, device="sm_90", mask=bool_)) is not found
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_tuned_choices_are_not_for_kernels_that_need_more_memory(monkeypatch: py
 )  # fmt: skip
 def test_ctas_are_persistent_for_few_keys(keys: int, causal: str | None, persistent: bool) -> None:
     choices, facts = NvidiaChoices(), {"device": "sm_90", "keys": keys, "causal": causal}
-    assert choices.forward(problem(128, **facts)).schedule.persistent is persistent
-    assert choices.forward(problem(128, **facts, softcap=30.0)).schedule.persistent
-    assert not choices.forward(problem(64, **facts)).schedule.persistent
-    assert not choices.forward(problem(128, **facts, left=4)).schedule.persistent
+    assert choices.row_blocks(problem(128, **facts)).schedule.persistent is persistent
+    assert choices.row_blocks(problem(128, **facts, softcap=30.0)).schedule.persistent
+    assert not choices.row_blocks(problem(64, **facts)).schedule.persistent
+    assert not choices.row_blocks(problem(128, **facts, left=4)).schedule.persistent

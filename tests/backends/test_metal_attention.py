@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from kernel_calls import in_splits, over_all_keys
 from monotile import metal
 from monotile.backends.metal.backend import MetalBackend, MetalProgram
 from monotile.backends.metal.choices import MetalChoices
 from monotile.kernels import reference
 from monotile.kernels.attention import attention
-from monotile.kernels.decode import decode
 from monotile.kernels.merge import merge
 from monotile.kernels.scores import Options
 from problems import problem
@@ -28,7 +29,7 @@ def randoms(*shape: int, dtype: Any = np.float32, seed: int = 0) -> Array:
     return np.random.default_rng((seed, *shape)).standard_normal(shape, dtype=np.float32).astype(dtype)
 
 
-def in_every_order(kernel: Any, args: list[Any], outputs: list[Array], **consts: Any) -> MetalProgram:
+def in_every_order(kernel: Any, args: Sequence[Any], outputs: list[Array], **consts: Any) -> MetalProgram:
     """Launch a kernel in each order of threads; the runner raises for races and accesses out of bounds."""
     form = kernel.ir(*args, **consts)
     arrays = [a for a in args if isinstance(a, np.ndarray)]
@@ -68,8 +69,8 @@ def test_attention(size: int, dtype: str) -> None:
     q = randoms(1, 2, 70, size, dtype=TYPES[dtype])
     k, v = (randoms(1, 1, 97, size, dtype=TYPES[dtype], seed=n) for n in (1, 2))
     o, lse = metal.poisoned(q.shape, q.dtype), metal.poisoned(q.shape[:3], np.float32)
-    blocks = MetalChoices().forward(problem(size, dtype)).blocks
-    args = [q, k, v, None, None, None, o, lse, size**-0.5]
+    blocks = MetalChoices().attention(problem(size, dtype)).blocks
+    args = over_all_keys(q, k, v, o, lse, scale=size**-0.5)
     in_every_order(attention, args, [o, lse], options=Options(causal="lower_right"), **blocks)
     exact, exact_lse = reference.attention(q, k, v, causal=True)
     near(o, exact, reference.attention(q, k, v, causal=True, compute=np.float32)[0])
@@ -84,14 +85,15 @@ DECODE_CASES = [
 
 @pytest.mark.parametrize(("size", "dtype", "heads"), DECODE_CASES)
 def test_split_decode_and_merge(size: int, dtype: str, heads: int) -> None:
-    q = randoms(1, 1, heads, 1, size, dtype=TYPES[dtype])
+    q = randoms(1, 1, heads, size, dtype=TYPES[dtype])
     k, v = (randoms(1, 1, 150, size, dtype=TYPES[dtype], seed=n) for n in (1, 2))
-    splits, per = 3, 64
+    splits = 3
     o = metal.poisoned((1, 1, heads, splits, size), np.float32)
     m, l = (metal.poisoned((1, 1, heads, splits), np.float32) for _ in range(2))
-    blocks = MetalChoices().decode(problem(size, dtype, query_heads=heads, kv_heads=1, queries=1), per).blocks
-    args = [q, k, v, None, o, m, l, None, None, None, size**-0.5, per]
-    program = in_every_order(decode, args, [o, m, l], options=Options(), **blocks)
+    facts = problem(size, dtype, query_heads=heads, kv_heads=1, queries=1, keys=150)
+    choice = MetalChoices().attention(facts, splits)
+    args = in_splits(q, k, v, (o, m, l), choice.blocks_per_split, scale=size**-0.5)
+    program = in_every_order(attention, args, [o, m, l], options=Options(), **choice.blocks)
     assert program.rendered.threadgroup_bytes == 0 and program.rendered.threads == 32
     out, lse = metal.poisoned((heads, size), np.float32), metal.poisoned(heads, np.float32)
     parts = [o.reshape(heads, splits, size), m.reshape(heads, splits), l.reshape(heads, splits)]
@@ -109,15 +111,15 @@ def test_bfloat_before_metal_3_1(size: int) -> None:
     """The source does not use the type, and gives the same bits."""
     q = randoms(1, 1, 70, size, dtype=BF16)
     k, v = (randoms(1, 1, 97, size, dtype=BF16, seed=n) for n in (1, 2))
-    consts = {"options": Options(causal="lower_right"), **MetalChoices().forward(problem(size)).blocks}
+    consts = {"options": Options(causal="lower_right"), **MetalChoices().attention(problem(size)).blocks}
     found = []
     for bfloat in (True, False):
         o, lse = metal.poisoned(q.shape, BF16), metal.poisoned(q.shape[:3], np.float32)
-        args = [q, k, v, None, None, None, o, lse]
-        program = MetalBackend(bfloat=bfloat).compile(attention.ir(*args, size**-0.5, **consts))
+        args = over_all_keys(q, k, v, o, lse, scale=size**-0.5)
+        program = MetalBackend(bfloat=bfloat).compile(attention.ir(*args, **consts))
         assert isinstance(program, MetalProgram) and ("bfloat" in program.rendered.source) == bfloat
-        arrays = [a for a in args if a is not None]
+        arrays, scalars = [q, k, v, o, lse], args[-4:]
         words = [w for a in arrays for w in (0, *a.shape, *(stride // a.itemsize for stride in a.strides))]
-        program.launch(program.bind([*words, 0]), arrays, [a.ctypes.data for a in arrays], [size**-0.5], None)
+        program.launch(program.bind([*words, 0, 0, 0, 0]), arrays, [a.ctypes.data for a in arrays], [*scalars], None)
         found.append((o.tobytes(), lse.tobytes()))
     assert found[0] == found[1]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import monotile
+from kernel_calls import over_all_keys
 from monotile import metal
 from monotile.backends.metal.backend import MetalBackend, MetalProgram
 from monotile.backends.metal.threadgroup import ThreadgroupMemory
@@ -169,14 +170,16 @@ def test_offsets_do_not_wrap() -> None:
     """A second head 2^32 elements after the first is read there, not at the first one."""
     q, k, v = randoms(1, 2, 16, 16), randoms(1, 2, 8, 16, seed=1), randoms(1, 2, 8, 16, seed=2)
     arrays = [q, k, v, metal.poisoned(q.shape, np.float32)]
-    given = *arrays[:3], None, None, None, arrays[3], None, 0.25
-    program = MetalBackend().compile(attention_kernel.ir(*given, options=Options(), BQ=16, BK=16))
+    given = over_all_keys(*arrays, scale=0.25)
+    program = MetalBackend().compile(attention_kernel.ir(*given, options=Options(), BR=16, BK=16))
     assert isinstance(program, MetalProgram)
     words: list[int] = []
     for a in arrays:
         words += [0, *a.shape, *(stride // a.itemsize for stride in a.strides)]
-    meta = program.bind([*words, 0]).meta
-    buffers: dict[int | str, Any] = dict(enumerate([*arrays, meta, np.array([0.25], np.float32)]))
+    meta = program.bind([*words, 0, 0, 0, 0]).meta
+    buffers: dict[int | str, Any] = dict(
+        enumerate([*arrays, meta, np.array([16, 0, 0], np.int64), np.array([0.25], np.float32)])
+    )
     rendered = program.rendered
     assert metal.run(rendered.source, rendered.name, buffers, 2, rendered.threads).clean
     meta[rendered.meta.index((1, "stride", 1))] = 2**32

@@ -17,6 +17,7 @@ from backends.nvidia_kernels import (
     text,
     twice,
 )
+from kernel_calls import in_splits
 from monotile import errors
 from monotile.backends.nvidia import backend as nvidia
 from monotile.backends.nvidia import build
@@ -24,7 +25,7 @@ from monotile.backends.nvidia.schedule import Schedule, choose
 from monotile.backends.nvidia.triton.module import render_triton
 from monotile.backends.nvidia.triton.padding import padded
 from monotile.dtypes import float32
-from monotile.kernels.decode import decode
+from monotile.kernels.attention import attention
 from monotile.kernels.scores import Options
 from monotile.language import Const, Tensor, kernel
 from monotile.launch.arguments import Arguments
@@ -64,13 +65,13 @@ def test_unmasked_blocks_have_no_bounds() -> None:
 
 def test_decode_has_two_loops() -> None:
     """Blocks that are whole, and the last one, which is not pipelined: code that runs once is fetched from memory."""
-    q, k = random((1, 2, 4, 1, 64), "bfloat16"), random((1, 2, 300, 64), "bfloat16")
+    q, k = random((1, 2, 4, 64), "bfloat16"), random((1, 2, 300, 64), "bfloat16")
     o, m = random((1, 2, 4, 2, 64)), random((1, 2, 4, 2))
-    arrays = q, k, k.copy(), None, o, m, m.copy(), None, None, None
-    made = nvidia.BACKEND.lower(decode.ir(*arrays, 0.1, 256, options=Options(), BR=4, BK=64))
+    call = in_splits(q, k, k.copy(), (o, m, m.copy()), 4)
+    made = nvidia.BACKEND.lower(attention.ir(*call, options=Options(), BR=4, BK=64, packed=True))
     text = render_triton(made, Schedule(4, 3, edge_stages=1)).text
     loops = [line.split(" in ")[1] for line in text.splitlines() if line.strip().startswith("for ")]
-    assert len(loops) == 2 and loops[0].startswith("range(0, ")
+    assert len(loops) == 2 and loops[0].startswith("range(low, ")
     assert loops[1].startswith("tl.range(") and loops[1].endswith("num_stages=1):")
 
 

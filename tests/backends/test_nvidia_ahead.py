@@ -21,6 +21,7 @@ from backends.nvidia_kernels import (
     resources,
     scale_rows,
 )
+from kernel_calls import in_splits, over_all_keys
 from monotile import errors, ir
 from monotile.backends.nvidia import backend as nvidia
 from monotile.backends.nvidia import build, choices
@@ -31,7 +32,6 @@ from monotile.backends.nvidia.schedule import SHARED_BYTES, Schedule, choose
 from monotile.backends.nvidia.triton.module import render_triton
 from monotile.dtypes import bool_
 from monotile.kernels.attention import attention
-from monotile.kernels.decode import decode as library_decode
 from monotile.kernels.scores import Options
 from monotile.language import Const, Tensor, arange, cdiv, dot, exp2, full, kernel, program_id, zeros
 from problems import problem
@@ -110,10 +110,9 @@ SPILLS = {64: (0, 0), 128: (0, 16), 256: (80, 80), 512: (1120, 1152)}
 def library_call(D: int, causal: bool, dtype: str = "bfloat16") -> ir.Kernel:
     """The kernel that `monotile.attention` compiles for a GPU without measured choices."""
     q = random((1, 4, 256, D), dtype)
-    blocks = NvidiaChoices().forward(problem(D, dtype)).blocks
+    blocks = NvidiaChoices().row_blocks(problem(D, dtype)).blocks
     options = Options("lower_right" if causal else None, None, None, None, None, None)
-    arrays = q, q[:, :2], q[:, 2:], None, None, None, q.copy(), None
-    return attention.ir(*arrays, 0.1, options=options, **blocks)
+    return attention.ir(*over_all_keys(q, q[:, :2], q[:, 2:], q.copy()), options=options, **blocks)
 
 
 @compiled
@@ -146,11 +145,12 @@ def test_the_largest_head_sizes(dtype: str, D: int, spills: int) -> None:
 @pytest.mark.parametrize("mask_type", [bool, np.float32])
 def test_masks_of_float32(mask_type: Any, D: int) -> None:
     """Blocks so small that nearly everything fits the registers."""
-    blocks = NvidiaChoices().forward(problem(D, "float32", mask=bool_)).blocks
+    blocks = NvidiaChoices().row_blocks(problem(D, "float32", mask=bool_)).blocks
     q, mask = random((1, 4, 256, D)), np.zeros((1, 4, 256, 256), mask_type)
-    block_map = np.zeros((1, 4, 256 // blocks["BQ"], 256 // blocks["BK"]), np.uint8)
-    arrays = q, q[:, :2], q[:, 2:], mask, block_map, None, q.copy(), random((1, 4, 256))
-    made = compile_ahead(attention.ir(*arrays, 0.1, options=Options("lower_right"), covered=True, **blocks))
+    block_map = np.zeros((1, 4, 256 // blocks["BR"], 256 // blocks["BK"]), np.uint8)
+    lse = random((1, 4, 256))
+    call = over_all_keys(q, q[:, :2], q[:, 2:], q.copy(), lse, mask=mask, block_map=block_map)
+    made = compile_ahead(attention.ir(*call, options=Options("lower_right"), covered=True, **blocks))
     if metadata.version("triton") == "3.6.0":
         assert resources(made)["STACK"] <= 256
 
@@ -163,8 +163,8 @@ def test_measured_choices(D: int, persistent: bool, spills: int) -> None:
     """The rows of the table for sm_90, but for head size 512, whose module takes long to compile."""
     choice = dict(choices.forward_table(persistent))[D]
     q = random((1, 4, 256, D), "bfloat16")
-    arrays = q, q[:, :2], q[:, 2:], None, None, None, q.copy(), None
-    call = attention.ir(*arrays, 0.1, options=Options("lower_right", None, None, None, None, None), **choice.blocks)
+    arguments = over_all_keys(q, q[:, :2], q[:, 2:], q.copy())
+    call = attention.ir(*arguments, options=Options("lower_right", None, None, None, None, None), **choice.blocks)
     program = NvidiaProgram(lowered(call), choice.schedule)
     made = build.compile_ahead(program.kernel, program.default.source, choice.schedule)
     assert "wgmma" in made.asm["ptx"] and "cp.async.bulk.tensor" in made.asm["ptx"]
@@ -178,11 +178,11 @@ def test_what_softcap_costs(consumers: int, exact: bool) -> None:
     """As Triton and as Gluon, for each score. The short form: one more of exp2, reciprocal, multiply and add. With a
     logsumexp: the rsqrt of `tanh`, no division, no selection, ten multiply-adds."""
     q = random((1, 4, 256, 64), "bfloat16")
-    arrays = q, q[:, :2], q[:, 2:], None, None, None, q.copy(), random((1, 4, 256)) if exact else None
+    arguments = over_all_keys(q, q[:, :2], q[:, 2:], q.copy(), random((1, 4, 256)) if exact else None)
     way = Schedule(4, 2, consumers=consumers)
     counts = []
     for softcap in (None, 30.0):
-        call = attention.ir(*arrays, 0.1, options=Options(softcap=softcap), BQ=64, BK=64)
+        call = attention.ir(*arguments, options=Options(softcap=softcap), BR=64, BK=64)
         program = NvidiaProgram(lowered(call), way)
         ptx = build.compile_ahead(program.kernel, program.default.source, way).asm["ptx"]
         counts.append([ptx.count(word) for word in WORDS_OF_SOFTCAP])
@@ -198,12 +198,10 @@ def test_what_softcap_costs(consumers: int, exact: bool) -> None:
 @pytest.mark.parametrize("BK", [16, 32, 64])
 def test_decode_of_the_library(BK: int) -> None:
     D = 2048 // BK
-    q, k = random((1, 2, 4, 1, D), "bfloat16"), random((1, 2, 300, D), "bfloat16")
+    q, k = random((1, 2, 4, D), "bfloat16"), random((1, 2, 300, D), "bfloat16")
     o, m = random((1, 2, 4, 2, D)), random((1, 2, 4, 2))
-    arrays = q, k, k.copy(), None, o, m, m.copy(), None, None, None
-    made = compile_ahead(
-        library_decode.ir(*arrays, 0.1, 256, options=Options(None, None, None, None, None, None), BR=4, BK=BK)
-    )
+    call = in_splits(q, k, k.copy(), (o, m, m.copy()), 256 // BK)
+    made = compile_ahead(attention.ir(*call, options=Options(), BR=4, BK=BK, packed=True))
     assert made.metadata.shared <= SHARED_BYTES and resources(made)["STACK"] == 0
 
 
@@ -240,8 +238,8 @@ def pipeline_call(D: int, mask_type: Any = bool, BK: int = 64, masked: bool = Fa
     q = random((1, 2, 256, D), "bfloat16")
     mask = np.zeros((1, 2, 256, 256), mask_type) if masked else None
     block_map = np.zeros((1, 2, 4, 4), np.uint8) if masked else None
-    args = q, q.copy(), q.copy(), mask, block_map, None, q.copy(), None, 0.1
-    return lowered(attention.ir(*args, options=Options(**options), BQ=64, BK=BK, covered=masked))
+    call = over_all_keys(q, q.copy(), q.copy(), q.copy(), mask=mask, block_map=block_map)
+    return lowered(attention.ir(*call, options=Options(**options), BR=64, BK=BK, covered=masked))
 
 
 @compiled

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import monotile
+from kernel_calls import over_all_keys
 from monotile.backends.nvidia import backend, build, choices, device, launcher, program
-from monotile.backends.nvidia.choices import NvidiaChoices
 from monotile.backends.nvidia.gluon import persistent
 from monotile.backends.nvidia.triton.descriptors import CachedDescriptor, DescribedTensor
 from monotile.dtypes import bfloat16
@@ -56,7 +56,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(backend.NvidiaBackend, "why_not", lambda self: None)
     monkeypatch.setattr(backend.NvidiaBackend, "accepts", lambda self, device: True)
     monkeypatch.setattr(ops._ATTENTION, "calls", {})
-    monkeypatch.setattr(NvidiaChoices, "keys_per_split", lambda *facts: 512)  # asks a GPU for its size
+    monkeypatch.setattr(choices, "gpu", lambda name: device.Gpu("a stand-in", "", 132))
     return found
 
 
@@ -118,13 +118,14 @@ def test_the_device_of_the_arrays_is_made_current(gpu: Gpu, monkeypatch: pytest.
 # ---- Gluon modules ---------------------------------------------------------------------------------------------------
 
 SHAPES = {"q": (1, 8, 1000, 128), "k": (1, 2, 1000, 128), "v": (1, 2, 1000, 128), "o": (1, 8, 1000, 128)}
+SCALARS = [0.1, 1000, 0, 0]
 ADDRESSES = [4096, 8192, 12288, 16384]
 
 
 def gluon_program(*, persistent: bool = False, **strides: tuple[int, ...]) -> Any:
     q, k, v, o = (View(bfloat16, s, strides.get(name, dense(s)), "cpu") for name, s in SHAPES.items())
     choice = dict(choices.forward_table(persistent))[128]
-    call = attention.ir(q, k, v, None, None, None, o, None, 0.1, options=Options("lower_right"), **choice.blocks)
+    call = attention.ir(*over_all_keys(q, k, v, o), options=Options("lower_right"), **choice.blocks)
     return backend.BACKEND.compile_as(call, choice.schedule)
 
 
@@ -132,7 +133,7 @@ def words(**strides: tuple[int, ...]) -> list[int]:
     found: list[int] = []
     for name, shape in SHAPES.items():
         found += [0, *shape, *strides.get(name, dense(shape))]
-    return [*found, 0]
+    return [*found, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -141,7 +142,7 @@ def test_descriptors_come_first_and_are_kept(persistent: bool, gpu: Gpu) -> None
     assert made.path.name == "gluon"
     bound = made.bind(words())
     for _ in range(3):
-        made.launch(bound, [], ADDRESSES, [0.1], None)
+        made.launch(bound, [], ADDRESSES, SCALARS, None)
     ((_, given),) = gpu.compiled
     assert [type(a).__name__ for a in given] == ["TensorDescriptor"] * 3 + ["Pointer"]
     assert [a.block_shape[-2:] for a in given[:3]] == [[64, 128], [128, 128], [128, 128]]
@@ -158,7 +159,7 @@ def test_what_tma_cannot_describe_runs_as_plain_triton(gpu: Gpu) -> None:
         (made.bind(words()), [ADDRESSES[0] + 8, *ADDRESSES[1:]]),
         (made.bind(words(k=(2 * 1001 * 128, 1001 * 128, 132, 1))), ADDRESSES),
     ):
-        made.launch(bound, [], addresses, [0.1], None)
+        made.launch(bound, [], addresses, SCALARS, None)
     plain = made.variant(wide=False, descriptors=False)
     assert [name for name, _ in gpu.compiled] == [plain.source.name] * 2
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from arrays import random
+from kernel_calls import over_all_keys
 from monotile import errors, ir
 from monotile.kernels.attention import attention
 from monotile.kernels.examples import matmul, row_softmax
@@ -28,8 +29,9 @@ SM_90 = dict(choices.forward_table(False))[128]
 
 def causal_attention(**blocks: int) -> ir.Kernel:
     q = random((1, 4, 256, 128), "bfloat16")
-    arrays = q, q[:, :2], q[:, 2:], None, None, None, q.copy(), None
-    return attention.ir(*arrays, 0.1, options=Options("lower_right"), **(blocks or SM_90.blocks))
+    return attention.ir(
+        *over_all_keys(q, q[:, :2], q[:, 2:], q.copy()), options=Options("lower_right"), **(blocks or SM_90.blocks)
+    )
 
 
 @kernel
@@ -152,7 +154,7 @@ def test_the_manifest_of_a_gluon_module_describes_its_descriptors(persistent: bo
     }  # fmt: skip
     assert all(tile["dtype"] == "bfloat16" for tile in tiles.values())
     assert tiles["q"]["layout"] == {"swizzle_bytes": 128, "element_bits": 16, "rank": 4}
-    names: dict[str, Any] = {"B": 2, "Hq": 4, "Nq": 1000, "max": max, "min": min}
+    names: dict[str, Any] = {"B": 2, "H": 4, "R": 1000, "max": max, "min": min}
     names |= {a["name"]: 4 for a in entry["arguments"] if a["meaning"] == "tiles_per_cta"}
     assert eval(entry["grid"][0], names) == 2 * 4 * (2 if persistent else 8)
 

@@ -13,7 +13,6 @@ from monotile.backends.nvidia.choices import NvidiaChoices
 from monotile.dtypes import BY_NAME, DType, bool_, float32, uint8
 from monotile.kernels import examples
 from monotile.kernels.attention import attention
-from monotile.kernels.decode import decode
 from monotile.kernels.mask_blocks import mask_blocks
 from monotile.kernels.merge import merge, merge_lse
 from monotile.kernels.scores import Options
@@ -73,6 +72,9 @@ MATRIX += [("full", "bfloat16", 512, 512), ("causal", "bfloat16", 80, 80), ("cau
 DECODE = [(name, "bfloat16", 128, 128) for name in OPTIONS if not name.endswith("_lse")]
 DECODE += [("causal", "float32", 64, 64), ("bool_mask", "float32", 64, 64), ("full", "bfloat16", 512, 512)]
 DECODE += [("full", "float16", 256, 256), ("window", "float32", 80, 80)]
+PACKED = [(name, "bfloat16", 128, 128) for name in ("full", "causal", "window", "bool_mask", "mask_mod")]
+PACKED += [("causal", "float32", 64, 64), ("bool_mask", "float32", 64, 64), ("window", "float16", 256, 256)]
+PACKED_16 = [("full", "bfloat16", 128, 128), ("causal", "bfloat16", 128, 128), ("sinks", "float32", 64, 64)]
 
 
 def mask_dtype(name: str) -> DType:
@@ -80,47 +82,69 @@ def mask_dtype(name: str) -> DType:
 
 
 def attention_blocks(backend: str, head_size: int, dtype: DType) -> tuple[int, int]:
-    """(BQ, BK). Metal's threadgroup memory takes fewer keys."""
-    if backend == "metal" or (backend == "nvidia" and dtype.bytes == 4):
-        choices = MetalChoices() if backend == "metal" else NvidiaChoices()
-        blocks = choices.forward(problem(head_size, dtype.name)).blocks
-        return blocks["BQ"] or 0, blocks["BK"] or 0
+    """(BR, BK) of rows that are not packed. Metal's threadgroup memory takes fewer keys."""
+    if backend == "metal":
+        chosen = MetalChoices().attention(problem(head_size, dtype.name))
+        return chosen.row_block, chosen.key_block
+    if backend == "nvidia" and dtype.bytes == 4:
+        blocks = NvidiaChoices().row_blocks(problem(head_size, dtype.name)).blocks
+        return blocks["BR"] or 0, blocks["BK"] or 0
     return (64, 128) if head_size <= 128 else (64, 64)
 
 
 def attention_cases(backend: str) -> Iterator[Case]:
+    """Rows of one query head over all keys."""
     for name, dtype_name, D, Dv in MATRIX:
         options, mask, with_sinks, with_lse = OPTIONS[name]
         dtype = BY_NAME[dtype_name]
-        BQ, BK = attention_blocks(backend, max(D, Dv), dtype)
+        BR, BK = attention_blocks(backend, max(D, Dv), dtype)
         maps = ("", "_coarse") if mask else ("",)
         for suffix in maps:
             covered = bool(mask) and not suffix
             kernel = attention.ir(
                 tensor(dtype, B, HQ, NQ, D), tensor(dtype, B, HKV, NK, D), tensor(dtype, B, HKV, NK, Dv),
                 tensor(mask_dtype(mask), B, HQ, NQ, NK) if mask else None,
-                tensor(uint8, B, HQ, -(-NQ // BQ), -(-NK // BK)) if mask else None,
+                tensor(uint8, B, HQ, -(-NQ // BR), -(-NK // BK)) if mask else None,
                 tensor(float32, HQ) if with_sinks else None, tensor(dtype, B, HQ, NQ, Dv),
-                tensor(float32, B, HQ, NQ) if with_lse else None, 0.1, options=options, BQ=BQ, BK=BK,
-                covered=covered,
+                tensor(float32, B, HQ, NQ) if with_lse else None, None, None, None, 0.1, NQ, 0, 0,
+                options=options, BR=BR, BK=BK, covered=covered,
             )  # fmt: skip
             yield Case(f"attention/{name}{suffix}/{dtype_name}/{D}x{Dv}", kernel, max(D, Dv), options, mask)
 
 
+def packed_case(kind: str, row: tuple[str, str, int, int], queries: int, blocks: tuple[int, int]) -> Iterator[Case]:
+    """Rows of a KV head's group, with the keys in splits and with all keys at once (`_whole`)."""
+    name, dtype_name, D, Dv = row
+    options, mask, with_sinks, with_lse = OPTIONS[name]
+    dtype, R, (BR, BK) = BY_NAME[dtype_name], HQ // HKV * queries, blocks
+    per_split = max(1, 128 // BK)
+    for suffix, S in (("", -(-NK // (per_split * BK))), ("_whole", 0)):
+        kernel = attention.ir(
+            tensor(dtype, B, HKV, R, D), tensor(dtype, B, HKV, NK, D), tensor(dtype, B, HKV, NK, Dv),
+            tensor(mask_dtype(mask), B, HQ, queries, NK) if mask else None, None,
+            tensor(float32, HQ) if with_sinks and not S else None, tensor(dtype, B, HKV, R, Dv) if not S else None,
+            tensor(float32, B, HKV, R) if with_lse and not S else None,
+            tensor(float32, B, HKV, R, S, Dv) if S else None, tensor(float32, B, HKV, R, S) if S else None,
+            tensor(float32, B, HKV, R, S) if S else None, 0.1, queries, 0, per_split,
+            options=options, BR=BR, BK=BK, packed=True,
+        )  # fmt: skip
+        yield Case(f"{kind}/{name}{suffix}/{dtype_name}/{D}x{Dv}", kernel, max(D, Dv), options, mask)
+
+
 def decode_cases() -> Iterator[Case]:
-    for name, dtype_name, D, Dv in DECODE:
-        options, mask, with_sinks, with_lse = OPTIONS[name]
-        dtype, G, rows, BK = BY_NAME[dtype_name], HQ // HKV, 2, 64 if D <= 128 else 32
-        for suffix, splits in (("", 3), ("_whole", 0)):
-            R, whole = G * rows, splits == 0
-            kernel = decode.ir(
-                tensor(dtype, B, HKV, G, rows, D), tensor(dtype, B, HKV, NK, D), tensor(dtype, B, HKV, NK, Dv),
-                tensor(mask_dtype(mask), B, HKV, G, rows, NK) if mask else None, tensor(float32, B, HKV, R, splits, Dv),
-                tensor(float32, B, HKV, R, splits), tensor(float32, B, HKV, R, splits),
-                tensor(float32, HQ) if with_sinks and whole else None, tensor(dtype, B, HKV, R, Dv) if whole else None,
-                tensor(float32, B, HKV, R) if with_lse and whole else None, 0.1, 128, options=options, BR=4, BK=BK,
-            )  # fmt: skip
-            yield Case(f"decode/{name}{suffix}/{dtype_name}/{D}x{Dv}", kernel, max(D, Dv), options, mask)
+    """Few rows, which are multiplied without matrix units."""
+    for row in DECODE:
+        yield from packed_case("decode", row, 2, (4, 64 if row[2] <= 128 else 32))
+
+
+def packed_cases(backend: str) -> Iterator[Case]:
+    """As many rows as a block for matrix units has, of several query heads."""
+    for row in PACKED:
+        BR, BK = attention_blocks(backend, max(row[2:]), BY_NAME[row[1]])
+        yield from packed_case("packed", row, 48, (BR, BK))
+    for row in PACKED_16:
+        _, BK = attention_blocks(backend, max(row[2:]), BY_NAME[row[1]])
+        yield from packed_case("packed_16", row, 7, (16, BK))
 
 
 def merge_cases() -> Iterator[Case]:
@@ -161,6 +185,7 @@ def cases(backend: str) -> Iterator[Case]:
     """Every kernel, specialised as for a call on one backend."""
     yield from attention_cases(backend)
     yield from decode_cases()
+    yield from packed_cases(backend)
     yield from merge_cases()
     yield from mask_cases()
     yield from example_cases()

@@ -26,7 +26,15 @@ TARGETS = (
     Target("neon", lanes=4, rows=4, vectors=4, registers=32),
 )
 TRIPLES = {"neon": "aarch64-unknown-linux-gnu"}
-EVERY_TARGET = ("attention/causal/", "attention/full_lse/", "decode/full/", "decode/bool_mask/", "merge", "matmul/")
+EVERY_TARGET = (
+    "attention/causal/",
+    "attention/full_lse/",
+    "decode/full/",
+    "decode/bool_mask/",
+    "packed/causal/",
+    "merge",
+    "matmul/",
+)
 
 
 def texts(backend: str, case: Case) -> Iterator[tuple[str, str]]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import monotile
+from kernel_calls import over_all_keys
 from monotile import ir
 from monotile.kernels.attention import attention as attention_kernel
 from monotile.kernels.reference import attention as reference
@@ -43,8 +44,8 @@ def test_the_greatest_scale(backend: str, options: dict[str, Any]) -> None:
 def test_scores_are_not_scaled_before_their_maximum() -> None:
     """Only differences are scaled: one product for each row's maximum, not for each score."""
     q = np.zeros((1, 1, 64, 16), np.float32)
-    call = (q, q, q, None, None, None, q.copy(), None, 0.1)
-    kernel = attention_kernel.ir(*call, options=Options(causal="lower_right"), BQ=32, BK=32)
+    call = over_all_keys(q, q, q, q.copy())
+    kernel = attention_kernel.ir(*call, options=Options(causal="lower_right"), BR=32, BK=32)
     pipeline.run(kernel, pipeline.PipelineOptions())
     folds = [op for op in ir.walk(kernel.body) if op.kind == "reduce" and op.attrs["fold"] == "max"]
     assert folds

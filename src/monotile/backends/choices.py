@@ -172,9 +172,10 @@ class SplitModel:
 class Choices:
     """The interface, with the answers of a backend that has no preference."""
 
-    def attention(self, problem: AttentionProblem, *, fixed: bool = False) -> AttentionChoice:
-        """BR, BK and `packed` of the attention kernel, and its splits. `fixed`: the caller splits the keys, and a row
-        must be computed alike whatever the other rows: BK and the kind of row block follow from the head size alone."""
+    def attention(self, problem: AttentionProblem, keys_per_split: int | None = None) -> AttentionChoice:
+        """BR, BK and `packed` of the attention kernel, and its splits. Where the caller splits the keys, a row must be
+        computed alike whatever the other rows: BK and the kind of row block follow from head size and keys alone."""
+        fixed = keys_per_split is not None
         few = problem.rows <= ROW_BLOCKS[-1]
         if fixed or few:
             rows, keys = row_block(problem.rows), 64

@@ -75,6 +75,9 @@ def completed(kernel: Kernel, request: Request, backend: str, device: str | None
     if defaults is None:
         return request, Choice({})
     given = {*request.shapes, *request.dtypes}
+    if kernel is attention.attention and given & SPLIT_STATE.keys():  # which are written instead of the output
+        given |= SPLIT_STATE.keys()
+        defaults = replace(defaults, optional=(*defaults.optional, "o", "lse"))
     values: dict[str, Any] = {name: None for name in defaults.optional if name not in given}
     options = {n: v for n, v in request.values.items() if n in Options._fields}
     values |= {n: v for n, v in request.values.items() if n not in options}

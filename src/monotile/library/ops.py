@@ -164,7 +164,8 @@ def _plan_partials(builder: CallBuilder, given: PartialsOptions) -> Finish:
     state = _partials(lambda shape, dtype: inputs.result(builder, shape, dtype), inputs, splits)
     if 0 not in inputs.out_shape:
         threads = builder.threads_for(inputs.flops, inputs.bytes)
-        choice = builder.choices.attention(inputs.problem(options), fixed=True).in_splits(splits, keys_per_split)
+        choice = builder.choices.attention(inputs.problem(options), keys_per_split)
+        choice = choice.in_splits(splits, keys_per_split)
         _add_attention(builder, inputs, options, choice, state, threads)
     return Partials._make
 

@@ -27,10 +27,10 @@ PANELS = (32, 64, 128)  # rows of a block
 
 
 class CpuChoices(Choices):
-    def attention(self, problem: AttentionProblem, *, fixed: bool = False) -> AttentionChoice:
+    def attention(self, problem: AttentionProblem, keys_per_split: int | None = None) -> AttentionChoice:
         """Few rows are streamed: keys pass through registers once. More rows are computed in panels."""
-        if fixed or problem.rows <= STREAMED:
-            return _streamed(problem, fixed)
+        if keys_per_split is not None or problem.rows <= STREAMED:
+            return _streamed(problem, keys_per_split)
         keys = 64 if problem.head_size > 256 else 128
         rows, why = _rows_in_l2(problem)
         packed = problem.packs(rows)
@@ -61,17 +61,18 @@ class CpuChoices(Choices):
         return min(default_threads(), max(1, flops // FLOPS_PER_THREAD, bytes_ // BYTES_PER_THREAD))
 
 
-def _streamed(problem: AttentionProblem, fixed: bool) -> AttentionChoice:
+def _streamed(problem: AttentionProblem, keys_per_split: int | None) -> AttentionChoice:
     """Long runs of keys, where splits are whole numbers of them: accumulators are rescaled seldom. 16-bit keys of size
     129 to 256 are a tenth slower in runs twice as long (measured on Zen 4)."""
     size, width = problem.head_size, problem.dtype.bytes
     run = 64 if 128 < size <= 256 and width < 4 else 128
-    if fixed:  # splits may be short
-        run = next((b for b in (64, 32) if b * size * width <= TILE_BYTES), 16)
+    short = next((b for b in (64, 32) if b * size * width <= TILE_BYTES), 16)
+    if keys_per_split is not None and -(-keys_per_split // short) * short % run:
+        run = short
     chosen = AttentionChoice(
         {"BR": row_block(problem.rows), "BK": run, "packed": True}, why=f"few rows stream keys in runs of {run}"
     )
-    return chosen if fixed else chosen.divided(problem, KEYS_PER_SPLIT // run)
+    return chosen if keys_per_split is not None else chosen.divided(problem, KEYS_PER_SPLIT // run)
 
 
 def _rows_in_l2(problem: AttentionProblem) -> tuple[int, str]:

@@ -18,10 +18,11 @@ MAX_ROW_ELEMENTS = 2304  # a lane holds a 32nd of the queries and of the accumul
 
 
 class MetalChoices(Choices):
-    def attention(self, problem: AttentionProblem, *, fixed: bool = False) -> AttentionChoice:
+    def attention(self, problem: AttentionProblem, keys_per_split: int | None = None) -> AttentionChoice:
         """Few rows are held in registers, and keys and values pass through them. More rows use the matrix units:
         queries take 18 of the 32 KiB of threadgroup memory, accumulators 72 registers of a lane. With 64 rows K and V
         are staged, 8 KiB of each; with fewer rows simdgroups share out the columns and read them in place."""
+        fixed = keys_per_split is not None
         if fixed or problem.rows <= ROW_BLOCKS[-1]:
             fitting = tuple(r for r in ROW_BLOCKS if r * problem.head_size <= MAX_ROW_ELEMENTS or r == 1)
             rows = row_block(problem.rows, fitting)

@@ -37,8 +37,9 @@ Table = tuple[tuple[int, Choice], ...]  # choices up to a head size
 
 
 class NvidiaChoices(Choices):
-    def attention(self, problem: AttentionProblem, *, fixed: bool = False) -> AttentionChoice:
+    def attention(self, problem: AttentionProblem, keys_per_split: int | None = None) -> AttentionChoice:
         """Few rows are multiplied without matrix units; others in blocks for them, packed where a head has few."""
+        fixed = keys_per_split is not None
         if fixed or problem.rows <= ROW_BLOCKS[-1]:
             few = self._split_few(problem, fixed)
             if fixed or not self._prefers_matrix_units(problem, few):

@@ -7,7 +7,7 @@ A number of splits that the caller fixes fixes the other two as well: a row's bi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ KEYS_PER_SPLIT = 512  # measured on CPUs: outweighs a part's output, small enoug
 # Up to this many rows of a KV head a mask_mod gets a block map: a row costs the map as much as the kernel's own
 # evaluation of the mask_mod, which only hidden blocks save.
 MOD_ROWS = 512
+MOST_WAVES = 4  # that a call is split into: beyond, a longer one has nothing to gain
 ROW_BLOCKS = (1, 2, 4, 8)  # of few rows, which are multiplied without matrix units
 
 
@@ -60,6 +61,11 @@ class AttentionProblem:
         if self.right is not None:
             end = min(end, self.queries + shift + self.right)
         return min(first, end), end
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of visible keys and values."""
+        return 2 * self.batch * self.kv_heads * self.visible_keys * self.head_size * self.dtype.bytes
 
     @property
     def visible_keys(self) -> int:
@@ -108,6 +114,7 @@ class Choice:
 class AttentionChoice(Choice):
     """The choice for the attention kernel: rows of a program (BR), its keys, and how a call is divided."""
 
+    time: float = field(default=0.0, compare=False)  # by the machine's model, in its unit
     splits: int = 0  # 0: the keys are not split
     first_block: int = 0  # of BK keys, with which the first split begins
     blocks_per_split: int = 0
@@ -124,12 +131,12 @@ class AttentionChoice(Choice):
         """This choice with a number of splits of all keys, of whole blocks."""
         return replace(self, splits=splits, blocks_per_split=max(1, _cdiv(keys_per_split, self.key_block)))
 
-    def divided(self, problem: AttentionProblem, per_split: int | None) -> AttentionChoice:
+    def divided(self, problem: AttentionProblem, per_split: int) -> AttentionChoice:
         """This choice with `per_split` blocks of visible keys in a split; as it is where one would do."""
         low, end = problem.visible_range
         first = low // self.key_block
         blocks = _cdiv(end, self.key_block) - first
-        if per_split is None or blocks <= per_split:
+        if blocks <= per_split:
             return self
         return replace(self, splits=_cdiv(blocks, per_split), first_block=first, blocks_per_split=per_split)
 
@@ -139,34 +146,59 @@ class AttentionChoice(Choice):
 
 
 @dataclass(frozen=True)
-class SplitModel:
-    """The time of a call by which keys are split, in units of the time that one block of keys takes a program.
+class RowKind:
+    """A way to compute rows: how many a program takes, with which blocks and schedule, and what that costs. Times have
+    any unit, one for all kinds of a machine."""
 
-    Programs run `slots` at a time. Each takes `start` beside its blocks, and merging takes `merge` for each split of a
-    row group's rows. A split has at least `least` blocks."""
+    rows: int  # of a program; of all consumers of a CTA
+    choice: Choice  # BR, BK and the schedule
+    block_time: float  # of a block of BK keys
+    start: float  # of a program, beside its blocks
+
+    @property
+    def key_block(self) -> int:
+        return self.choice.blocks["BK"] or 1
+
+
+@dataclass(frozen=True)
+class TimeModel:
+    """The time of a call, by which kinds of rows and numbers of splits are compared.
+
+    Programs run `slots` at a time, in waves. A call takes as long as its waves, but no less than reading its keys and
+    values; a split call takes a merge more."""
 
     slots: int
-    start: float
-    merge: float
-    least: int
+    merge: float  # of a split call
+    bytes_per_time: float  # that all programs together read from memory
+    least: int = 1  # keys of a split
 
-    def time(self, programs: int, blocks: int, per_split: int) -> float:
-        splits = _cdiv(blocks, per_split)
-        waves = _cdiv(programs * splits, self.slots)
-        return waves * (per_split + self.start) + (self.merge * splits if splits > 1 else 0)
+    def choose(self, problem: AttentionProblem, kinds: Sequence[RowKind]) -> AttentionChoice:
+        """The kind and splits with the least time; of those with the same, the first."""
+        found = [self._best_splits(problem, kind) for kind in kinds]
+        return min(found, key=lambda choice: choice.time)
 
-    def blocks_per_split(self, programs: int, blocks: int) -> int | None:
-        """The blocks of a split for the least time; None if no split pays. Numbers of splits that fill whole waves are
-        compared."""
-        best, least_time = None, self.time(max(1, programs), max(1, blocks), max(1, blocks))
-        for waves in range(1, 5):
-            splits = min(waves * self.slots // max(1, programs), blocks // self.least)
+    def _best_splits(self, problem: AttentionProblem, kind: RowKind) -> AttentionChoice:
+        """Numbers of splits that fill whole waves are compared."""
+        packed = problem.packs(kind.rows)
+        groups, rows = (problem.kv_heads, problem.rows) if packed else (problem.query_heads, problem.queries)
+        programs = max(1, problem.batch * groups * _cdiv(rows, kind.rows))
+        blocks = max(1, _cdiv(problem.visible_keys, kind.key_block))
+        reading = problem.key_bytes / self.bytes_per_time + kind.start
+        best, least_time = blocks, max(reading, self._waves(programs, blocks, kind))
+        for waves in range(1, MOST_WAVES + 1):
+            splits = min(waves * self.slots // programs, blocks * kind.key_block // max(1, self.least))
             if splits > 1:
                 per_split = _cdiv(blocks, splits)
-                found = self.time(programs, blocks, per_split)
-                if found < least_time:
-                    best, least_time = per_split, found
-        return best
+                time = self._waves(programs * _cdiv(blocks, per_split), per_split, kind)
+                time = max(reading, time) + self.merge
+                if time < least_time:
+                    best, least_time = per_split, time
+        chosen = kind.choice
+        words = {**chosen.blocks, "packed": packed}
+        return AttentionChoice(words, chosen.schedule, chosen.why, time=least_time).divided(problem, best)
+
+    def _waves(self, programs: int, blocks: int, kind: RowKind) -> float:
+        return _cdiv(programs, self.slots) * (blocks * kind.block_time + kind.start)
 
 
 class Choices:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from functools import cache
 
@@ -12,7 +13,8 @@ from ..choices import (
     AttentionProblem,
     Choice,
     Choices,
-    SplitModel,
+    RowKind,
+    TimeModel,
     row_block,
 )
 
@@ -23,7 +25,10 @@ STRIPS = (8, 4)  # rows of a mask read at a time: as many memory streams as a co
 TILE_BYTES = 32768
 MAX_SLOTS = 64  # processors beyond these get no splits of their own
 STREAMED = ROW_BLOCKS[-1]
-PANELS = (32, 64, 128)  # rows of a block
+PANELS = (16, 32, 48, 64, 96, 128, 192, 256)  # rows of a block
+# Of the time model, whose unit is one row with one key: what a block of keys costs beside its rows, what a program
+# costs beside its blocks (in blocks of one row), and a merge.
+READING, START, MERGE = 8.0, 64.0, 16384.0
 
 
 class CpuChoices(Choices):
@@ -32,16 +37,13 @@ class CpuChoices(Choices):
         if keys_per_split is not None or problem.rows <= STREAMED:
             return _streamed(problem, keys_per_split)
         keys = 64 if problem.head_size > 256 else 128
-        rows, why = _rows_in_l2(problem)
-        packed = problem.packs(rows)
-        size = problem.rows if packed else problem.queries
-        rows = next(block for block in (*PANELS, rows) if size <= block or block >= rows)
-        groups = problem.kv_heads if packed else problem.query_heads
-        programs = problem.batch * groups * -(-size // rows)
-        model = SplitModel(slots=cores(), start=0.25, merge=0.1, least=4)
-        per_split = model.blocks_per_split(programs, -(-problem.visible_keys // keys))
-        chosen = AttentionChoice({"BR": rows, "BK": keys, "packed": packed}, why=f"{size} rows of a group; {why}")
-        return chosen.divided(problem, per_split)
+        most, why = _rows_in_l2(problem)
+        kinds = [
+            RowKind(rows, Choice({"BR": rows, "BK": keys}, why=why), keys * (rows + READING), START * keys)
+            for rows in PANELS
+            if rows <= most
+        ]
+        return TimeModel(cores(), merge=MERGE, bytes_per_time=math.inf, least=KEYS_PER_SPLIT).choose(problem, kinds)
 
     def marks_covered(self, problem: AttentionProblem) -> bool:
         """The map is read in strips; those of an additive mask seldom hide anything, and where positions hide nothing

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 from ..choices import (
     KEYS_PER_SPLIT,
     ROW_BLOCKS,
     AttentionChoice,
     AttentionProblem,
+    Choice,
     Choices,
-    SplitModel,
+    RowKind,
+    TimeModel,
     row_block,
 )
 
@@ -31,10 +35,8 @@ class MetalChoices(Choices):
         row_bytes = problem.head_size * problem.dtype.bytes
         rows = next((rows for rows in (64, 32, 16) if rows * row_bytes <= QUERY_BYTES), 8)
         staged = next((keys for keys in (64, 32) if keys * row_bytes <= STAGE_BYTES), 16)
-        keys, packed = staged if rows == 64 else 64, problem.packs(rows)
+        keys = staged if rows == 64 else 64
         why = f"{rows} rows of queries fit {QUERY_BYTES >> 10} KiB of threadgroup memory"
-        chosen = AttentionChoice({"BR": rows, "BK": keys, "packed": packed}, why=why)
-        groups, size = (problem.kv_heads, problem.rows) if packed else (problem.query_heads, problem.queries)
-        model = SplitModel(slots=THREADGROUPS, start=1.0, merge=0.25, least=KEYS_PER_SPLIT // keys)
-        programs = problem.batch * groups * -(-size // rows)
-        return chosen.divided(problem, model.blocks_per_split(programs, -(-problem.visible_keys // keys)))
+        kind = RowKind(rows, Choice({"BR": rows, "BK": keys}, why=why), block_time=1.0, start=1.0)
+        model = TimeModel(THREADGROUPS, merge=1.0, bytes_per_time=math.inf, least=KEYS_PER_SPLIT)
+        return model.choose(problem, [kind])

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from ..choices import ROW_BLOCKS, AttentionChoice, AttentionProblem, Choice, Choices, SplitModel, row_block
-from . import tuning
+from ..choices import ROW_BLOCKS, AttentionChoice, AttentionProblem, Choice, Choices, row_block
+from . import row_kinds, tuning
 from .device import gpu
 from .gluon import support
 from .schedule import Schedule
@@ -27,10 +27,8 @@ MIN_SPLIT = 128  # keys of a split: fewer do not outweigh its output
 LONG_SPLIT = 512  # keys of a split: with this many, two CTAs on a multiprocessor beat one with twice the keys
 TWO_FIT = 16384  # bytes of a tile of keys: up to here, two decode CTAs fit a multiprocessor
 TILE_BYTES = 32768  # of a decode tile of keys, which fits shared memory beside its values
-# Of the split model, in blocks of keys: what a CTA takes beside its blocks, and a merge for each split.
-SPLIT_START, SPLIT_MERGE, MIN_BLOCKS = 2.0, 0.05, 2
 MERGE_SPAN = 32  # columns of a row in one program of a merge: GPUs need many programs
-MERGED_ALONE = 512  # up to this many rows, a row is shared out by columns
+MERGED_ALONE = 128  # up to this many rows, a row is shared out by columns
 MASK_COLUMNS, MASK_FEW_ROWS = 1024, 16  # columns of a mask in one program of its block map, but for few rows
 
 Table = tuple[tuple[int, Choice], ...]  # choices up to a head size
@@ -44,22 +42,10 @@ class NvidiaChoices(Choices):
             few = self._split_few(problem, fixed)
             if fixed or not self._prefers_matrix_units(problem, few):
                 return few
-        found = self.row_blocks(problem)
-        rows, keys = found.blocks["BR"] or 0, found.blocks["BK"] or 0
-        together = max(1, found.schedule.consumers) if found.schedule is not None else 1
-        packed = problem.packs(rows * together)
-        groups, size = (problem.kv_heads, problem.rows) if packed else (problem.query_heads, problem.queries)
-        schedule = found.schedule
-        if together > 1 and size <= rows * (together - 1):  # idle consumers would only take registers
-            together = -(-size // rows)
-            schedule = replace(schedule, consumers=together)
-        ctas = problem.batch * groups * -(-size // (rows * together))
-        model = SplitModel(gpu(problem.device).multiprocessors, start=SPLIT_START, merge=SPLIT_MERGE, least=MIN_BLOCKS)
-        per_split = model.blocks_per_split(ctas, -(-problem.visible_keys // keys))
-        chosen = AttentionChoice({"BR": rows, "BK": keys, "packed": packed}, schedule, found.why)
-        chosen = chosen.divided(problem, per_split)
-        if chosen.splits and schedule is not None and schedule.persistent:
-            chosen = replace(chosen, schedule=replace(schedule, persistent=False))
+        chosen = row_kinds.model(problem).choose(problem, row_kinds.kinds(problem, self.row_blocks(problem)))
+        schedule = chosen.schedule
+        if chosen.splits and schedule is not None:
+            chosen = replace(chosen, schedule=replace(schedule, persistent=False, triggers_dependents=True))
         return chosen
 
     def _prefers_matrix_units(self, problem: AttentionProblem, few: AttentionChoice) -> bool:

@@ -15,7 +15,9 @@ from monotile import backends
 from monotile.backends.cpu.host import host
 from monotile.backends.cpu.target import UNITS, host_for, target, why_not
 from monotile.errors import UnknownBackend
+from monotile.kernels import softmax
 from monotile.kernels.examples import matmul
+from monotile.language import Const, Tensor, arange, blocks, cdiv, dot, kernel, program_id
 
 RUNNABLE = [unit for unit in UNITS if why_not(unit) is None]
 OPTIONS = [{}, {"causal": "upper_left"}]
@@ -46,6 +48,43 @@ def test_attention_of_a_row_depends_on_no_other_row(unit: str, options: dict[str
     for heads, queries in ((1, 20), (2, 40), (1, 70)):
         alone = monotile.attention(q[:, :heads, :queries], k, v, **run)
         equal(tuple(x[:, :heads, :queries] for x in whole), tuple(alone))
+
+
+@kernel
+def rows_over_keys(
+    q: Tensor["N D"], k: Tensor["M D"], v: Tensor["M Dv"], o: Tensor["N Dv"],
+    *, causal: Const, D: Const, Dv: Const, BR: Const, BK: Const,
+):  # fmt: skip
+    """Attention of one head with BR rows in a program."""
+    i = program_id(cdiv(q.shape[0], BR))
+    rows = i * BR + arange(BR)
+    Q = q[rows]
+
+    def seen(cols):  # type: ignore[no-untyped-def]
+        inside = (rows[:, None] < q.shape[0]) & (cols[None, :] < k.shape[0])
+        return inside & (cols[None, :] <= rows[:, None] + 40) if causal else inside
+
+    state = softmax.empty(BR, Dv)
+    for j in blocks(k.shape[0], BK, seen):
+        cols = j + arange(BK)
+        state = softmax.step(state, dot(Q, k[cols].T), v[cols], seen(cols), cols < k.shape[0], 0.3)
+    o[rows], _ = softmax.finish(state)
+
+
+@every_unit
+@pytest.mark.parametrize("causal", [False, True], ids=["plain", "causal"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_bits_do_not_depend_on_the_panels_that_hold_a_row(unit: str, causal: bool, dtype: str) -> None:
+    """Panels of one vector and of several, whole ones and the rest of a tile, add in one order."""
+    D, Dv = 160, 48
+    q, k, v = (normal(*shape, dtype=dtype) for shape in ((70, D), (150, D), (150, Dv)))
+    results = []
+    for rows in (9, 16, 24, 32, 48, 64):
+        o = normal(70, Dv, dtype=dtype)
+        rows_over_keys(q, k, v, o, causal=causal, D=D, Dv=Dv, BR=rows, BK=64, backend=f"cpu:{unit}")
+        results.append(o)
+    for other in results[1:]:
+        equal((results[0],), (other,))
 
 
 @every_unit

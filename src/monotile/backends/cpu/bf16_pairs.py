@@ -156,7 +156,7 @@ def panel_contraction(
 ) -> Contraction:
     """Pack one panel of the operand with the lanes, two steps interleaved, and contract it. Skipped rows are not
     packed."""
-    e, scratch, width = nests.e, nests.ev.scratch, nests.target.panel
+    e, scratch, width = nests.e, nests.ev.scratch, len(points) * nests.e.lanes
     assert lane_operand.contracted is not None
     buffer = scratch.new("i16", {}, None, lane_operand.contracted.extent * width)
 

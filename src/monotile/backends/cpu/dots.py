@@ -145,15 +145,29 @@ class DotEmitter(NestEmitter):
                         self.add_total(nest, pt, value, points[i])
                         self.finish(nest, pt, [t[i] for t in totals])
 
-            step = self.height
-            whole = high // step * step if isinstance(high, int) else high  # visible rows are whole blocks
-            self.e.loop(low, whole, step, lambda row: block(row, step))
-            if isinstance(high, int) and isinstance(whole, int) and high > whole:
-                block(whole, high - whole)
+            self._row_blocks(low, high, self.height or self.target.block_rows(len(points)), block)
             for i, pt in enumerate(points):
                 self.close_folds(nest, pt, [t[i] for t in totals])
 
         self.each_group(nest.lane, panel, edge, {}, group)
+
+    def _row_blocks(self, low: Index, high: Index, step: int, block: Callable[[Index, int], None]) -> None:
+        """Loop over rows in blocks of `step`; the last block may be smaller. Visible rows, whose range is known when
+        the kernel runs, come in units of `target.rows`."""
+        e, unit = self.e, self.target.rows
+        if isinstance(low, int) and isinstance(high, int):
+            whole = high // step * step
+            e.loop(low, whole, step, lambda row: block(row, step))
+            if high > whole:
+                block(whole, high - whole)
+            return
+        if step > unit:
+            count = e.sub(high, low)
+            rest = e.op(f"urem i64 {count}, {step}")
+            whole_rows = e.sub(high, rest)
+            e.loop(low, whole_rows, step, lambda row: block(row, step))
+            low = whole_rows
+        e.loop(low, high, unit, lambda row: block(row, unit))
 
     def prefetch_shared(self, nest: Nest, rows: Axis | None, panel: Panel, row: Index) -> None:
         """Prefetch a part of what the dot reads in the next iteration of a loop, if nothing else does."""

@@ -25,6 +25,7 @@ class Layout:
         self._dots = [op for op in self._ops if op.kind == "dot"]
         self._users = uses(kernel.body)
         self.panel_axis = self._choose_panel_axis(kernel)
+        self.panel = self._panel_lanes()
         self._required: dict[Value, Axis] = {}
         self._preferred = self._vote()
         self.streamed: dict[Op, Op] = {}  # dots whose tile with the lanes is streamed, and its load
@@ -69,15 +70,19 @@ class Layout:
             return None
         carried = [v for op in self._ops if op.kind in ("for", "if") for v in op.results if len(self.axes.of(v)) > 0]
         through = [*(d.result for d in self._dots), *carried]
-        least = max(self.target.panel, STREAMED_ROWS + 1)  # fewer rows are streamed, whatever the width of a panel
         candidates = [
             a
             for a in self.axes.of(self._dots[0].result)
-            if not a.folded and a.extent >= least and all(a in self.axes.of(v) for v in through)
+            if not a.folded and a.extent > STREAMED_ROWS and all(a in self.axes.of(v) for v in through)
         ]
         units = Counter(self.contiguous_axis(op) for op in self._ops if op.kind in ("load", "store"))
         chosen = max(candidates, key=lambda a: (units[a], a.extent), default=None)
         return None if all(self._read_once(dot, chosen, kernel) for dot in self._dots) else chosen
+
+    def _panel_lanes(self) -> int:
+        """Return the lanes of a panel: those of a register block, or fewer whole vectors that hold the panel axis."""
+        extent = self.panel_axis.extent if self.panel_axis is not None else self.target.lanes
+        return self.target.lanes * min(self.target.vectors, -(-extent // self.target.lanes))
 
     def _read_once(self, dot: Op, lane: Axis | None, kernel: Kernel) -> bool:
         """True if a dot has few rows and its tile with the lanes can be streamed, which beats a copy in panels."""

@@ -123,7 +123,7 @@ class LoopState(Scalars):
         other = next((a for a in axes if a is not lane), None)
         height = other.extent if other is not None else 1
         if lane is self.layout.panel_axis:
-            width = self.target.panel
+            width = self.layout.panel
             panels = 1 if value in self.local else -(-lane.extent // width)
             strides = {lane: 1} | ({other: width} if other is not None else {})
             return self.scratch.new(

@@ -173,9 +173,9 @@ class Lowering(LoopState):
                 waiting = self._emit_ready(waiting)
         if in_panels:
             assert panel_axis is not None
-            whole, rest = divmod(panel_axis.extent, self.target.panel)
+            whole, rest = divmod(panel_axis.extent, self.layout.panel)
 
-            def panel(number: Index, lanes: int = self.target.panel) -> None:
+            def panel(number: Index, lanes: int = self.layout.panel) -> None:
                 def work() -> None:
                     for nest in in_panels:
                         self.nests.emit(nest, (number, lanes))
@@ -205,7 +205,7 @@ class Lowering(LoopState):
             for value, factor in limit.rest.terms.items():
                 rest = e.add(rest, e.mul(self.index(value), factor))
             rests.append(rest)
-        return visible_rows(e, skippable, rests, e.mul(panel, self.target.panel), lanes, self.target.rows)
+        return visible_rows(e, skippable, rests, e.mul(panel, self.layout.panel), lanes, self.target.rows)
 
     def _emit_ready(self, waiting: list[Op]) -> list[Op]:
         """Emit every waiting scalar and tile address whose inputs are known; return the rest."""

@@ -30,7 +30,7 @@ class NestEmitter:
         self.e, self.target, self.fusion, self.ev = emitter, target, fusion, evaluator
         self.axes = fusion.axes
         self.vectors = target.vectors  # of a register group
-        self.height = target.rows  # of a register block
+        self.height: int | None = None  # rows of a register block, where its vectors do not decide
         self.active_rows: tuple[Axis, Index, Index] | None = None  # an axis and its rows that are not skipped
 
     def emit(self, nest: Nest, panel: Panel) -> None:

@@ -89,13 +89,14 @@ class PrefetchEmitter(DotEmitter):
             return
         e, size = self.e, BYTES[tile.element]
         lines = -(-columns_dim.extent * size // LINE)  # of a row
-        blocks = -(-rows.extent // self.height)
-        panels = -(-nest.lane.extent // self.target.panel) if nest.lane is not None else 1
+        height = self.target.block_rows(-(-panel[1] // self.target.lanes))
+        blocks = -(-rows.extent // height)
+        panels = -(-nest.lane.extent // self.layout.panel) if nest.lane is not None else 1
         wanted = -(-lines * rows_dim.extent // (blocks * panels))
         each = next((n for n in range(wanted, lines) if lines % n == 0), -(-wanted // lines) * lines)
         if each > MAX_LINES:
             return
-        first = e.mul(e.add(e.mul(panel[0], blocks), self._div(row, self.height)), each)
+        first = e.mul(e.add(e.mul(panel[0], blocks), self._div(row, height)), each)
         start, column = self._div(first, lines), self._mod(first, lines)
         for n in range(each):
             at = e.add(e.mul(e.add(start, n // lines), rows_dim.stride), e.mul(e.add(column, n % lines), LINE // size))

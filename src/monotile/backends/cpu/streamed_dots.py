@@ -94,7 +94,7 @@ class StreamedDotEmitter(PrefetchEmitter):
             next_tile = None if edge else self.find_next_tile(load, whole_rows)
             contraction = replace(contraction, before=partial(self.prefetch_rows, next_tile, contraction.steps))
             self.register_blocks(nest, contraction, rows, panel, edge)
-            self.vectors, self.height = self.target.vectors, self.target.rows
+            self.vectors, self.height = self.target.vectors, None
         else:
             paired = not edge and streams_pairs(self.target, dot, load, lane_operand, row_operand, inner=True)
             packed = PackedRows(self, row_operand, height) if paired else None

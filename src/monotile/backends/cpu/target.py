@@ -38,10 +38,10 @@ class Target:
     def accumulators(self) -> int:
         return self.rows * self.vectors
 
-    @property
-    def panel(self) -> int:
-        """Return the lanes of a register block."""
-        return self.lanes * self.vectors
+    def block_rows(self, vectors: int) -> int:
+        """Return the rows of a register block of some vectors. A narrow block has more of them, as many accumulators
+        as a wide one: FMAs in flight hide the latency of each."""
+        return max(1, self.vectors // vectors) * self.rows
 
     def max_vectors(self, rows: int) -> int:
         """Return the most vectors a register block of some rows may have: accumulators, one row of vectors and a

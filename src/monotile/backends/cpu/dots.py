@@ -138,8 +138,8 @@ class DotEmitter(NestEmitter):
 
             def block(row: Index, count: int) -> None:
                 grid = [[self.row_point(pt, rows, self.e.add(row, i)) for pt in points] for i in range(count)]
-                self.prefetch_shared(nest, rows, panel, row)
-                sums = self._accumulate(points, row, count, contraction)
+                prefetch = self.prefetch_shared(nest, rows, panel, row, contraction)
+                sums = self._accumulate(points, row, count, contraction, prefetch)
                 for line, values in zip(grid, sums, strict=True):
                     for i, (pt, value) in enumerate(zip(line, values, strict=True)):
                         self.add_total(nest, pt, value, points[i])
@@ -169,8 +169,12 @@ class DotEmitter(NestEmitter):
             low = whole_rows
         e.loop(low, high, unit, lambda row: block(row, unit))
 
-    def prefetch_shared(self, nest: Nest, rows: Axis | None, panel: Panel, row: Index) -> None:
-        """Prefetch a part of what the dot reads in the next iteration of a loop, if nothing else does."""
+    def prefetch_shared(
+        self, nest: Nest, rows: Axis | None, panel: Panel, row: Index, contraction: Contraction
+    ) -> Callable[[Index], None]:
+        """Return the function that prefetches, at every UNROLL positions of the contraction, a part of what the dot
+        reads in the next iteration of a loop, if nothing else does."""
+        return lambda k: None
 
     def row_point(self, pt: Point, rows: Axis | None, row: Index) -> Point:
         """Return the point of a row for the lanes of a point."""
@@ -185,7 +189,14 @@ class DotEmitter(NestEmitter):
             value = self.e.binary("fadd", self.ev.moved(nest.addend, nest.total, pt), value)
         pt.memo = dict(group.memo) | {nest.total: value}
 
-    def _accumulate(self, points: list[Point], row: Index, count: int, contraction: Contraction) -> list[list[Reg]]:
+    def _accumulate(
+        self,
+        points: list[Point],
+        row: Index,
+        count: int,
+        contraction: Contraction,
+        prefetch: Callable[[Index], None],
+    ) -> list[list[Reg]]:
         """Accumulate one register block: at each step one vector for each point, and one broadcast element for each of
         `count` rows. A long contraction is summed in chunks, which are then added: that rounds less than one chain."""
         e = self.e
@@ -195,6 +206,7 @@ class DotEmitter(NestEmitter):
         totals = [[e.var(e.type_of(zero), zero.text) for _ in points] for _ in range(count)]
 
         def steps(first: Index, number: int) -> None:
+            prefetch(first)
             held = [[Reg(e.get(v), "float", zero.vector) for v in line] for line in sums]
             for u in range(0, number, contraction.steps):
                 k = e.add(first, u)

@@ -90,21 +90,27 @@ class DotEmitter(NestEmitter):
             self.dot(nest, nest.dot, panel, edge)
 
     def read_in_place(self, nest: Nest, inside: str | None, copy: Callable[[], None]) -> bool:
-        """Read a tile from its tensor if memory holds it as scratch would; the kernel tests strides and bounds."""
+        """Read a tile from its tensor if memory holds it as scratch would; the kernel tests strides and bounds. Rows
+        that dots step over one at a time may be any distance apart."""
         load = nest.made[0] if nest.made else None
         if load is None or load not in self.layout.in_place:
             return False
         e, tile, buffer = self.e, self.ev.tensors.tiles[load], self.ev.buffers[load.result]
         tests = [inside] if inside is not None else []
-        for dim in tile.dims:
-            if dim.axis is not None and dim.stride != buffer.strides[dim.axis]:
-                tests.append(e.compare("eq", dim.stride, buffer.strides[dim.axis]))
+        differing = [(d.axis, d.stride) for d in tile.dims if d.axis and d.stride != buffer.strides[d.axis]]
+        distances = {axis: s for axis, s in differing if load in self.layout.stepped and axis is not buffer.lane}
+        tests += [e.compare("eq", s, buffer.strides[axis]) for axis, s in differing if axis not in distances]
         in_place = e.all(tests)
         if in_place is None:
             buffer.pointer = tile.base
         else:
             e.when(in_place, lambda: None, copy)
             buffer.pointer = e.op(f"select i1 {in_place}, ptr {tile.base}, ptr {buffer.name}")
+            distances = {
+                axis: e.op(f"select i1 {in_place}, i64 {s}, i64 {buffer.strides[axis]}")
+                for axis, s in distances.items()
+            }
+        buffer.strides |= distances
         return True
 
     def operands(self, nest: Nest, dot: Op) -> tuple[DotOperand, DotOperand, Axis | None]:

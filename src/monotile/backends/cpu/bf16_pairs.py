@@ -13,7 +13,6 @@ from functools import partial
 from ...ir import Op
 from .dots import Contraction, DotOperand
 from .emit import Emitter, Index, Reg
-from .fuse import Nest
 from .nests import NestEmitter
 from .point import Point
 from .target import Target
@@ -38,28 +37,18 @@ def streams_pairs(
     return whole and all(v.dtype.name == "bfloat16" for v in dot.operands) and row_operand.base.dtype.name == "bfloat16"
 
 
-def packs_panels(target: Target, dot: Op, nest: Nest, lane_operand: DotOperand, row_operand: DotOperand) -> bool:
-    """True if a dot whose operands are in scratch can use pair products, panel by panel."""
-    if (
-        not target.bfloat16_pairs
-        or row_operand.contracted is None
-        or nest.lane is None
-        or nest.lane in row_operand.at(0, 0)
-    ):
-        return False
-    whole = row_operand.contracted.extent % target.lanes == 0
-    return whole and all(v.dtype.name == "bfloat16" for v in (*dot.operands, lane_operand.base, row_operand.base))
-
-
 class PackedRows:
-    """The rows of a dot, packed to bfloat16 by the constructor: row by row if their lanes run along the contraction,
-    else with two steps of it interleaved."""
+    """The rows of a dot as bfloat16, packed by the constructor: row by row if their lanes run along the contraction,
+    else with two steps of it interleaved. Rows of bfloat16 along the contraction are pairs already."""
 
     def __init__(self, nests: NestEmitter, row_operand: DotOperand, height: int) -> None:
         assert row_operand.contracted is not None
         self.e, self.axis, self._depth = nests.e, row_operand.contracted, row_operand.contracted.extent
         self._rows, self._scratch = row_operand, nests.ev.scratch
         self.by_rows = row_operand.free is None or row_operand.buffer.lane is row_operand.contracted
+        self._as_stored = self.by_rows and row_operand.buffer.element == "i16"
+        if self._as_stored:
+            return
         self._width = -(-height // self.e.lanes) * self.e.lanes
         size = (height if self.by_rows else self._width) * self._depth
         self._buffer = self._scratch.new("i16", {}, None, size)
@@ -84,6 +73,8 @@ class PackedRows:
 
     def _at(self, row: Index, k: Index) -> str:
         e = self.e
+        if self._as_stored:
+            return self._scratch.address(self._rows.buffer, self._rows.at(row, k), None)
         offset = e.add(e.mul(row, self._depth), k) if self.by_rows else e.add(e.mul(k, self._width), e.mul(row, 2))
         return e.element(self._scratch.address(self._buffer, {}, None), offset, "i16")
 

@@ -90,21 +90,27 @@ class DotEmitter(NestEmitter):
             self.dot(nest, nest.dot, panel, edge)
 
     def read_in_place(self, nest: Nest, inside: str | None, copy: Callable[[], None]) -> bool:
-        """Read a tile from its tensor if memory holds it as scratch would; the kernel tests strides and bounds."""
+        """Read a tile from its tensor if memory holds it as scratch would; the kernel tests strides and bounds. Rows
+        that dots step over one at a time may be any distance apart."""
         load = nest.made[0] if nest.made else None
         if load is None or load not in self.layout.in_place:
             return False
         e, tile, buffer = self.e, self.ev.tensors.tiles[load], self.ev.buffers[load.result]
         tests = [inside] if inside is not None else []
-        for dim in tile.dims:
-            if dim.axis is not None and dim.stride != buffer.strides[dim.axis]:
-                tests.append(e.compare("eq", dim.stride, buffer.strides[dim.axis]))
+        differing = [(d.axis, d.stride) for d in tile.dims if d.axis and d.stride != buffer.strides[d.axis]]
+        distances = {axis: s for axis, s in differing if load in self.layout.stepped and axis is not buffer.lane}
+        tests += [e.compare("eq", s, buffer.strides[axis]) for axis, s in differing if axis not in distances]
         in_place = e.all(tests)
         if in_place is None:
             buffer.pointer = tile.base
         else:
             e.when(in_place, lambda: None, copy)
             buffer.pointer = e.op(f"select i1 {in_place}, ptr {tile.base}, ptr {buffer.name}")
+            distances = {
+                axis: e.op(f"select i1 {in_place}, i64 {s}, i64 {buffer.strides[axis]}")
+                for axis, s in distances.items()
+            }
+        buffer.strides |= distances
         return True
 
     def operands(self, nest: Nest, dot: Op) -> tuple[DotOperand, DotOperand, Axis | None]:
@@ -138,8 +144,8 @@ class DotEmitter(NestEmitter):
 
             def block(row: Index, count: int) -> None:
                 grid = [[self.row_point(pt, rows, self.e.add(row, i)) for pt in points] for i in range(count)]
-                self.prefetch_shared(nest, rows, panel, row)
-                sums = self._accumulate(points, row, count, contraction)
+                prefetch = self.prefetch_shared(nest, rows, panel, row, contraction)
+                sums = self._accumulate(points, row, count, contraction, prefetch)
                 for line, values in zip(grid, sums, strict=True):
                     for i, (pt, value) in enumerate(zip(line, values, strict=True)):
                         self.add_total(nest, pt, value, points[i])
@@ -169,8 +175,12 @@ class DotEmitter(NestEmitter):
             low = whole_rows
         e.loop(low, high, unit, lambda row: block(row, unit))
 
-    def prefetch_shared(self, nest: Nest, rows: Axis | None, panel: Panel, row: Index) -> None:
-        """Prefetch a part of what the dot reads in the next iteration of a loop, if nothing else does."""
+    def prefetch_shared(
+        self, nest: Nest, rows: Axis | None, panel: Panel, row: Index, contraction: Contraction
+    ) -> Callable[[Index], None]:
+        """Return the function that prefetches, at every UNROLL positions of the contraction, a part of what the dot
+        reads in the next iteration of a loop, if nothing else does."""
+        return lambda k: None
 
     def row_point(self, pt: Point, rows: Axis | None, row: Index) -> Point:
         """Return the point of a row for the lanes of a point."""
@@ -185,7 +195,14 @@ class DotEmitter(NestEmitter):
             value = self.e.binary("fadd", self.ev.moved(nest.addend, nest.total, pt), value)
         pt.memo = dict(group.memo) | {nest.total: value}
 
-    def _accumulate(self, points: list[Point], row: Index, count: int, contraction: Contraction) -> list[list[Reg]]:
+    def _accumulate(
+        self,
+        points: list[Point],
+        row: Index,
+        count: int,
+        contraction: Contraction,
+        prefetch: Callable[[Index], None],
+    ) -> list[list[Reg]]:
         """Accumulate one register block: at each step one vector for each point, and one broadcast element for each of
         `count` rows. A long contraction is summed in chunks, which are then added: that rounds less than one chain."""
         e = self.e
@@ -195,6 +212,7 @@ class DotEmitter(NestEmitter):
         totals = [[e.var(e.type_of(zero), zero.text) for _ in points] for _ in range(count)]
 
         def steps(first: Index, number: int) -> None:
+            prefetch(first)
             held = [[Reg(e.get(v), "float", zero.vector) for v in line] for line in sums]
             for u in range(0, number, contraction.steps):
                 k = e.add(first, u)

@@ -51,7 +51,10 @@ class Layout:
         self.eager = {op for op in self._ops if op.kind == "load" and op.result.shape and self._needs_copy(op, kernel)}
         self.next_iteration = self._transposed_loads() | self._strips()
         self.shared = self._shared_tiles(kernel)
+        self.paired = {dot for dot in self._dots if self._pairs_bfloat16(dot)}
+        self.narrow = {op for op in self.eager if self._stays_bfloat16(op)}
         self.in_place = {op for op in self.eager if self._may_stay_in_place(op, kernel)}
+        self.stepped = {op for op in self.in_place if self._contracted_by_rows(op)}
         self.eager |= {o for o in self._ops if o.kind == "gather" and o.result.shape and self._keep_gather(o, kernel)}
         self.isolated = {op for op in self._ops if op.kind == "store" and self._stores_transposed(op)}
 
@@ -200,10 +203,11 @@ class Layout:
         return found
 
     def _may_stay_in_place(self, op: Op, kernel: Kernel) -> bool:
-        """True if memory may hold a load's tile as scratch would, so that dots can read it in place: float32, in whole
-        vectors along the lanes. The kernel tests strides and bounds when it runs."""
+        """True if memory may hold a load's tile as scratch would, so that dots can read it in place: in whole vectors
+        along the lanes, and not converted. The kernel tests strides and bounds when it runs."""
         value, tensor, lane = op.result, op.attrs["tensor"], self.lane(op.result)
-        if len(self.axes.of(value)) != 2 or tensor.dtype.name != "float32" or tensor.index in kernel.written:
+        as_scratch = tensor.dtype.name == "float32" or op in self.narrow
+        if len(self.axes.of(value)) != 2 or not as_scratch or tensor.index in kernel.written:
             return False
         if (
             lane is None
@@ -213,6 +217,28 @@ class Layout:
         ):
             return False
         return self._only_dots(value)
+
+    def _pairs_bfloat16(self, dot: Op) -> bool:
+        """True if a dot uses bf16 pair products, panel by panel: its operands are bfloat16 and its contraction has
+        whole vectors."""
+        _, k, _ = self.axes.dots[dot]
+        if not self.target.bfloat16_pairs or self.panel_axis is None or k is None or k.extent % self.target.lanes:
+            return False
+        return all(v.dtype.name == "bfloat16" for operand in dot.operands for v in (operand, unviewed(operand)))
+
+    def _stays_bfloat16(self, op: Op) -> bool:
+        """True if scratch holds a load's tile as bfloat16: only pair products read it."""
+        value, lane = op.result, self.lane(op.result)
+        readers = {dot for dot in self._dots if any(unviewed(v) is value for v in dot.operands)}
+        if op.attrs["tensor"].dtype.name != "bfloat16" or not readers <= self.paired or not self._only_dots(value):
+            return False
+        return lane is not None and lane is not self.panel_axis and lane is self.contiguous_axis(op)
+
+    def _contracted_by_rows(self, op: Op) -> bool:
+        """True if dots contract a load's tile over its rows, one after the other: then a stride known when the kernel
+        runs costs no more than a constant."""
+        readers = [dot for dot in self._dots if any(unviewed(v) is op.result for v in dot.operands)]
+        return all(self.axes.dots[dot][1] is not self.lane(op.result) for dot in readers)
 
     def _only_dots(self, value: Value) -> bool:
         users = self._users.get(value, [])

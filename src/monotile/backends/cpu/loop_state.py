@@ -118,6 +118,7 @@ class LoopState(Scalars):
         axes = self.axes.of(value)
         lane = self.layout.lane(value)
         element = {"i1": "i8"}.get(register_type(value.dtype), register_type(value.dtype))
+        element = "i16" if value.op in self.layout.narrow else element
         if lane is None:
             return self.scratch.new(element, {}, None, 1)
         other = next((a for a in axes if a is not lane), None)

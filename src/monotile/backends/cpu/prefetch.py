@@ -6,11 +6,12 @@ read, while the panels are computed; tiles that are transposed or read strip by 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...ir import Op
 from .axes import Axis
-from .dots import DotEmitter
+from .dots import UNROLL, Contraction, DotEmitter
 from .emit import Index
 from .fuse import Nest
 from .nests import Panel
@@ -19,7 +20,7 @@ from .tiles import Tile
 from .vectors import BYTES
 
 LINE = 64  # bytes of a cache line
-MAX_LINES = 64  # for one register block: requests faster than memory answers are dropped
+BURST = 8  # lines requested at once: requests faster than memory answers are dropped
 
 
 @dataclass(frozen=True)
@@ -75,32 +76,43 @@ class PrefetchEmitter(DotEmitter):
 
     # ---- tiles that panels share -------------------------------------------------------------------------------------
 
-    def prefetch_shared(self, nest: Nest, rows: Axis | None, panel: Panel, row: Index) -> None:
+    def prefetch_shared(
+        self, nest: Nest, rows: Axis | None, panel: Panel, row: Index, contraction: Contraction
+    ) -> Callable[[Index], None]:
         """Prefetch this register block's share of the next tile. The blocks of all panels divide its lines among them:
-        spread over the arithmetic of an iteration, no request waits for another."""
+        spread over the arithmetic of an iteration, no request waits for another. A large share is spread over the
+        contraction."""
         assert nest.dot is not None
         found = self.layout.shared.get(self.operands(nest, nest.dot)[1].base)
         if found is None or panel is None or rows is None:
-            return
+            return _nothing
         load, shift = found
         tile = self.ev.tensors.tiles[load]
         rows_dim, columns_dim = tile.dims
         if columns_dim.stride != 1:
-            return
+            return _nothing
         e, size = self.e, BYTES[tile.element]
         lines = -(-columns_dim.extent * size // LINE)  # of a row
         height = self.target.block_rows(-(-panel[1] // self.target.lanes))
         blocks = -(-rows.extent // height)
-        panels = -(-nest.lane.extent // self.layout.panel) if nest.lane is not None else 1
-        wanted = -(-lines * rows_dim.extent // (blocks * panels))
+        total = blocks * -(-nest.lane.extent // self.layout.panel) if nest.lane is not None else blocks
+        parts = 1 if lines * rows_dim.extent <= BURST * total else max(1, contraction.depth // UNROLL)
+        wanted = -(-lines * rows_dim.extent // (total * parts))
         each = next((n for n in range(wanted, lines) if lines % n == 0), -(-wanted // lines) * lines)
-        if each > MAX_LINES:
-            return
-        first = e.mul(e.add(e.mul(panel[0], blocks), self._div(row, height)), each)
-        start, column = self._div(first, lines), self._mod(first, lines)
-        for n in range(each):
-            at = e.add(e.mul(e.add(start, n // lines), rows_dim.stride), e.mul(e.add(column, n % lines), LINE // size))
-            self._prefetch(e.element(tile.base, e.add(self._offset(tile, shift), at), tile.element))
+        block = e.add(e.mul(panel[0], blocks), self._div(row, height))
+
+        def prefetch(part: Index) -> None:
+            first = e.mul(e.add(e.mul(block, parts), part), each)
+            start, column = self._div(first, lines), self._mod(first, lines)
+            for n in range(each):
+                line, offset = e.add(start, n // lines), e.mul(e.add(column, n % lines), LINE // size)
+                at = e.add(e.mul(line, rows_dim.stride), offset)
+                self._prefetch(e.element(tile.base, e.add(self._offset(tile, shift), at), tile.element))
+
+        if parts > 1:
+            return lambda k: prefetch(self._div(k, UNROLL))
+        prefetch(0)
+        return _nothing
 
     def _div(self, a: Index, b: int) -> Index:
         return a // b if isinstance(a, int) else self.e.op(f"udiv i64 {a}, {b}")
@@ -143,3 +155,7 @@ class PrefetchEmitter(DotEmitter):
             return
         at = e.element(next_tile.base, e.add(e.mul(row, next_tile.stride), column), next_tile.element)
         self._prefetch(at)
+
+
+def _nothing(k: Index) -> None:
+    """Prefetch nothing."""

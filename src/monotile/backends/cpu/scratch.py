@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ...dtypes import bfloat16
 from .axes import Axis
 from .emit import Emitter, Index, Reg
 from .point import Point
 from .storage import Interval, assign
-from .vectors import BYTES, gather, lane_mask, scatter
+from .vectors import BYTES, decode, encode, gather, lane_mask, scatter
 
 
 @dataclass(eq=False)
 class Buffer:
-    """Scratch for one value: [panel][row][lane] or [row][lane], the lanes padded to whole vectors."""
+    """Scratch for one value: [panel][row][lane] or [row][lane], the lanes padded to whole vectors. Elements are those
+    of registers, i8 for a bool and i16 for a bfloat16 that stays one."""
 
     name: str
     element: str
-    strides: dict[Axis, int]
+    strides: dict[Axis, Index]
     lane: Axis | None
     size: int
     panel_stride: int = 0
@@ -35,9 +38,9 @@ class Scratch:
         self.clock = 0
 
     def new(
-        self, element: str, strides: dict[Axis, int], lane: Axis | None, count: int, panel_stride: int = 0
+        self, element: str, strides: Mapping[Axis, Index], lane: Axis | None, count: int, panel_stride: int = 0
     ) -> Buffer:
-        buffer = Buffer(self.e.fresh("b"), element, strides, lane, count * BYTES[element], panel_stride)
+        buffer = Buffer(self.e.fresh("b"), element, dict(strides), lane, count * BYTES[element], panel_stride)
         self.buffers.append(buffer)
         return buffer
 
@@ -93,7 +96,10 @@ class Scratch:
         pointer = self.address(buffer, pt.at, pt.panel if pt.lane is buffer.lane else None)
         if pt.lane is not None and pt.lane in buffer.strides:
             value = e.splat(value)
-        value = e.convert("zext", value, "i8") if buffer.element == "i8" else value
+        if buffer.element == "i8":
+            value = e.convert("zext", value, "i8")
+        elif buffer.element == "i16":
+            value = encode(e, bfloat16, value)
         kind = e.vector_type(buffer.element) if value.vector else buffer.element
         if value.vector and buffer.lane is not pt.lane:
             assert pt.lane is not None
@@ -102,4 +108,6 @@ class Scratch:
             e.store(value.text, pointer, kind, BYTES[buffer.element])
 
     def _decode(self, raw: Reg) -> Reg:
+        if raw.type == "i16":
+            return decode(self.e, bfloat16, raw)
         return self.e.convert("trunc", raw, "i1") if raw.type == "i8" else raw

@@ -22,7 +22,6 @@ from .bf16_pairs import (
     add_pair_products,
     load_pairs,
     outer_contraction,
-    packs_panels,
     panel_contraction,
     streams_pairs,
 )
@@ -120,10 +119,10 @@ class StreamedDotEmitter(PrefetchEmitter):
     def pack(self, nest: Nest) -> None:
         """Pack the rows that all panels of a nest read, for bf16 pair products."""
         dot = nest.dot
-        if dot is None or dot in self.layout.streamed:
+        if dot is None or dot not in self.layout.paired:
             return
-        lane_operand, row_operand, rows = self.operands(nest, dot)
-        if packs_panels(self.target, dot, nest, lane_operand, row_operand) and row_operand.base in self.ev.buffers:
+        _, row_operand, rows = self.operands(nest, dot)
+        if row_operand.base in self.ev.buffers:
             self.packed[dot] = PackedRows(self, row_operand, rows.extent if rows is not None else 1)
             self.ev.scratch.clock += 1
 

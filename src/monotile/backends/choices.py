@@ -39,6 +39,7 @@ class AttentionProblem:
     softcap: float | None = None
     mask: DType | None = None
     mask_mod: bool = False
+    values_in_keys: bool = False  # values are the first columns of the keys, and read with them
 
     @property
     def group(self) -> int:
@@ -64,8 +65,9 @@ class AttentionProblem:
 
     @property
     def key_bytes(self) -> int:
-        """Bytes of visible keys and values."""
-        return 2 * self.batch * self.kv_heads * self.visible_keys * self.head_size * self.dtype.bytes
+        """Bytes of visible keys and values, about."""
+        tensors = 1 if self.values_in_keys else 2
+        return tensors * self.batch * self.kv_heads * self.visible_keys * self.head_size * self.dtype.bytes
 
     @property
     def visible_keys(self) -> int:

@@ -40,7 +40,7 @@ def attention(
     b, rows, g = own.b, own.rows, own.group // (q.shape[1] // k.shape[1])
     low, high = keys_of_split(s, Nk, first_block, blocks_per_split, BK)
     Q = q[b, own.group, rows]
-    exact = v is None or v.dtype == float32 or lse is not None or split_o is not None
+    exact = values.dtype == float32 or lse is not None or split_o is not None
     rule = scores.Rule(options, scale, is_additive(mask), approximate=not exact)
     score_scale = scores.score_scale(rule)
 

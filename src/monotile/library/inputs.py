@@ -47,6 +47,7 @@ class AttentionInputs:
     sinks: ArrayRef | None
     dtype: DType
     batched: bool
+    values_in_keys: bool = False  # v is the first columns of k, in the same memory
 
     @property
     def out_shape(self) -> tuple[int, int, int, int]:
@@ -70,6 +71,7 @@ class AttentionInputs:
             self.q.view.device, self.dtype, B, Hq, Hkv, Nq, Nk, max(D, Dv),
             options.causal, options.left, options.right, options.softcap,
             mask=None if self.mask is None else self.mask.dtype, mask_mod=options.mask_mod is not None,
+            values_in_keys=self.values_in_keys,
         )  # fmt: skip
 
     def result(self, builder: CallBuilder, shape: tuple[int, ...], dtype: DType) -> ArrayRef:
@@ -83,7 +85,7 @@ class AttentionInputs:
 # ---- q, k, v ---------------------------------------------------------------------------------------------------------
 
 
-def read_inputs(builder: CallBuilder) -> AttentionInputs:
+def read_inputs(builder: CallBuilder, *, values_in_keys: bool = False) -> AttentionInputs:
     q, k, v = given = builder.input("q"), builder.input("k"), builder.input("v")
     for name, array in zip("qkv", given, strict=True):
         rank = len(array.shape)
@@ -107,7 +109,8 @@ def read_inputs(builder: CallBuilder) -> AttentionInputs:
         _check_sinks(sinks, q.shape[1])
     one_device(builder.inputs)
     builder.scale = float(q.shape[3] ** -0.5)
-    return AttentionInputs(q, k, v, mask, sinks, dtype, batched)
+    copied = builder.copies & {array.place[1] for array in (k, v)}
+    return AttentionInputs(q, k, v, mask, sinks, dtype, batched, values_in_keys and not copied)
 
 
 def _unit_last(builder: CallBuilder, array: ArrayRef) -> ArrayRef:

@@ -19,7 +19,7 @@ from ..kernels.merge import merge as merge_kernel
 from ..kernels.merge import merge_lse as merge_lse_kernel
 from ..kernels.scores import Options
 from ..launch.signature import check_threads
-from ..runtime import arrays
+from ..runtime import arrays, tensors
 from .block_maps import add_block_map, add_mask_blocks, map_shape
 from .calls import SCALE, ArrayRef, CallBuilder, Finish, LibraryFunction
 from .inputs import (
@@ -60,6 +60,7 @@ class AttentionOptions(NamedTuple):
     score_mod: Any
     mask_mod: Any
     negative: bool  # the scale is negative
+    values_in_keys: bool  # v is the first columns of k, as in MLA: the same memory
     return_lse: Any
     backend: str | None
     threads: int | None
@@ -75,13 +76,25 @@ def attention(
     docs/guide/attention.md."""
     scale = scale if scale is None else read_scale(scale)
     negative = scale is not None and scale < 0.0
-    options = AttentionOptions(causal, window, softcap, score_mod, mask_mod, negative, return_lse, backend, threads)
+    in_keys = _values_in_keys(k, v)
+    options = AttentionOptions(
+        causal, window, softcap, score_mod, mask_mod, negative, in_keys, return_lse, backend, threads
+    )
     return _ATTENTION((q, k, v, mask, sinks), options, scale)
+
+
+def _values_in_keys(k: Array, v: Array) -> bool:
+    """True if v is a view of the first columns of k. Arrays of one shape are compared by identity alone, which costs
+    nothing: they are what calls have, and hardly ever one memory."""
+    if v is k:
+        return tensors.is_leading_part(v, k)
+    sizes = [shape[-1] for a in (k, v) if isinstance(shape := getattr(a, "shape", None), tuple) and shape]
+    return len(sizes) == 2 and sizes[0] > sizes[1] and tensors.is_leading_part(v, k)
 
 
 def _plan_attention(builder: CallBuilder, given: AttentionOptions) -> Finish:
     options = read_options(given)
-    inputs = read_inputs(builder)
+    inputs = read_inputs(builder, values_in_keys=given.values_in_keys)
     threads = builder.threads_for(inputs.flops, inputs.bytes)
     out = inputs.result(builder, inputs.out_shape, inputs.dtype)
     lse = inputs.result(builder, inputs.out_shape[:3], float32) if given.return_lse else None
@@ -115,7 +128,8 @@ def _add_attention(
     outputs: tuple[ArrayRef | None, ...] = (None, None) if split else tuple(map(grouped, target))
     block_map, covered = add_block_map(builder, inputs, options, choice, threads)
     mask = inputs.broadcast_mask()
-    args = grouped(inputs.q), inputs.k, inputs.v, mask, block_map, None if split else inputs.sinks, *outputs, *state
+    values = inputs.v if not inputs.values_in_keys else None
+    args = grouped(inputs.q), inputs.k, values, mask, block_map, None if split else inputs.sinks, *outputs, *state
     scalars = SCALE, Nq, choice.first_block, choice.blocks_per_split
     builder.launch(attention_kernel, *args, *scalars, choice=choice, threads=threads, options=options, covered=covered)
 

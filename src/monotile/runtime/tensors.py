@@ -12,7 +12,7 @@ import numpy as np
 
 from .. import dtypes
 from ..dtypes import DType
-from ..errors import ArgumentAlignment, ArgumentDType, ArgumentKind, ArgumentRank
+from ..errors import ArgumentAlignment, ArgumentDType, ArgumentKind, ArgumentRank, MonotileError
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +241,22 @@ def overlaps_itself(view: View) -> bool:
             return True
         reach += stride * (length - 1)
     return False
+
+
+def is_leading_part(part: Any, whole: Any) -> bool:
+    """True if `part` is `whole[..., :n]`, the same memory with the same strides; False for anything but arrays of one
+    library."""
+    if part is whole:
+        return is_array(part) and not is_mlx(part)
+    if type(part) is not type(whole) or not is_array(part) or is_mlx(part) or part.ndim != whole.ndim:
+        return False
+    alike = part.dtype == whole.dtype and tuple(part.shape[:-1]) == tuple(whole.shape[:-1])
+    if not alike or part.shape[-1] > whole.shape[-1] or device(part) != device(whole):
+        return False
+    try:
+        return read("", part).strides == read("", whole).strides and address(part) == address(whole)
+    except MonotileError:  # whoever reads them will say what is wrong
+        return False
 
 
 def share(a: Any, b: Any) -> bool:

@@ -31,6 +31,10 @@ MERGE_SPAN = 32  # columns of a row in one program of a merge: GPUs need many pr
 MERGED_ALONE = 128  # up to this many rows, a row is shared out by columns
 MASK_COLUMNS, MASK_FEW_ROWS = 1024, 16  # columns of a mask in one program of its block map, but for few rows
 
+# Beyond 512 the output's columns are shared out to 8 warps. Values that lie in the keys leave room for two stages.
+IN_KEYS = Choice({"BR": 64, "BK": 64}, Schedule(8, 2, consumers=1), "measured on an H200; values lie in the keys")
+APART = Choice({"BR": 64, "BK": 64}, Schedule(8, 1, consumers=1), "one stage of keys and values fits shared memory")
+
 Table = tuple[tuple[int, Choice], ...]  # choices up to a head size
 
 
@@ -72,6 +76,7 @@ class NvidiaChoices(Choices):
             table = zeroing_table(problem.mask is not None)
         else:
             table = forward_table(persistent=short or problem.softcap is not None)
+            table += ((576, IN_KEYS if problem.values_in_keys else APART),)
         return _up_to(size, table) or Choice(fitting.blocks, why=f"no row for head size {size}: {fitting.why}")
 
     def _split_few(self, problem: AttentionProblem, fixed: bool) -> AttentionChoice:

@@ -49,14 +49,18 @@ class NvidiaChoices(Choices):
         chosen = row_kinds.model(problem).choose(problem, row_kinds.kinds(problem, self.row_blocks(problem)))
         schedule = chosen.schedule
         if chosen.splits and schedule is not None:
-            chosen = replace(chosen, schedule=replace(schedule, persistent=False, triggers_dependents=True))
+            chosen = replace(
+                chosen, schedule=replace(schedule, persistent=False, edge_stages=1, triggers_dependents=True)
+            )
         return chosen
 
     def _prefers_matrix_units(self, problem: AttentionProblem, few: AttentionChoice) -> bool:
         """True where a producer warp is worth rows that are mostly padding: with block cases, which plain Triton cannot
-        fetch ahead, and where many heads make splits needless (measured on an H200)."""
-        able = problem.dtype.bytes == 2 and gpu(problem.device).architecture == MEASURED
-        return able and support.version_supported() and (problem.has_block_map or not few.splits)
+        fetch ahead, and where heads alone make two waves (measured on an H200)."""
+        target = gpu(problem.device)
+        able = problem.dtype.bytes == 2 and target.architecture == MEASURED and support.version_supported()
+        many = problem.batch * problem.kv_heads >= 2 * target.multiprocessors
+        return able and (problem.has_block_map or (many and not few.splits))
 
     def row_blocks(self, problem: AttentionProblem) -> Choice:
         """BR, BK and the schedule for matrix units."""
@@ -154,11 +158,19 @@ def _fitting(problem: AttentionProblem) -> Choice:
 @cache
 def forward_table(persistent: bool) -> Table:
     why = "measured on an H200" + (", persistent CTAs for few keys or softcap" if persistent else "")
+    edges = 0 if persistent else 1  # less code: up to a tenth of a short call
     return (
-        (64, Choice({"BR": 64, "BK": 128}, Schedule(4, 3, consumers=3, registers=160), why)),
-        (128, Choice({"BR": 64, "BK": 128}, Schedule(4, 2, consumers=2, registers=232, persistent=persistent), why)),
-        (256, Choice({"BR": 64, "BK": 64}, Schedule(4, 2, consumers=2), why)),
-        (512, Choice({"BR": 64, "BK": 64}, Schedule(8, 1, consumers=1), why)),
+        (64, Choice({"BR": 64, "BK": 128}, Schedule(4, 3, consumers=3, registers=160, edge_stages=edges), why)),
+        (
+            128,
+            Choice(
+                {"BR": 64, "BK": 128},
+                Schedule(4, 2, consumers=2, registers=232, persistent=persistent, edge_stages=edges),
+                why,
+            ),
+        ),
+        (256, Choice({"BR": 64, "BK": 64}, Schedule(4, 2, consumers=2, edge_stages=edges), why)),
+        (512, Choice({"BR": 64, "BK": 64}, Schedule(8, 1, consumers=1, edge_stages=edges), why)),
     )
 
 

@@ -1,7 +1,7 @@
 """Kinds of rows on NVIDIA GPUs: how many rows a CTA takes, and the times by which the model compares them.
 
-Times are microseconds, measured on an H200 at D 128 with 128 keys in a block; other head sizes from the throughput of
-their prefill. On other GPUs the same numbers only weigh kinds against each other."""
+Times are microseconds of 128 keys, measured on an H200 at D 128; those of other head sizes follow from the throughput
+of their prefill. On other GPUs the same numbers only weigh kinds against each other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from ..choices import AttentionProblem, Choice, RowKind, TimeModel
 from .device import gpu
 from .schedule import Schedule
 
-BLOCK_TIME = {1: 1.10, 2: 1.55, 3: 2.74}  # of 128 keys, by the consumers of a CTA, which have 64 rows each
+# By the consumers of a CTA, which have 64 rows each. At D 128 three of them have registers for blocks of 64 keys only.
+BLOCK_TIME = {1: 1.10, 2: 1.55, 3: 2.15}
+BLOCK_TIME_HALVED = 2.74
 START_TIME = {1: 4.0, 2: 9.0, 3: 9.0}  # each consumer has code of its own, which a CTA reads once
 DEPTHS = ((64, 0.65), (128, 1.0), (256, 2.4), (576, 4.6))  # the time of a block up to a head size, relative to D 128
 PLAIN_BLOCK_TIME, PLAIN_ROW_TIME, PLAIN_START = 0.6, 0.02, 3.0  # of plain Triton: a block of 128 keys, and a row of it
@@ -52,6 +54,7 @@ def _three_fit(problem: AttentionProblem, schedule: Schedule) -> bool:
 
 def _consumers(found: Choice, schedule: Schedule, keys: int, depth: float) -> RowKind:
     rows, consumers = found.blocks["BR"] or 0, schedule.consumers
-    time = BLOCK_TIME[consumers] * depth * keys / 128
+    halved = consumers == 3 and keys == 64
+    time = (BLOCK_TIME_HALVED if halved else BLOCK_TIME[consumers]) * depth * keys / 128
     choice = Choice({"BR": rows, "BK": keys}, schedule, found.why)
     return RowKind(rows * consumers, choice, time, START_TIME[consumers])

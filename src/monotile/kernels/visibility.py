@@ -24,7 +24,6 @@ class Place(NamedTuple):
     Nq: Any
     Nk: Any
     inside: Any  # (rows, 1) True for rows that exist
-    end: Any = None  # keys from here on belong to another split
 
 
 def is_additive(mask):
@@ -59,8 +58,6 @@ def visible(options, at, mask):
         seen = seen & (mask.astype(float32) != -inf if is_additive(mask) else mask)
     if options.mask_mod is not None:
         seen = seen & options.mask_mod(at.b, at.h, at.i, at.keys[None, :])
-    if at.end is not None:
-        seen = seen & (at.keys[None, :] < at.end)
     return seen
 
 
@@ -90,7 +87,7 @@ def _seen_by_some_query(options, at):
         seen = seen & (j >= shift - options.left)
         if options.causal == "upper_left":  # a window that begins after a query's own position holds nothing
             seen = seen & (shift <= options.left)
-    return seen if at.end is None else seen & (j < at.end)
+    return seen
 
 
 def by_block_case(step, state, cols, mask, case, covered):

@@ -7,7 +7,7 @@ A number of splits that the caller fixes fixes the other two as well: a row's bi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +17,6 @@ KEYS_PER_SPLIT = 512  # measured on CPUs: outweighs a part's output, small enoug
 # Up to this many rows of a KV head a mask_mod gets a block map: a row costs the map as much as the kernel's own
 # evaluation of the mask_mod, which only hidden blocks save.
 MOD_ROWS = 512
-MOST_WAVES = 4  # that a call is split into: beyond, a longer one has nothing to gain
 ROW_BLOCKS = (1, 2, 4, 8)  # of few rows, which are multiplied without matrix units
 
 
@@ -78,7 +77,7 @@ class AttentionProblem:
         """True if packing makes fewer blocks of `rows` rows, each of which reads all keys that some row of it sees.
         Packed rows skip no key by position that another row of the block sees: half the queries' own positions, where
         they are causal."""
-        packed, apart = _cdiv(self.rows, rows), self.group * _cdiv(self.queries, rows)
+        packed, apart = cdiv(self.rows, rows), self.group * cdiv(self.queries, rows)
         skipped = self.queries / 2 if self.has_positions else 0
         return packed * self.visible_keys < apart * (self.visible_keys - skipped)
 
@@ -131,76 +130,20 @@ class AttentionChoice(Choice):
 
     def in_splits(self, splits: int, keys_per_split: int) -> AttentionChoice:
         """This choice with a number of splits of all keys, of whole blocks."""
-        return replace(self, splits=splits, blocks_per_split=max(1, _cdiv(keys_per_split, self.key_block)))
+        return replace(self, splits=splits, blocks_per_split=max(1, cdiv(keys_per_split, self.key_block)))
 
     def divided(self, problem: AttentionProblem, per_split: int) -> AttentionChoice:
         """This choice with `per_split` blocks of visible keys in a split; as it is where one would do."""
         low, end = problem.visible_range
         first = low // self.key_block
-        blocks = _cdiv(end, self.key_block) - first
+        blocks = cdiv(end, self.key_block) - first
         if blocks <= per_split:
             return self
-        return replace(self, splits=_cdiv(blocks, per_split), first_block=first, blocks_per_split=per_split)
+        return replace(self, splits=cdiv(blocks, per_split), first_block=first, blocks_per_split=per_split)
 
     @property
     def key_block(self) -> int:
         return self.blocks["BK"] or 0
-
-
-@dataclass(frozen=True)
-class RowKind:
-    """A way to compute rows: how many a program takes, with which blocks and schedule, and what that costs. Times have
-    any unit, one for all kinds of a machine."""
-
-    rows: int  # of a program; of all consumers of a CTA
-    choice: Choice  # BR, BK and the schedule
-    block_time: float  # of a block of BK keys
-    start: float  # of a program, beside its blocks
-
-    @property
-    def key_block(self) -> int:
-        return self.choice.blocks["BK"] or 1
-
-
-@dataclass(frozen=True)
-class TimeModel:
-    """The time of a call, by which kinds of rows and numbers of splits are compared.
-
-    Programs run `slots` at a time, in waves. A call takes as long as its waves, but no less than reading its keys and
-    values; a split call takes a merge more."""
-
-    slots: int
-    merge: float  # of a split call
-    bytes_per_time: float  # that all programs together read from memory
-    least: int = 1  # keys of a split
-
-    def choose(self, problem: AttentionProblem, kinds: Sequence[RowKind]) -> AttentionChoice:
-        """The kind and splits with the least time; of those with the same, the first."""
-        found = [self._best_splits(problem, kind) for kind in kinds]
-        return min(found, key=lambda choice: choice.time)
-
-    def _best_splits(self, problem: AttentionProblem, kind: RowKind) -> AttentionChoice:
-        """Numbers of splits that fill whole waves are compared."""
-        packed = problem.packs(kind.rows)
-        groups, rows = (problem.kv_heads, problem.rows) if packed else (problem.query_heads, problem.queries)
-        programs = max(1, problem.batch * groups * _cdiv(rows, kind.rows))
-        blocks = max(1, _cdiv(problem.visible_keys, kind.key_block))
-        reading = problem.key_bytes / self.bytes_per_time + kind.start
-        best, least_time = blocks, max(reading, self._waves(programs, blocks, kind))
-        for waves in range(1, MOST_WAVES + 1):
-            splits = min(waves * self.slots // programs, blocks * kind.key_block // max(1, self.least))
-            if splits > 1:
-                per_split = _cdiv(blocks, splits)
-                time = self._waves(programs * _cdiv(blocks, per_split), per_split, kind)
-                time = max(reading, time) + self.merge
-                if time < least_time:
-                    best, least_time = per_split, time
-        chosen = kind.choice
-        words = {**chosen.blocks, "packed": packed}
-        return AttentionChoice(words, chosen.schedule, chosen.why, time=least_time).divided(problem, best)
-
-    def _waves(self, programs: int, blocks: int, kind: RowKind) -> float:
-        return _cdiv(programs, self.slots) * (blocks * kind.block_time + kind.start)
 
 
 class Choices:
@@ -246,5 +189,5 @@ def row_block(rows: int, sizes: tuple[int, ...] = ROW_BLOCKS) -> int:
     return next((size for size in sizes if rows <= size), sizes[-1])
 
 
-def _cdiv(a: int, b: int) -> int:
+def cdiv(a: int, b: int) -> int:
     return -(-a // b)

@@ -90,7 +90,7 @@ def _details(name: str) -> str:
     return f"{machine.processor()} ({host.cpu})\n{vectors}\n{pool.default_threads()} threads\nLLVM {host.llvm}"
 
 
-KERNELS = "attention, decode, merge, ..., path/to/file.py:NAME or package.module:NAME"
+KERNELS = "attention, merge, ..., path/to/file.py:NAME or package.module:NAME"
 Device = Annotated[str | None, typer.Option(help="a GPU (sm_90) or a vector unit (avx2), which need not be here")]
 DTypes = Annotated[list[str] | None, typer.Option(help="of every tensor, or of one: a=float16")]
 Shapes = Annotated[list[str] | None, typer.Option(help="of a tensor: a=64x128; 64 where nothing is said")]
@@ -134,7 +134,7 @@ def emit(
     device: Device = None,
 ) -> None:
     """Write kernels and a manifest.json by which other programs can launch them. Every other option is a constant of
-    the kernels (--BQ=64) or an option of attention (--causal=true)."""
+    the kernels (--BR=64) or an option of attention (--causal=true)."""
     from . import emission
 
     kernels = [catalogue.find_kernel(name) for name in kernel]

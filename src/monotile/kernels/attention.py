@@ -36,8 +36,9 @@ def attention(
     first Dv columns of the keys. `covered`: the block map tells COVERED blocks from PARTIAL ones."""
     Nk = k.shape[2]
     values = v if v is not None else k
-    own, s = program_of(q, queries, split_o, BR, packed)
-    b, rows, g = own.b, own.rows, own.group // (q.shape[1] // k.shape[1])
+    own, s = program_of(q, k, queries, split_o, BR, packed)
+    b, rows = own.b, own.rows
+    g = own.group if packed else own.group // (q.shape[1] // k.shape[1])  # the KV head
     low, high = keys_of_split(s, Nk, first_block, blocks_per_split, BK)
     Q = q[b, own.group, rows]
     exact = values.dtype == float32 or lse is not None or split_o is not None
@@ -70,14 +71,15 @@ def attention(
             lse[b, own.group, rows] = L
 
 
-def program_of(q, queries, split_o, BR, packed):
-    """This program's rows and its split. The last rows come first: under causality they see the most keys."""
-    R = q.shape[2]
+def program_of(q, k, queries, split_o, BR, packed):
+    """This program's rows and its split. The last rows come first: under causality they see the most keys. Packed
+    groups are counted by k, which tells the compiler that keys need no check."""
+    R, groups = q.shape[2], (k if packed else q).shape[1]
     if split_o is None:
-        b, group, n = program_id(q.shape[0], q.shape[1], cdiv(R, BR))
+        b, group, n = program_id(q.shape[0], groups, cdiv(R, BR))
         s = None
     else:
-        b, group, s, n = program_id(q.shape[0], q.shape[1], split_o.shape[3], cdiv(R, BR))
+        b, group, s, n = program_id(q.shape[0], groups, split_o.shape[3], cdiv(R, BR))
     return row_block(b, group, cdiv(R, BR) - 1 - n, R, queries, BR, packed), s
 
 

@@ -13,10 +13,9 @@ from ..choices import (
     AttentionProblem,
     Choice,
     Choices,
-    RowKind,
-    TimeModel,
     row_block,
 )
+from ..time_model import RowKind, TimeModel
 
 # The least work for which another thread is woken: about twice the cost of waking it.
 FLOPS_PER_THREAD = 2_000_000

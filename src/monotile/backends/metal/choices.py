@@ -11,10 +11,9 @@ from ..choices import (
     AttentionProblem,
     Choice,
     Choices,
-    RowKind,
-    TimeModel,
     row_block,
 )
+from ..time_model import RowKind, TimeModel
 
 QUERY_BYTES, STAGE_BYTES = 18 << 10, 8 << 10  # of 32 KiB of threadgroup memory
 THREADGROUPS = 40  # that run at once: the GPU cores of a large Mac; not measured

@@ -160,7 +160,7 @@ def forward_table(persistent: bool) -> Table:
     why = "measured on an H200" + (", persistent CTAs for few keys or softcap" if persistent else "")
     edges = 0 if persistent else 1  # less code: up to a tenth of a short call
     return (
-        (64, Choice({"BR": 64, "BK": 128}, Schedule(4, 3, consumers=3, registers=160, edge_stages=edges), why)),
+        (64, Choice({"BR": 64, "BK": 128}, Schedule(4, 3, consumers=3, registers=160), why)),
         (
             128,
             Choice(

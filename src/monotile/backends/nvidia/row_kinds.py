@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..choices import AttentionProblem, Choice, RowKind, TimeModel
+from ..choices import AttentionProblem, Choice
+from ..time_model import RowKind, TimeModel
 from .device import gpu
 from .schedule import Schedule
 

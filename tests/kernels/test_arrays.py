@@ -36,7 +36,7 @@ def test_results_have_the_type_of_q(dtype: str, backend: str) -> None:
     assert type(lse) is np.ndarray and lse.dtype == np.float32
 
 
-@pytest.mark.parametrize("Nq", [1, 30])
+@pytest.mark.parametrize("Nq", [1, 300])
 def test_views_are_read_in_place(Nq: int, backend: str, no_copies: None) -> None:
     """The used part of a larger cache, transposed (B, N, H, D), heads of a fused projection, steps, reversed
     positions."""
@@ -154,8 +154,20 @@ def test_torch_views_are_read_in_place(backend: str, no_copies: None) -> None:
     cache = torch.full((2, 2, 2, 90, 16), float("nan"))
     cache[0, :, :, :40], cache[1, :, :, :40] = k, v
     assert torch.equal(monotile.attention(q, cache[0, :, :, :40], cache[1, :, :, :40], backend=backend), expected)
-    turned = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
-    assert torch.equal(monotile.attention(*turned, backend=backend), expected)
+    long = monotile.attention(k, k, v, backend=backend)  # too many queries to pack the rows of several heads
+    turned = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, k, v))
+    assert torch.equal(monotile.attention(*turned, backend=backend), long)
+    one, *turned = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q[:, :, :1], k, v))
+    assert torch.equal(
+        monotile.attention(one, *turned, backend=backend), monotile.attention(one, k, v, backend=backend)
+    )
+
+
+def test_few_rows_of_several_heads_are_copied_to_lie_together(backend: str) -> None:
+    torch = pytest.importorskip("torch", reason=REASON)
+    q, k, v = (torch.from_numpy(x) for x in qkv(3, 40, B=2, Hq=4, Hkv=2))
+    turned = q.transpose(1, 2).contiguous().transpose(1, 2)
+    assert torch.equal(monotile.attention(turned, k, v, backend=backend), monotile.attention(q, k, v, backend=backend))
 
 
 def test_torch_parts_and_masks(backend: str) -> None:

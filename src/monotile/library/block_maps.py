@@ -35,7 +35,8 @@ def add_block_map(
         return None, False
     map_ = builder.temporary(whole, uint8)
     args = found.broadcast(whole) if found is not None else None, map_, rows, Nq, problem.keys
-    consts = {"mask_mod": options.mask_mod, "BR": choice.row_block, "BK": choice.key_block, "packed": choice.packed}
+    tall = _power_of_two(rows) if rows <= choice.row_block else choice.row_block  # no row of the map is padding
+    consts = {"mask_mod": options.mask_mod, "BR": tall, "BK": choice.key_block, "packed": choice.packed}
     builder.launch(
         mod_blocks_kernel, *args, choice=builder.choices.mod_blocks(builder.device), threads=threads, **consts
     )
@@ -56,8 +57,12 @@ def _map_of_mask(
         if view is None:
             return None, False
         mask = ArrayRef(mask.place, view)
-    rows = 1 << (mask.shape[2] - 1).bit_length()
+    rows = _power_of_two(mask.shape[2])
     return add_mask_blocks(builder, mask, rows, choice.key_block, threads, covered=False), False
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
 
 
 def add_mask_blocks(

@@ -195,7 +195,8 @@ class ConsumerLoops(Consumer):
         before = needed(parts.middle, wanted)
         self._write_middle([*before, *parts.scaling])
         for late in parts.late:
-            self.lines.add(f"{carried[late.carried]}_sum = {self.start_dot(late.dot, self.full(late.addend))}")
+            left = self.exchanged_left(late.dot)
+            self.lines.add(f"{carried[late.carried]}_sum = {self.start_dot(late.dot, self.full(late.addend), left)}")
         self._write_middle([o for o in parts.middle if o not in before])
         sums = [late.carried for late in parts.late]
         for n in sums:

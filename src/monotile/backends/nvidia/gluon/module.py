@@ -134,7 +134,8 @@ class Module(BlockSearch):
             names += [f"{ring.name}_{part}" for part in ("ring", "full", "empty")]
         for op in self.pipeline.private[:1]:
             names += [f"{self.pipeline.name(op)}_{part}" for part in ("private", "full", "empty")]
-        return names + [f"{ring.name}_scratch" for ring in self.pipeline.zeroed_rings]
+        names += [f"{ring.name}_scratch" for ring in self.pipeline.zeroed_rings]
+        return names + list(self.consumer.exchanges.values())
 
     # ---- the producer ------------------------------------------------------------------------------------------------
 
@@ -270,6 +271,10 @@ class Module(BlockSearch):
             dtype = f"{descriptor_name(ring.name)}.dtype"
             tiles = f"gl.allocate_shared_memory({dtype}, [{consumers * size}, {rows}, {width}], {layout})"
             out.add(f"{ring.name}_scratch = {tiles}")
+        for (rows, width, dtype), name in self.consumer.exchanges.items():
+            layout = f"gl.NVMMASharedLayout({min(128, width * dtype.bytes)}, 16, 2)"
+            shape, kind = [consumers, rows, width], GLUON.type(dtype)
+            out.add(f"{name} = gl.allocate_shared_memory({kind}, {shape}, {layout})")
         for op in self.pipeline.private[:1]:
             name = self.pipeline.name(op)
             shape = [consumers * self.pipeline.scratch_bytes // tile_bytes(op), *self._block(op)]

@@ -18,7 +18,7 @@ from ..triton.text import GLUON, RegisterLayout, Text, meet, shape_text
 from . import masking, scaled_differences
 from .pipeline import Pipeline
 
-ExchangeKey = tuple[int, int, DType]  # sides and element type of a tile
+ExchangeKey = tuple[tuple[int, ...], DType]  # shape and element type of a tile
 
 # Names that the text uses for itself. Those of a tensor's buffers and barriers are its name and one of the parts.
 WORDS = {"CONSUMER", "ctas", "cta_tile", "tiles_per_cta", "tile_group", "in_grid", "blocks_done", "private_done"}
@@ -339,8 +339,7 @@ class Consumer(TritonRenderer):
         value = op.operands[0]
         if self.value(value).shared or self.pipeline.rows >= 16 * self.schedule.num_warps:
             return self.left(op)
-        shape = padded_shape(value.shape)
-        key = (*shape, value.dtype)
+        key = padded_shape(value.shape), value.dtype
         if key not in self.exchanges:
             self.exchanges[key] = self.names.fresh("exchange")
         tile = f"{self.exchanges[key]}.index(CONSUMER)"

@@ -271,10 +271,10 @@ class Module(BlockSearch):
             dtype = f"{descriptor_name(ring.name)}.dtype"
             tiles = f"gl.allocate_shared_memory({dtype}, [{consumers * size}, {rows}, {width}], {layout})"
             out.add(f"{ring.name}_scratch = {tiles}")
-        for (rows, width, dtype), name in self.consumer.exchanges.items():
-            layout = f"gl.NVMMASharedLayout({min(128, width * dtype.bytes)}, 16, 2)"
-            shape, kind = [consumers, rows, width], GLUON.type(dtype)
-            out.add(f"{name} = gl.allocate_shared_memory({kind}, {shape}, {layout})")
+        for (sides, element), name in self.consumer.exchanges.items():
+            layout = f"gl.NVMMASharedLayout({min(128, sides[1] * element.bytes)}, 16, 2)"
+            tiles = f"gl.allocate_shared_memory({GLUON.type(element)}, {[consumers, *sides]}, {layout})"
+            out.add(f"{name} = {tiles}")
         for op in self.pipeline.private[:1]:
             name = self.pipeline.name(op)
             shape = [consumers * self.pipeline.scratch_bytes // tile_bytes(op), *self._block(op)]

@@ -351,10 +351,10 @@ class Consumer(TritonRenderer):
         """Wait until the producer's copy of a right operand has arrived."""
         load = self.pipeline.ring_load(right)
         assert load is not None
-        ring = self.pipeline.ring(load).name
-        if ring not in self.waited:
-            self.lines.add(f"mbarrier.wait({ring}_full.index({self.slot}), {self.phase})")
-            self.waited.add(ring)
+        name = self.pipeline.ring(load).barriers
+        if name not in self.waited:
+            self.lines.add(f"mbarrier.wait({name}_full.index({self.slot}), {self.phase})")
+            self.waited.add(name)
 
     def block(self, block: Block) -> None:
         """Write a block. Its waits do not count after it: a branch may not be taken."""

@@ -178,7 +178,7 @@ def test_attention(D: int, Dv: int, dtype: str, shares: bool) -> None:
 
 @compiled
 @pytest.mark.parametrize("splits", [0, 4])
-@pytest.mark.parametrize(("BK", "slots", "spills"), [(64, 2, 0), (32, 4, 8)])
+@pytest.mark.parametrize(("BK", "slots", "spills"), [(64, 2, 16), (32, 4, 8)])
 def test_keys_and_values_in_one_ring(BK: int, slots: int, spills: int, splits: int) -> None:
     """8 warps share 64 rows: each four multiply half of the keys of a block, and hold half of the output's columns.
     The dots over 512 and 64 are one chain: a loop waits for it once, and once for the output."""
@@ -189,6 +189,7 @@ def test_keys_and_values_in_one_ring(BK: int, slots: int, spills: int, splits: i
     made = build.compile_ahead(found, program.default.source, schedule)
     ptx = made.asm["ptx"]
     assert ptx.count(f"m64n{BK // 2}k16") % (576 // 16) == 0 and "m64n256k16" in ptx and "mma.sync" not in ptx
+    assert ("stmatrix" in ptx) == (slots == 2)  # weights, of which each warp has half a row, where nothing overlaps
     assert made.metadata.shared <= SHARED_BYTES
     if metadata.version("triton") == "3.6.0":
         assert resources(made)["STACK"] <= spills

@@ -118,7 +118,7 @@ class BlockSearch:
         return head + "\n".join(lines) + "\n"
 
     def _ring_barriers(self) -> list[str]:
-        return [f"{ring.name}_{part}" for ring in self.pipeline.rings.values() for part in ("full", "empty")]
+        return [f"{name}_{part}" for name in self.pipeline.ring_groups for part in ("full", "empty")]
 
     def _loop_bounds(self) -> str:
         """Write `loop_bounds`. A consumer outside the grid, or a loop without iterations, gets bounds that a union

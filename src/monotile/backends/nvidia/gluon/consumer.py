@@ -6,7 +6,7 @@ the producer fetched are not values but tiles in shared memory."""
 
 from __future__ import annotations
 
-from ....dtypes import bool_
+from ....dtypes import DType, bool_
 from ....errors import InternalError
 from ....ir import Block, Kernel, Op, Value
 from ....ir.matchers import accumulation
@@ -17,6 +17,8 @@ from ..triton.renderer import TritonRenderer, all_literal
 from ..triton.text import GLUON, RegisterLayout, Text, meet, shape_text
 from . import masking, scaled_differences
 from .pipeline import Pipeline
+
+ExchangeKey = tuple[tuple[int, ...], DType]  # shape and element type of a tile
 
 # Names that the text uses for itself. Those of a tensor's buffers and barriers are its name and one of the parts.
 WORDS = {"CONSUMER", "ctas", "cta_tile", "tiles_per_cta", "tile_group", "in_grid", "blocks_done", "private_done"}
@@ -49,6 +51,7 @@ class Consumer(TritonRenderer):
         self.slot, self.phase = "", ""
         self.waited: set[str] = set()
         self.bytes: set[Value] = set()  # bool tiles that are bytes in the text
+        self.exchanges: dict[ExchangeKey, str] = {}  # shared tiles in which the warps of a consumer trade operands
         self.unreleased = ""  # the tensor whose private tile was read in this iteration and is not released yet
 
     # ---- layouts -----------------------------------------------------------------------------------------------------
@@ -338,14 +341,28 @@ class Consumer(TritonRenderer):
         layout = f"gl.DotOperandLayout(0, {self.layout(padded_shape(op.result.shape))}, 2)"
         return f"gl.convert_layout({self.full(value)}, {layout})"
 
+    def exchanged_left(self, op: Op) -> str:
+        """Store a computed left operand to shared memory, from where the dot reads it, if no warp has whole rows of it.
+        Nothing may read the tile any more: there is one for each shape."""
+        value = op.operands[0]
+        if self.value(value).shared or self.pipeline.rows >= 16 * self.schedule.num_warps:
+            return self.left(op)
+        key = padded_shape(value.shape), value.dtype
+        if key not in self.exchanges:
+            self.exchanges[key] = self.names.fresh("exchange")
+        tile = f"{self.exchanges[key]}.index(CONSUMER)"
+        self.lines.add(f"{tile}.store({self.full(value)})")
+        self.lines.add("fence_async_shared()")
+        return tile
+
     def wait_for(self, right: Value) -> None:
         """Wait until the producer's copy of a right operand has arrived."""
         load = self.pipeline.ring_load(right)
         assert load is not None
-        ring = self.pipeline.ring(load).name
-        if ring not in self.waited:
-            self.lines.add(f"mbarrier.wait({ring}_full.index({self.slot}), {self.phase})")
-            self.waited.add(ring)
+        name = self.pipeline.ring(load).barriers
+        if name not in self.waited:
+            self.lines.add(f"mbarrier.wait({name}_full.index({self.slot}), {self.phase})")
+            self.waited.add(name)
 
     def block(self, block: Block) -> None:
         """Write a block. Its waits do not count after it: a branch may not be taken."""

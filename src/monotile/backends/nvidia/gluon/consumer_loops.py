@@ -105,12 +105,12 @@ class ConsumerLoops(Consumer):
         return split(op) if not zeroes else None
 
     def _rings(self, dots: Iterable[Op]) -> set[str]:
-        """Return the names of the rings that dots read."""
-        return {self.pipeline.ring(load).name for op in dots if (load := self.pipeline.ring_load(op.operands[1]))}
+        """Return the barriers of the rings that dots read."""
+        return {self.pipeline.ring(load).barriers for op in dots if (load := self.pipeline.ring_load(op.operands[1]))}
 
     def _skip_blocks(self, first: str, last: str) -> None:
         """Skip blocks that only other consumers need."""
-        rings = ", ".join(f"{ring.name}_full, {ring.name}_empty" for ring in self.pipeline.rings.values())
+        rings = ", ".join(f"{name}_full, {name}_empty" for name in self.pipeline.ring_groups)
         self.lines.add(f"skip_blocks({first}, {last}, {rings})")
 
     # ---- block cases -------------------------------------------------------------------------------------------------
@@ -180,9 +180,9 @@ class ConsumerLoops(Consumer):
             self._in_order(op, parts, carried)
             return
         self.block(op.blocks[0])
-        for ring in self.pipeline.rings.values():
-            self.lines.add(f"mbarrier.wait({ring.name}_full.index({self.slot}), {self.phase})")
-            self.lines.add(f"mbarrier.arrive({ring.name}_empty.index({self.slot}), count=1)")
+        for name in self.pipeline.ring_groups:
+            self.lines.add(f"mbarrier.wait({name}_full.index({self.slot}), {self.phase})")
+            self.lines.add(f"mbarrier.arrive({name}_empty.index({self.slot}), count=1)")
         self._assign(carried, op.blocks[0].terminator.operands)
 
     def _in_order(self, op: Op, parts: SplitBody, carried: list[str]) -> None:
@@ -195,7 +195,8 @@ class ConsumerLoops(Consumer):
         before = needed(parts.middle, wanted)
         self._write_middle([*before, *parts.scaling])
         for late in parts.late:
-            self.lines.add(f"{carried[late.carried]}_sum = {self.start_dot(late.dot, self.full(late.addend))}")
+            left = self.exchanged_left(late.dot)
+            self.lines.add(f"{carried[late.carried]}_sum = {self.start_dot(late.dot, self.full(late.addend), left)}")
         self._write_middle([o for o in parts.middle if o not in before])
         sums = [late.carried for late in parts.late]
         for n in sums:

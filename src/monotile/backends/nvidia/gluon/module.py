@@ -134,11 +134,12 @@ class Module(BlockSearch):
         for op in self.pipeline.resident:
             parts = ("resident", "ready", "empty") if self.schedule.persistent else ("resident", "ready")
             names += [f"{self.pipeline.name(op)}_{part}" for part in parts]
-        for ring in self.pipeline.rings.values():
-            names += [f"{ring.name}_{part}" for part in ("ring", "full", "empty")]
+        for group, rings in self.pipeline.ring_groups.items():
+            names += [*(f"{ring.name}_ring" for ring in rings), f"{group}_full", f"{group}_empty"]
         for op in self.pipeline.private[:1]:
             names += [f"{self.pipeline.name(op)}_{part}" for part in ("private", "full", "empty")]
-        return names + [f"{ring.name}_scratch" for ring in self.pipeline.zeroed_rings]
+        names += [f"{ring.name}_scratch" for ring in self.pipeline.zeroed_rings]
+        return names + list(self.consumer.exchanges.values())
 
     # ---- the producer ------------------------------------------------------------------------------------------------
 
@@ -159,8 +160,8 @@ class Module(BlockSearch):
             out.add(f"    position = first_{n} + block * {loop.attrs['step']}")
             out.add(f"    slot = (blocks_done + block) % {self.schedule.num_stages}")
             out.add(f"    phase = (((blocks_done + block) // {self.schedule.num_stages}) & 1) ^ 1")
-            for ring in self.pipeline.rings.values():
-                for line in self._fetch_block(ring):
+            for rings in self.pipeline.ring_groups.values():
+                for line in self._fetch_block(rings):
                     out.add(f"    {line}")
             out.add(f"blocks_done = blocks_done + blocks_{n}")
         first = [*self._descriptor_names(), *self._shared_names()]
@@ -190,8 +191,8 @@ class Module(BlockSearch):
         out.add(f"position = first_{n} + block * {loop.attrs['step']}")
         out.add(f"slot = blocks_done % {self.schedule.num_stages}")
         out.add(f"phase = ((blocks_done // {self.schedule.num_stages}) & 1) ^ 1")
-        for number, ring in enumerate(self.pipeline.rings.values()):
-            for line in self._fetch_block(ring):
+        for number, rings in enumerate(self.pipeline.ring_groups.values()):
+            for line in self._fetch_block(rings):
                 out.add(line)
             if number == 0:  # the private tile is what a consumer needs next, after the first dot
                 self._fetch_private(out, loop)
@@ -220,13 +221,17 @@ class Module(BlockSearch):
             out.add(f"private_done_{consumer} = private_done_{consumer} + 1")
             out.depth -= 1
 
-    def _fetch_block(self, ring: Ring) -> list[str]:
-        origin = ", ".join("position" if self._is_counter(v) else self.ring_origins[1][v] for v in ring.load.operands)
-        return [
-            f"mbarrier.wait({ring.name}_empty.index(slot), phase)",
-            f"mbarrier.expect({ring.name}_full.index(slot), {tile_bytes(ring.load)})",
-            self._copy(ring.name, origin, f"{ring.name}_full.index(slot)", f"{ring.name}_ring.index(slot)"),
+    def _fetch_block(self, rings: list[Ring]) -> list[str]:
+        """Write the copies of a block to rings that share barriers."""
+        group, texts = rings[0].barriers, self.ring_origins[1]
+        lines = [
+            f"mbarrier.wait({group}_empty.index(slot), phase)",
+            f"mbarrier.expect({group}_full.index(slot), {sum(tile_bytes(ring.load) for ring in rings)})",
         ]
+        for ring in rings:
+            origin = ", ".join("position" if self._is_counter(v) else texts[v] for v in ring.load.operands)
+            lines.append(self._copy(ring.name, origin, f"{group}_full.index(slot)", f"{ring.name}_ring.index(slot)"))
+        return lines
 
     def _copy(self, name: str, origin: str, barrier: str, target: str) -> str:
         return f"tma.async_copy_global_to_shared({descriptor_name(name)}, [{origin}], {barrier}, {target})"
@@ -265,9 +270,11 @@ class Module(BlockSearch):
             resident = op in self.pipeline.resident
             count, part = (consumers, "resident") if resident else (stages, "ring")
             out.add(f"{name}_{part} = {self._shared_tiles(name, [count, *self._block(op)])}")
-            barriers = [("ready", 1)] if resident else [("full", 1), ("empty", consumers)]
-            if resident and self.schedule.persistent:
-                barriers.append(("empty", 1))
+            barriers = []
+            if resident:
+                barriers = [("ready", 1), ("empty", 1)] if self.schedule.persistent else [("ready", 1)]
+            elif name in self.pipeline.ring_groups:
+                barriers = [("full", 1), ("empty", consumers)]
             self._barriers(out, name, count, barriers)
         for ring in self.pipeline.zeroed_rings:
             rows, width = (padded(side) for side in ring.load.result.shape)
@@ -276,6 +283,10 @@ class Module(BlockSearch):
             dtype = f"{descriptor_name(ring.name)}.dtype"
             tiles = f"gl.allocate_shared_memory({dtype}, [{consumers * size}, {rows}, {width}], {layout})"
             out.add(f"{ring.name}_scratch = {tiles}")
+        for (sides, element), name in self.consumer.exchanges.items():
+            layout = f"gl.NVMMASharedLayout({min(128, sides[1] * element.bytes)}, 16, 2)"
+            tiles = f"gl.allocate_shared_memory({GLUON.type(element)}, {[consumers, *sides]}, {layout})"
+            out.add(f"{name} = {tiles}")
         for op in self.pipeline.private[:1]:
             name = self.pipeline.name(op)
             shape = [consumers * self.pipeline.scratch_bytes // tile_bytes(op), *self._block(op)]

@@ -43,6 +43,7 @@ class Ring:
 
     load: Op  # one of the loads that read it; the others are alike
     name: str
+    barriers: str  # the name of the first ring of its tensor: all of them are filled and released together
 
 
 @dataclass
@@ -64,6 +65,20 @@ class Pipeline:
 
     def ring(self, op: Op) -> Ring:
         return self.rings[tile_key(op)]
+
+    def add_ring(self, load: Op) -> None:
+        if tile_key(load) not in self.rings:
+            tensor, name = load.attrs["tensor"], self.name(load)
+            barriers = [ring.barriers for ring in self.rings.values() if ring.load.attrs["tensor"] is tensor]
+            self.rings[tile_key(load)] = Ring(load, name, barriers[0] if barriers else name)
+
+    @property
+    def ring_groups(self) -> dict[str, list[Ring]]:
+        """The rings that share barriers, by the name of those."""
+        groups: dict[str, list[Ring]] = {}
+        for ring in self.rings.values():
+            groups.setdefault(ring.barriers, []).append(ring)
+        return groups
 
     def name(self, load: Op) -> str:
         """Name the tiles that a load reads: by their tensor, and by a number after the first of one tensor."""
@@ -194,7 +209,7 @@ def _add_loop(pipeline: Pipeline, loop: Op, descriptors: Descriptors) -> str | N
             return "The right operand of a dot is not a tile of memory that TMA can copy in that loop."
         if read.setdefault(tile_key(load), load.operands) != load.operands:
             return "One iteration of a loop reads two blocks of one tensor."
-        pipeline.rings.setdefault(tile_key(load), Ring(load, pipeline.name(load)))
+        pipeline.add_ring(load)
         pipeline.shared |= {right, load.result}
         resident = load_of(left)
         if resident is not None:

@@ -1,0 +1,139 @@
+"""What Gluon modules compute, in Python (gluon_in_python.py): rings, barriers, block cases, and tiles of every kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="tiles are torch tensors here")
+import torch
+
+from backends import gluon_in_python
+from backends.nvidia_kernels import compiled, lowered
+from monotile.backends.nvidia.gluon import support
+from monotile.backends.nvidia.program import NvidiaProgram
+from monotile.backends.nvidia.schedule import Schedule
+from monotile.kernels.attention import attention
+from monotile.kernels.scores import Options
+from monotile.kernels.visibility import COVERED, FULL, HIDDEN, PARTIAL
+
+needs_gluon = pytest.mark.skipif(not support.version_supported(), reason="the Gluon text is for another Triton")
+BR = 64
+
+
+def two(stages: int = 2, **options: Any) -> Schedule:
+    return Schedule(4, stages, consumers=2, **options)
+
+
+def eight_warps(stages: int, **options: Any) -> Schedule:
+    return Schedule(8, stages, consumers=1, **options)
+
+
+def attend(
+    schedule: Schedule, D: int, Dv: int, rows: int, keys: int, *, BK: int = 32, splits: int = 0, columns: bool = False,
+    mask: Any = None, block_map: Any = None, **options: Any,
+) -> float:  # fmt: skip
+    """Return the greatest error of one head's attention, by the module that a schedule gets. `columns`: the values are
+    the first columns of the keys."""
+    torch.manual_seed(0)
+    q, k = (torch.randn(2, 1, n, D).bfloat16() for n in (rows, keys))
+    v = k[..., :Dv] if columns else torch.randn(2, 1, keys, Dv).bfloat16()
+    tensors = {"q": q, "k": k, "v": None if columns else v, "mask": mask, "block_map": block_map, "sinks": None}
+    tensors |= dict.fromkeys(("o", "lse", "split_o", "split_m", "split_l"))
+    nan = float("nan")
+    if splits:
+        tensors["split_o"] = torch.full((2, 1, rows, splits, Dv), nan)
+        tensors |= {name: torch.full((2, 1, rows, splits), nan) for name in ("split_m", "split_l")}
+    else:
+        tensors["o"] = torch.full((2, 1, rows, Dv), nan).bfloat16()
+    blocks = -(-keys // BK)
+    scalars = {"scale": D**-0.5, "queries": rows, "first_block": 0, "blocks_per_split": -(-blocks // max(1, splits))}
+    constants = {"D": D, "Dv": Dv, "BR": BR, "BK": BK, "covered": mask is not None}
+    call = attention.ir(*tensors.values(), *scalars.values(), options=Options(**options), **constants)
+    kernel_ir = lowered(call)
+    program = NvidiaProgram(kernel_ir, schedule)
+    assert program.path.pipeline is not None, program.why_plain
+    gluon_in_python.run(kernel_ir, schedule, program.default.source, tensors, scalars)
+    S = q.double() @ k.double().transpose(2, 3) * D**-0.5
+    exact = torch.softmax(S.masked_fill(~seen(rows, keys, mask, **options), -torch.inf), 3).nan_to_num(0) @ v.double()
+    return float((merged(tensors) - exact).abs().max())
+
+
+def seen(rows: int, keys: int, mask: Any, causal: str | None = None, left: int | None = None) -> Any:
+    i, j = torch.arange(rows)[:, None] + keys - rows, torch.arange(keys)[None, :]
+    found = torch.ones(rows, keys, dtype=torch.bool)
+    found &= (j <= i) if causal else found
+    found &= (j >= i - left) if left is not None else found
+    return found if mask is None else found & (mask if mask.dtype is torch.bool else mask == 0)
+
+
+def merged(tensors: dict[str, Any]) -> Any:
+    """Return the output, of all splits."""
+    if tensors["o"] is not None:
+        return tensors["o"].double()
+    m, l, o = (tensors[name].double() for name in ("split_m", "split_l", "split_o"))
+    w = torch.where(l == 0, 0.0, torch.exp(m - m.amax(3, keepdim=True)))
+    return torch.where(l == 0, 0.0, w)[..., None].mul(o.nan_to_num(0)).sum(3) / (w * l).sum(3)[..., None]
+
+
+CASES: dict[str, tuple[Schedule, dict[str, Any]]] = {
+    "one tile per consumer": (two(), {}),
+    "three slots, three consumers": (Schedule(4, 3, consumers=3), {}),
+    "persistent tiles": (two(persistent=True), {"rows": 300}),
+    "causal": (two(), {"causal": "lower_right"}),
+    "persistent and causal": (two(persistent=True), {"rows": 300, "causal": "lower_right"}),
+    "a window, rows of values zeroed": (two(), {"causal": "lower_right", "left": 40}),
+    "masked loops in order": (two(edge_stages=1), {"causal": "lower_right", "splits": 2}),
+    "splits": (two(), {"splits": 3}),
+    "more splits than blocks": (two(), {"splits": 9, "keys": 70}),
+    "one row and one key": (two(), {"rows": 1, "keys": 1}),
+    "pieces of a side": (two(), {"D": 96, "Dv": 96}),
+    "a padded piece": (two(3), {"D": 72, "Dv": 72}),
+    "persistent tiles, pieces of a side": (two(persistent=True), {"D": 80, "Dv": 64, "rows": 300}),
+    "values in the keys, whole tiles": (two(), {"D": 64, "Dv": 64, "columns": True}),
+    "values in a piece of the keys": (two(), {"D": 80, "Dv": 64, "columns": True}),
+    "values across pieces of the keys": (two(), {"D": 192, "Dv": 128, "columns": True}),
+    "values in the keys, overlapped": (two(3), {"D": 80, "Dv": 64, "columns": True, "splits": 2}),
+    "values in the keys, rows zeroed": (
+        two(),
+        {"D": 80, "Dv": 64, "columns": True, "causal": "lower_right", "left": 40},
+    ),
+    "two tiles of one width": (eight_warps(2), {"D": 576, "Dv": 64, "columns": True}),
+    "warps that share rows": (eight_warps(1), {"D": 576, "Dv": 512}),
+    "warps that share rows, masked loops in order": (eight_warps(1, edge_stages=1), {"D": 576, "Dv": 512, "splits": 2}),
+    "warps that share rows, values in the keys": (eight_warps(2), {"D": 576, "Dv": 512, "columns": True}),
+    "the same with splits": (eight_warps(2), {"D": 576, "Dv": 512, "columns": True, "splits": 3, "BK": 64}),
+    "the same with one slot": (eight_warps(1), {"D": 576, "Dv": 512, "columns": True, "causal": "lower_right"}),
+    "the same, persistent": (eight_warps(2, persistent=True), {"D": 576, "Dv": 512, "columns": True}),
+    "the same, overlapped": (eight_warps(4), {"D": 576, "Dv": 512, "columns": True}),
+}
+
+
+@compiled
+@needs_gluon
+@pytest.mark.parametrize("name", CASES)
+def test_attention(name: str) -> None:
+    schedule, given = CASES[name]
+    assert attend(schedule, **{"D": 64, "Dv": 64, "rows": 130, "keys": 150, **given}) < 0.01
+
+
+@compiled
+@needs_gluon
+@pytest.mark.parametrize("columns", [False, True], ids=["values", "columns"])
+@pytest.mark.parametrize("kind", ["bool", "additive"])
+def test_masks(kind: str, columns: bool) -> None:
+    """Blocks that no row sees, that all do, that some do, and a key that no row sees."""
+    rows, keys, BK = 128, 192, 32
+    mask = torch.rand(rows, keys) < 0.5
+    mask[:64, 32:64], mask[:64, 64:96], mask[64:, 96:128], mask[:, 130] = False, True, False, False
+    tiles = mask.view(rows // BR, BR, keys // BK, BK).transpose(1, 2)
+    whole, some, covered = tiles.flatten(2).all(2), tiles.flatten(2).any(2), tiles.any(2).all(2)
+    states = torch.where(whole, FULL, torch.where(some, torch.where(covered, COVERED, PARTIAL), HIDDEN))
+    assert set(states.flatten().tolist()) == {HIDDEN, PARTIAL, FULL, COVERED}
+    given = {
+        "mask": mask if kind == "bool" else torch.where(mask, 0.0, -torch.inf),
+        "block_map": states.to(torch.uint8),
+    }
+    given = {name: tensor.expand(2, 1, *tensor.shape).contiguous() for name, tensor in given.items()}
+    assert attend(two(), 80, 64, rows, keys, columns=columns, **given) < 0.01

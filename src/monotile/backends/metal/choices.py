@@ -1,39 +1,97 @@
-"""Block sizes of the library's kernels on Apple GPUs: what fits threadgroup memory and registers."""
+"""Block sizes and splits of the library's kernels on Apple GPUs: what threadgroup memory and registers hold, and how
+many threadgroups run at once. Nothing here was measured; it follows from the sizes of the machine."""
 
 from __future__ import annotations
 
-from ..choices import (
-    KEYS_PER_SPLIT,
-    ROW_BLOCKS,
-    AttentionChoice,
-    AttentionProblem,
-    Choices,
-    SplitModel,
-    row_block,
-)
+from dataclasses import dataclass
+
+from ..choices import ROW_BLOCKS, AttentionChoice, AttentionProblem, Choices, SplitModel, row_block
+from .distribution import FEW_ROWS, MAX_ELEMENTS, SIMDGROUPS
+from .staging import REGISTERS
 
 QUERY_BYTES, STAGE_BYTES = 18 << 10, 8 << 10  # of 32 KiB of threadgroup memory
-THREADGROUPS = 40  # that run at once: the GPU cores of a large Mac; not measured
-MAX_ROW_ELEMENTS = 2304  # a lane holds a 32nd of the queries and of the accumulators
+CORES = 40  # of a large Mac
+# A core has 208 KiB of registers: 12 simdgroups with all 128 registers of a lane. 16 simdgroups have 104 each, of which
+# tiles take 80.
+CORE_SIMDGROUPS = 12
+SHARED_REGISTERS = 80
+SPLIT_KEYS = 128  # at least in a split
+START = 1.0  # blocks of keys that a threadgroup could have read while it starts and its first block arrives
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """Rows of a program, its keys at a time, and the simdgroups of its threadgroup (see distribution.py)."""
+
+    rows: int
+    keys: int
+    simdgroups: int
+    why: str
+
+    def split_model(self, problem: AttentionProblem, programs: int) -> SplitModel:
+        """A split writes its softmax state in float32 and `merge` reads it, on all cores: in units of the bytes of a
+        block of keys and values."""
+        state = 2 * self.rows / (self.keys * problem.dtype.bytes)
+        slots = CORES * max(1, CORE_SIMDGROUPS // self.simdgroups)
+        least = max(1, SPLIT_KEYS // self.keys)
+        return SplitModel(slots=slots, start=START + state, merge=max(state * programs / slots, 1 / 16), least=least)
 
 
 class MetalChoices(Choices):
     def attention(self, problem: AttentionProblem, splits: int | None = None) -> AttentionChoice:
-        """Few rows are held in registers, and keys and values pass through them. More rows use the matrix units:
-        queries take 18 of the 32 KiB of threadgroup memory, accumulators 72 registers of a lane. With 64 rows K and V
-        are staged, 8 KiB of each; with fewer rows simdgroups share out the columns and read them in place."""
-        if splits is not None or problem.rows <= ROW_BLOCKS[-1]:
-            fitting = tuple(r for r in ROW_BLOCKS if r * problem.head_size <= MAX_ROW_ELEMENTS or r == 1)
-            rows = row_block(problem.rows, fitting)
-            few = AttentionChoice({"BR": rows, "BK": 64, "packed": True}, why="rows are held in registers")
-            return few.divided(problem, splits, KEYS_PER_SPLIT // 64)
-        row_bytes = problem.head_size * problem.dtype.bytes
-        rows = next((rows for rows in (64, 32, 16) if rows * row_bytes <= QUERY_BYTES), 8)
-        staged = next((keys for keys in (64, 32) if keys * row_bytes <= STAGE_BYTES), 16)
-        keys, packed = staged if rows == 64 else 64, problem.packs(rows)
-        why = f"{rows} rows of queries fit {QUERY_BYTES >> 10} KiB of threadgroup memory"
-        chosen = AttentionChoice({"BR": rows, "BK": keys, "packed": packed}, why=why)
+        """The rows of a group are one block where a threadgroup can hold them: its keys are then read once. A fixed
+        number of splits fixes how a row is computed: without matrices, however many rows there are."""
+        if splits is not None:
+            block, packed = _lane_block(problem, row_block(problem.rows, _lane_rows(problem))), True
+        else:
+            block, packed = _block(problem, problem.rows, packed=True), True
+            if problem.rows > FEW_ROWS and not problem.packs(block.rows):
+                block, packed = _block(problem, problem.queries, packed=False), False
+        chosen = AttentionChoice({"BR": block.rows, "BK": block.keys, "packed": packed}, why=block.why)
         groups, size = (problem.kv_heads, problem.rows) if packed else (problem.query_heads, problem.queries)
-        model = SplitModel(slots=THREADGROUPS, start=1.0, merge=0.25, least=KEYS_PER_SPLIT // keys)
-        programs = problem.batch * groups * -(-size // rows)
-        return chosen.divided(problem, None, model.blocks_per_split(programs, -(-problem.visible_keys // keys)))
+        programs = problem.batch * groups * -(-size // block.rows)
+        model = block.split_model(problem, programs)
+        return chosen.divided(problem, splits, model.blocks_per_split(programs, -(-problem.visible_keys // block.keys)))
+
+
+def _block(problem: AttentionProblem, rows: int, *, packed: bool) -> RowBlock:
+    """The smallest block that holds the rows, else the largest that there is."""
+    if rows <= _lane_rows(problem)[-1]:
+        return _lane_block(problem, row_block(rows, _lane_rows(problem)))
+    if rows > 32:
+        wide = _row_distributed(problem, rows, packed=packed)
+        if wide is not None:
+            return wide
+    size = row_block(rows, (FEW_ROWS, 16, 32))
+    simdgroups = SIMDGROUPS if size * problem.head_size <= SIMDGROUPS * MAX_ELEMENTS else 2 * SIMDGROUPS
+    why = f"{simdgroups} simdgroups hold the sums of {size} rows, each for its own columns"
+    return RowBlock(size, 16 * simdgroups, simdgroups, why)
+
+
+def _lane_rows(problem: AttentionProblem) -> tuple[int, ...]:
+    return tuple(rows for rows in ROW_BLOCKS if rows * problem.head_size <= MAX_ELEMENTS or rows == 1)
+
+
+def _lane_block(problem: AttentionProblem, rows: int) -> RowBlock:
+    return RowBlock(rows, 64, 1, "rows are held in registers, and keys and values pass through them")
+
+
+def _row_distributed(problem: AttentionProblem, rows: int, *, packed: bool) -> RowBlock | None:
+    """64 or 128 rows that simdgroups share out, with K and V staged, 8 KiB of each; None if they do not fit. Queries
+    are staged too, up to 18 KiB. Where they are more, packed rows are distributed over twice as many simdgroups, which
+    hold their queries in registers; a call with many blocks of rows anyway takes fewer rows."""
+    row_bytes = problem.head_size * problem.dtype.bytes
+    keys = next((keys for keys in (64, 32) if keys * row_bytes <= STAGE_BYTES), 16)
+
+    def registers(rows: int) -> float:
+        """Of a lane, for this many rows of queries, sums and scores in a simdgroup."""
+        return rows * (row_bytes / 4 + problem.head_size + keys) / 32
+
+    if packed and rows > 64 and registers(8) <= SHARED_REGISTERS:
+        simdgroups = 8 if registers(16) <= REGISTERS else 16
+        return RowBlock(128, keys, simdgroups, f"{simdgroups} simdgroups hold 128 rows of queries and sums")
+    if 64 * row_bytes <= QUERY_BYTES and 64 * problem.head_size <= SIMDGROUPS * MAX_ELEMENTS:
+        return RowBlock(64, keys, SIMDGROUPS, f"64 rows of queries fit {QUERY_BYTES >> 10} KiB of threadgroup memory")
+    if packed and registers(8) <= REGISTERS:
+        return RowBlock(64, keys, 8, "8 simdgroups hold 64 rows of queries and sums")
+    return None

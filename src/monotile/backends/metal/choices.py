@@ -63,9 +63,12 @@ def _block(problem: AttentionProblem, rows: int, *, packed: bool) -> RowBlock:
         if wide is not None:
             return wide
     size = row_block(rows, (FEW_ROWS, 16, 32))
-    simdgroups = SIMDGROUPS if size * problem.head_size <= SIMDGROUPS * MAX_ELEMENTS else 2 * SIMDGROUPS
+    few = size * problem.head_size <= SIMDGROUPS * MAX_ELEMENTS
+    # Queries that do not fit threadgroup memory are staged again for each block of keys, which is larger then.
+    staged = size * problem.head_size * problem.dtype.bytes <= QUERY_BYTES + STAGE_BYTES
+    simdgroups = SIMDGROUPS if few else 2 * SIMDGROUPS
     why = f"{simdgroups} simdgroups hold the sums of {size} rows, each for its own columns"
-    return RowBlock(size, 16 * simdgroups, simdgroups, why)
+    return RowBlock(size, 64 if few or staged else 128, simdgroups, why)
 
 
 def _lane_rows(problem: AttentionProblem) -> tuple[int, ...]:
@@ -93,5 +96,6 @@ def _row_distributed(problem: AttentionProblem, rows: int, *, packed: bool) -> R
     if 64 * row_bytes <= QUERY_BYTES and 64 * problem.head_size <= SIMDGROUPS * MAX_ELEMENTS:
         return RowBlock(64, keys, SIMDGROUPS, f"64 rows of queries fit {QUERY_BYTES >> 10} KiB of threadgroup memory")
     if packed and registers(8) <= REGISTERS:
-        return RowBlock(64, keys, 8, "8 simdgroups hold 64 rows of queries and sums")
+        simdgroups = SIMDGROUPS if registers(16) <= REGISTERS else 2 * SIMDGROUPS
+        return RowBlock(64, keys, simdgroups, f"{simdgroups} simdgroups hold 64 rows of queries and sums")
     return None

@@ -18,15 +18,15 @@ MAX_ELEMENTS = 32 * 72  # of a dot's left operand or sums that a simdgroup holds
 @dataclass(frozen=True)
 class Distribution:
     """How a program's work is distributed. With `stage_early`, operands of dots are staged in threadgroup memory as
-    soon as they are known, each in a part of its own: fewer barriers, more memory. With `left_in_parts`, left operands
-    that a loop does not change are staged at each dot, a part of their columns at a time. With `share_right`, memory
-    that is the right operand of several dots is staged for all of them."""
+    soon as they are known, each in a part of its own: fewer barriers, more memory. With `in_parts`, operands that do not
+    fit are staged at each dot, a part of k at a time: right ones, or left ones that a loop does not change. With
+    `share_right`, memory that is the right operand of several dots is staged for all of them."""
 
     engine: str  # "matrix" (8x8 simdgroup matrices) or "lanes"
     row_simdgroups: int = 1
     column_simdgroups: int = 1
     stage_early: bool = True
-    left_in_parts: bool = False
+    in_parts: bool = False
     share_right: bool = True
 
 
@@ -43,14 +43,15 @@ def distributions(kernel: Kernel) -> list[Distribution]:
         by_rows *= 2
     rows = [by_rows, 2 * by_rows] if 16 * SIMDGROUPS <= 16 * by_rows <= tallest else [by_rows]
     found = [Distribution("matrix", each, 1, early) for each in rows for early in (True, False)]
+    found += [Distribution("matrix", each, 1, stage_early=False, in_parts=True) for each in rows]
     # Where there are fewer rows, each simdgroup takes all rows and its own columns, and no other simdgroup reads its
     # part of the right operand.
     if 8 < tallest < 16 * SIMDGROUPS or (tallest == 8 and widest >= 32):
-        most = SIMDGROUPS if tallest * widest <= SIMDGROUPS * MAX_ELEMENTS else 2 * SIMDGROUPS
-        columns = Distribution("matrix", 1, max(1, min(most, widest // 8)))
+        few = tallest * widest <= SIMDGROUPS * MAX_ELEMENTS
+        columns = Distribution("matrix", 1, max(1, min(SIMDGROUPS if few else 2 * SIMDGROUPS, widest // 8)))
         alone = replace(columns, share_right=False)
         late = replace(alone, stage_early=False)
-        return [columns, alone, late, *found, replace(late, left_in_parts=True)]
+        return [columns, alone, late, *(found if few else []), replace(late, in_parts=True)]
     return found
 
 

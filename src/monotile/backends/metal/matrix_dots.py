@@ -58,8 +58,8 @@ class Accumulators:
 
 @dataclass(frozen=True)
 class MatrixContraction:
-    """Part of a contraction: `count` matrices of k (`bound` at run time) from matrix `first` on. `left` and `right` hold
-    that part of an operand; None where the operand is read where it is."""
+    """Part of a contraction: `count` matrices of k (`bound` at run time) from matrix `first` on. `left` and `right` are
+    tiles with that part of an operand; None where the operand is read where it is."""
 
     count: int
     first: str = ""
@@ -89,7 +89,7 @@ class MatrixDots:
         top, temporary = self.threadgroup.top, []
         for operand in (a, b):
             if operand in self.staging.staged and operand not in self.expressions.tiles:
-                if self.staging.in_parts(operand) or (operand is b and not self._fits(operand)):
+                if self.staging.left_in_parts(operand) or (operand is b and not self._fits(operand)):
                     continue
                 self.staging.fill(operand)
                 temporary.append(operand)
@@ -119,7 +119,7 @@ class MatrixDots:
             both.append(Accumulators(self.layout, writer.name(f"{sums.name}_odd"), m, n))
             writer.line(both[1].declaration)
             self._initialise(both[1], None, None)
-        if self.staging.in_parts(op.operands[0]):
+        if self.staging.left_in_parts(op.operands[0]):
             self._multiply_left_in_parts(op, both)
         elif right in self.staging.staged and right not in self.expressions.tiles:
             self._multiply_right_in_parts(op, sums, right)
@@ -222,6 +222,8 @@ class MatrixDots:
     def _multiply_right_in_parts(self, op: Op, sums: Accumulators, right: Value) -> None:
         """Stage as much of k of the right operand at a time as fits."""
         threadgroup = self.threadgroup
+        if not self.staging.staged.distribution.in_parts:
+            raise DeviceLimit(f"{threadgroup.kernel} has a right operand that is larger than threadgroup memory")
         _, transposed = untransposed(op.operands[1])
         rows, columns = padded_shape(right)
         depth, width = (columns, rows) if transposed else (rows, columns)

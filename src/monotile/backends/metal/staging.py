@@ -118,15 +118,16 @@ class Staging:
         before, early = self.waiting, self.staged.distribution.stage_early
         defined = [op.result for op in block.ops if len(op.results) == 1 and op.result in self.staged]
         block_of, dots = self.analysis.block_of, self.staged.dots
-        self.waiting = [v for v in defined if early or (block_of[dots[v]] is not block and not self.in_parts(v))]
+        self.waiting = [v for v in defined if early or (block_of[dots[v]] is not block and not self.left_in_parts(v))]
         return before
 
-    def in_parts(self, value: Value) -> bool:
+    def left_in_parts(self, value: Value) -> bool:
         """True for a left operand of which each dot stages a part of the columns at a time."""
-        if not self.staged.distribution.left_in_parts or value not in self.staged or value.kind != "load":
+        distribution = self.staged.distribution
+        if not distribution.in_parts or distribution.row_simdgroups > 1 or value not in self.staged:
             return False
         dot = self.staged.dots[value]
-        return dot.operands[0] is value and not self.staged.same_block(value, dot)
+        return value.kind == "load" and dot.operands[0] is value and not self.staged.same_block(value, dot)
 
     def fill_ready(self) -> None:
         """Fill the waiting values whose operands are known."""

@@ -1,4 +1,4 @@
-"""How often the rows of a group read their keys on Metal: once for each block of rows, and the blocks that are chosen."""
+"""How often the rows of a group read their keys on Metal: once for each block of rows. The blocks that are chosen."""
 
 from __future__ import annotations
 

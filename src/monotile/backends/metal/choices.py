@@ -20,7 +20,7 @@ START = 1.0  # blocks of keys that a threadgroup could have read while it starts
 
 
 @dataclass(frozen=True)
-class RowBlock:
+class ThreadgroupRows:
     """Rows of a program, its keys at a time, and the simdgroups of its threadgroup (see distribution.py)."""
 
     rows: int
@@ -54,7 +54,7 @@ class MetalChoices(Choices):
         return chosen.divided(problem, splits, model.blocks_per_split(programs, -(-problem.visible_keys // block.keys)))
 
 
-def _block(problem: AttentionProblem, rows: int, *, packed: bool) -> RowBlock:
+def _block(problem: AttentionProblem, rows: int, *, packed: bool) -> ThreadgroupRows:
     """The smallest block that holds the rows, else the largest that there is."""
     if rows <= _lane_rows(problem)[-1]:
         return _lane_block(problem, row_block(rows, _lane_rows(problem)))
@@ -68,18 +68,18 @@ def _block(problem: AttentionProblem, rows: int, *, packed: bool) -> RowBlock:
     staged = size * problem.head_size * problem.dtype.bytes <= QUERY_BYTES + STAGE_BYTES
     simdgroups = SIMDGROUPS if few else 2 * SIMDGROUPS
     why = f"{simdgroups} simdgroups hold the sums of {size} rows, each for its own columns"
-    return RowBlock(size, 64 if few or staged else 128, simdgroups, why)
+    return ThreadgroupRows(size, 64 if few or staged else 128, simdgroups, why)
 
 
 def _lane_rows(problem: AttentionProblem) -> tuple[int, ...]:
     return tuple(rows for rows in ROW_BLOCKS if rows * problem.head_size <= MAX_ELEMENTS or rows == 1)
 
 
-def _lane_block(problem: AttentionProblem, rows: int) -> RowBlock:
-    return RowBlock(rows, 64, 1, "rows are held in registers, and keys and values pass through them")
+def _lane_block(problem: AttentionProblem, rows: int) -> ThreadgroupRows:
+    return ThreadgroupRows(rows, 64, 1, "rows are held in registers, and keys and values pass through them")
 
 
-def _row_distributed(problem: AttentionProblem, rows: int, *, packed: bool) -> RowBlock | None:
+def _row_distributed(problem: AttentionProblem, rows: int, *, packed: bool) -> ThreadgroupRows | None:
     """64 or 128 rows that simdgroups share out, with K and V staged, 8 KiB of each; None if they do not fit. Queries
     are staged too, up to 18 KiB. Where they are more, packed rows are distributed over twice as many simdgroups, which
     hold their queries in registers; a call with many blocks of rows anyway takes fewer rows."""
@@ -92,10 +92,12 @@ def _row_distributed(problem: AttentionProblem, rows: int, *, packed: bool) -> R
 
     if packed and rows > 64 and registers(8) <= SHARED_REGISTERS:
         simdgroups = 8 if registers(16) <= REGISTERS else 16
-        return RowBlock(128, keys, simdgroups, f"{simdgroups} simdgroups hold 128 rows of queries and sums")
+        return ThreadgroupRows(128, keys, simdgroups, f"{simdgroups} simdgroups hold 128 rows of queries and sums")
     if 64 * row_bytes <= QUERY_BYTES and 64 * problem.head_size <= SIMDGROUPS * MAX_ELEMENTS:
-        return RowBlock(64, keys, SIMDGROUPS, f"64 rows of queries fit {QUERY_BYTES >> 10} KiB of threadgroup memory")
+        return ThreadgroupRows(
+            64, keys, SIMDGROUPS, f"64 rows of queries fit {QUERY_BYTES >> 10} KiB of threadgroup memory"
+        )
     if packed and registers(8) <= REGISTERS:
         simdgroups = SIMDGROUPS if registers(16) <= REGISTERS else 2 * SIMDGROUPS
-        return RowBlock(64, keys, simdgroups, f"{simdgroups} simdgroups hold 64 rows of queries and sums")
+        return ThreadgroupRows(64, keys, simdgroups, f"{simdgroups} simdgroups hold 64 rows of queries and sums")
     return None

@@ -18,8 +18,8 @@ MAX_ELEMENTS = 32 * 72  # of a dot's left operand or sums that a simdgroup holds
 @dataclass(frozen=True)
 class Distribution:
     """How a program's work is distributed. With `stage_early`, operands of dots are staged in threadgroup memory as
-    soon as they are known, each in a part of its own: fewer barriers, more memory. With `in_parts`, operands that do not
-    fit are staged at each dot, a part of k at a time: right ones, or left ones that a loop does not change. With
+    soon as they are known, each in a part of its own: fewer barriers, more memory. With `in_parts`, operands that do
+    not fit are staged at each dot, a part of k at a time: right ones, or left ones that a loop does not change. With
     `share_right`, memory that is the right operand of several dots is staged for all of them."""
 
     engine: str  # "matrix" (8x8 simdgroup matrices) or "lanes"

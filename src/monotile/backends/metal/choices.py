@@ -16,7 +16,8 @@ CORES = 40  # of a large Mac
 CORE_SIMDGROUPS = 12
 SHARED_REGISTERS = 80
 SPLIT_KEYS = 128  # at least in a split
-START = 1.0  # blocks of keys that a threadgroup could have read while it starts and its first block arrives
+# Blocks of keys that a threadgroup could have read while it starts and its first block arrives, and while `merge` does.
+START, LAUNCH = 1.0, 2.0
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,17 @@ class ThreadgroupRows:
     simdgroups: int
     why: str
 
-    def split_model(self, problem: AttentionProblem, programs: int) -> SplitModel:
-        """A split writes its softmax state in float32 and `merge` reads it, on all cores: in units of the bytes of a
-        block of keys and values."""
+    def blocks_per_split(self, problem: AttentionProblem, programs: int) -> int | None:
+        """The blocks of keys in a split, or None if no split pays. A split writes its softmax state in float32 and
+        `merge` reads it, on all cores: in units of the bytes of a block of keys and values."""
+        blocks = -(-problem.visible_keys // self.keys)
         state = 2 * self.rows / (self.keys * problem.dtype.bytes)
         slots = CORES * max(1, CORE_SIMDGROUPS // self.simdgroups)
-        least = max(1, SPLIT_KEYS // self.keys)
-        return SplitModel(slots=slots, start=START + state, merge=max(state * programs / slots, 1 / 16), least=least)
+        merge, least = max(state * programs / slots, 1 / 16), max(1, SPLIT_KEYS // self.keys)
+        model = SplitModel(slots=slots, start=START + state, merge=merge, least=least)
+        found = model.blocks_per_split(programs, blocks)
+        whole = SplitModel(slots=slots, start=START, merge=0, least=1).time(programs, blocks, max(1, blocks))
+        return found if found is not None and model.time(programs, blocks, found) + LAUNCH < whole else None
 
 
 class MetalChoices(Choices):
@@ -50,8 +55,7 @@ class MetalChoices(Choices):
         chosen = AttentionChoice({"BR": block.rows, "BK": block.keys, "packed": packed}, why=block.why)
         groups, size = (problem.kv_heads, problem.rows) if packed else (problem.query_heads, problem.queries)
         programs = problem.batch * groups * -(-size // block.rows)
-        model = block.split_model(problem, programs)
-        return chosen.divided(problem, splits, model.blocks_per_split(programs, -(-problem.visible_keys // block.keys)))
+        return chosen.divided(problem, splits, block.blocks_per_split(problem, programs))
 
 
 def _block(problem: AttentionProblem, rows: int, *, packed: bool) -> ThreadgroupRows:

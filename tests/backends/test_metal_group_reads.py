@@ -35,7 +35,7 @@ READS: list[tuple[int, int, int, int, str, dict[int, int]]] = [
     (32, 8, 512, 512, "bfloat16", {2: 1, 8: 1}),
     (64, 1, 128, 128, "bfloat16", {1: 1, 2: 1, 3: 2, 8: 4}),
     (64, 1, 128, 128, "float32", {1: 1, 2: 1}),
-    (64, 1, 256, 256, "bfloat16", {1: 2, 2: 4}),
+    (64, 1, 256, 256, "bfloat16", {1: 2, 2: 3}),
     (128, 1, 64, 64, "bfloat16", {1: 1, 2: 2, 8: 8}),
     (128, 1, 128, 128, "bfloat16", {1: 1, 2: 2}),
     (16, 1, 576, 512, "bfloat16", {1: 1, 2: 1, 4: 2}),
@@ -78,12 +78,12 @@ def test_a_window_reads_the_keys_it_shows(monkeypatch: pytest.MonkeyPatch) -> No
 # Rows of a group: of a block at D 64, 128, 192, 256 and 576.
 ROW_BLOCKS = {
     "bfloat16": {
-        1: (1, 1, 1, 1, 1), 3: (4, 4, 4, 4, 4), 8: (8, 8, 8, 8, 8), 9: (16,) * 5, 17: (32,) * 5,
-        33: (64, 64, 64, 32, 32), 65: (128, 128, 128, 32, 32), 1000: (128, 128, 128, 32, 32),
+        1: (1,) * 5, 3: (4,) * 5, 8: (8,) * 5, 9: (16,) * 5, 17: (24,) * 5, 25: (32,) * 5, 33: (40, 40, 40, 40, 24),
+        49: (64, 64, 64, 32, 32), 65: (80, 80, 80, 40, 24), 192: (96, 96, 96, 48, 32), 1000: (128, 128, 128, 48, 32),
     },
     "float32": {
-        1: (1, 1, 1, 1, 1), 3: (4, 4, 4, 4, 4), 8: (8, 8, 8, 8, 8), 9: (16,) * 5, 17: (32,) * 5,
-        33: (64, 64, 32, 32, 32), 65: (128, 128, 32, 32, 32), 1000: (128, 128, 32, 32, 32),
+        1: (1,) * 5, 3: (4,) * 5, 8: (8,) * 5, 9: (16,) * 5, 17: (24,) * 5, 25: (32,) * 5, 33: (40, 40, 24, 40, 24),
+        49: (64, 64, 32, 32, 32), 65: (80, 80, 24, 40, 24), 192: (96, 96, 32, 40, 32), 1000: (128, 128, 32, 40, 32),
     },
 }  # fmt: skip
 
@@ -97,11 +97,11 @@ def test_blocks_hold_a_group(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("size", [33, 64, 80, 128, 144, 160, 192, 240, 256, 384, 512, 576])
+@pytest.mark.parametrize("size", [33, 64, 80, 128, 144, 192, 256, 384, 576])
 def test_chosen_blocks_fit(size: int, dtype: str) -> None:
     """Every block that is chosen can be rendered: threadgroup memory holds what it stages."""
     kind = to_numpy(BY_NAME[dtype])
-    for rows in (1, 2, 4, 8, 16, 32, 64, 128):
+    for rows in (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128):
         choice = MetalChoices().attention(problem(size, dtype, query_heads=rows, kv_heads=1, queries=1))
         q, k = np.zeros((1, 1, rows, size), kind), np.zeros((1, 1, 99, size), kind)
         mask, lse = np.ones((1, rows, 1, 99), bool), np.zeros((1, 1, rows), np.float32)

@@ -15,6 +15,7 @@ CORES = 40  # of a large Mac
 # tiles take 80.
 CORE_SIMDGROUPS = 12
 SHARED_REGISTERS = 80
+COLUMN_REGISTERS = 116  # of a lane, with the vectors along rows
 SPLIT_KEYS = 128  # at least in a split
 # Blocks of keys that a threadgroup could have read while it starts and its first block arrives, and while `merge` does.
 START, LAUNCH = 1.0, 2.0
@@ -32,7 +33,7 @@ class ThreadgroupRows:
     def blocks_per_split(self, problem: AttentionProblem, programs: int) -> int | None:
         """The blocks of keys in a split, or None if no split pays. A split writes its softmax state in float32 and
         `merge` reads it, on all cores: in units of the bytes of a block of keys and values."""
-        blocks = -(-problem.visible_keys // self.keys)
+        blocks = _cdiv(problem.visible_keys, self.keys)
         state = 2 * self.rows / (self.keys * problem.dtype.bytes)
         slots = CORES * max(1, CORE_SIMDGROUPS // self.simdgroups)
         merge, least = max(state * programs / slots, 1 / 16), max(1, SPLIT_KEYS // self.keys)
@@ -47,61 +48,78 @@ class MetalChoices(Choices):
         """The rows of a group are one block where a threadgroup can hold them: its keys are then read once. A fixed
         number of splits fixes how a row is computed: without matrices, however many rows there are."""
         if splits is not None:
-            block, packed = _lane_block(problem, row_block(problem.rows, _lane_rows(problem))), True
+            block, packed = _in_lanes(row_block(problem.rows, _lane_rows(problem))), True
         else:
             block, packed = _block(problem, problem.rows, packed=True), True
             if problem.rows > FEW_ROWS and not problem.packs(block.rows):
                 block, packed = _block(problem, problem.queries, packed=False), False
         chosen = AttentionChoice({"BR": block.rows, "BK": block.keys, "packed": packed}, why=block.why)
         groups, size = (problem.kv_heads, problem.rows) if packed else (problem.query_heads, problem.queries)
-        programs = problem.batch * groups * -(-size // block.rows)
+        programs = problem.batch * groups * _cdiv(size, block.rows)
         return chosen.divided(problem, splits, block.blocks_per_split(problem, programs))
 
 
 def _block(problem: AttentionProblem, rows: int, *, packed: bool) -> ThreadgroupRows:
-    """The smallest block that holds the rows, else the largest that there is."""
-    if rows <= _lane_rows(problem)[-1]:
-        return _lane_block(problem, row_block(rows, _lane_rows(problem)))
-    if rows > 32:
-        wide = _row_distributed(problem, rows, packed=packed)
-        if wide is not None:
-            return wide
-    size = row_block(rows, (FEW_ROWS, 16, 32))
-    few = size * problem.head_size <= SIMDGROUPS * MAX_ELEMENTS
-    # Queries that do not fit threadgroup memory are staged again for each block of keys, which is larger then.
-    staged = size * problem.head_size * problem.dtype.bytes <= QUERY_BYTES + STAGE_BYTES
-    simdgroups = SIMDGROUPS if few else 2 * SIMDGROUPS
-    why = f"{simdgroups} simdgroups hold the sums of {size} rows, each for its own columns"
-    return ThreadgroupRows(size, 64 if few or staged else 128, simdgroups, why)
+    """Divide the rows into as few blocks as possible, all alike, and as small as they then can be. Rows that are not
+    packed are many blocks anyway: more threadgroups of fewer rows then run at once."""
+    blocks = _blocks(problem, large=packed or rows <= 64)
+    each = _cdiv(rows, _cdiv(rows, blocks[-1].rows))
+    return next(block for block in blocks if each <= block.rows)
+
+
+def _blocks(problem: AttentionProblem, *, large: bool) -> list[ThreadgroupRows]:
+    """The blocks that fit a threadgroup, from few rows to many."""
+    found = [_in_lanes(rows) for rows in _lane_rows(problem)]
+    by_columns = [_by_columns(problem, rows) for rows in (8, 16, 24, 32)]
+    if large:
+        by_columns += [_by_columns(problem, rows) for rows in (40, 48)]
+    found += [block for block in by_columns if block is not None and block.rows > found[-1].rows]
+    by_rows = [_by_rows(problem, rows, large=large) for rows in ((64, 80, 96, 112, 128) if large else (64,))]
+    return found + [block for block in by_rows if block is not None]
 
 
 def _lane_rows(problem: AttentionProblem) -> tuple[int, ...]:
     return tuple(rows for rows in ROW_BLOCKS if rows * problem.head_size <= MAX_ELEMENTS or rows == 1)
 
 
-def _lane_block(problem: AttentionProblem, rows: int) -> ThreadgroupRows:
-    return ThreadgroupRows(rows, 64, 1, "rows are held in registers, and keys and values pass through them")
+def _in_lanes(rows: int) -> ThreadgroupRows:
+    """Few rows are held in registers, and keys and values pass through them."""
+    return ThreadgroupRows(rows, 64, 1, "rows are held in the registers of one simdgroup")
 
 
-def _row_distributed(problem: AttentionProblem, rows: int, *, packed: bool) -> ThreadgroupRows | None:
-    """64 or 128 rows that simdgroups share out, with K and V staged, 8 KiB of each; None if they do not fit. Queries
-    are staged too, up to 18 KiB. Where they are more, packed rows are distributed over twice as many simdgroups, which
-    hold their queries in registers; a call with many blocks of rows anyway takes fewer rows."""
+def _by_columns(problem: AttentionProblem, rows: int) -> ThreadgroupRows | None:
+    """Every simdgroup has all rows, its own keys of the scores and its own columns of the sums; None if the registers
+    of a lane do not suffice. Queries that do not fit threadgroup memory are staged again for each block of keys, which
+    is larger then."""
+    elements, bytes_ = rows * problem.head_size, problem.dtype.bytes
+    few, staged = elements <= SIMDGROUPS * MAX_ELEMENTS, elements * bytes_ <= QUERY_BYTES + STAGE_BYTES
+    simdgroups, keys = SIMDGROUPS if few else 2 * SIMDGROUPS, 64 if few or staged else 128
+    vectors = 6 * rows / 8  # maximum, sum and the like of a row, which all simdgroups hold
+    registers = (elements + rows * keys) / (32 * simdgroups) + vectors + rows / 8 * bytes_ / 2
+    if rows > 32 and registers > COLUMN_REGISTERS:
+        return None
+    return ThreadgroupRows(rows, keys, simdgroups, f"{simdgroups} simdgroups hold the sums of {rows} rows by columns")
+
+
+def _by_rows(problem: AttentionProblem, rows: int, *, large: bool) -> ThreadgroupRows | None:
+    """Every simdgroup has 16 rows, and K and V are staged, 8 KiB of each; None if they do not fit. 64 rows of queries
+    are staged too, up to 18 KiB. Where they are more, they are held in registers, if necessary those of twice as many
+    simdgroups with 8 rows each."""
     row_bytes = problem.head_size * problem.dtype.bytes
     keys = next((keys for keys in (64, 32) if keys * row_bytes <= STAGE_BYTES), 16)
+    why = f"{rows} rows of queries fit {QUERY_BYTES >> 10} KiB of threadgroup memory"
+    if rows == 64 and 64 * row_bytes <= QUERY_BYTES and 64 * problem.head_size <= SIMDGROUPS * MAX_ELEMENTS:
+        return ThreadgroupRows(rows, keys, SIMDGROUPS, why)
 
     def registers(rows: int) -> float:
         """Of a lane, for this many rows of queries, sums and scores in a simdgroup."""
         return rows * (row_bytes / 4 + problem.head_size + keys) / 32
 
-    if packed and rows > 64 and registers(8) <= SHARED_REGISTERS:
-        simdgroups = 8 if registers(16) <= REGISTERS else 16
-        return ThreadgroupRows(128, keys, simdgroups, f"{simdgroups} simdgroups hold 128 rows of queries and sums")
-    if 64 * row_bytes <= QUERY_BYTES and 64 * problem.head_size <= SIMDGROUPS * MAX_ELEMENTS:
-        return ThreadgroupRows(
-            64, keys, SIMDGROUPS, f"64 rows of queries fit {QUERY_BYTES >> 10} KiB of threadgroup memory"
-        )
-    if packed and registers(8) <= REGISTERS:
-        simdgroups = SIMDGROUPS if registers(16) <= REGISTERS else 2 * SIMDGROUPS
-        return ThreadgroupRows(64, keys, simdgroups, f"{simdgroups} simdgroups hold 64 rows of queries and sums")
-    return None
+    if not large or registers(8) > (REGISTERS if rows == 64 else SHARED_REGISTERS):
+        return None
+    simdgroups = rows // (16 if registers(16) <= REGISTERS else 8)
+    return ThreadgroupRows(rows, keys, simdgroups, f"{simdgroups} simdgroups hold {rows} rows of queries and sums")
+
+
+def _cdiv(a: int, b: int) -> int:
+    return -(-a // b)

@@ -6,17 +6,13 @@ without it. docs/internals/metal.md has the numbers.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import numpy as np
 import pytest
 
 import monotile
+from backends.metal_orders import collect_reports
 from backends.seeds import BF16, SEEDS, D, decode, expected, prefill, randoms, train, vector
 from monotile import metal
-from monotile.backends.metal import on_cpu
-from monotile.backends.metal.runner import launch
 
 pytestmark = [
     pytest.mark.skipif(metal.why_not() is not None, reason=str(metal.why_not())),
@@ -26,15 +22,7 @@ pytestmark = [
 
 @pytest.fixture
 def reports(monkeypatch: pytest.MonkeyPatch) -> list[metal.Report]:
-    """Collect the reports of monotile's own launches, in order."""
-    found: list[metal.Report] = []
-
-    def run(*args: Any, **options: Any) -> metal.Report:
-        found.append(launch.run(*args, **options))
-        return found[-1]
-
-    monkeypatch.setattr(on_cpu, "runner", SimpleNamespace(run=run))
-    return found
+    return collect_reports(monkeypatch)
 
 
 def ratios(ours: list[metal.Report], theirs: metal.Report) -> dict[str, float]:

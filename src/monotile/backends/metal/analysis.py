@@ -8,6 +8,7 @@ from ... import ir
 from ...ir import Block, Kernel, Op, Value
 from ...ir.matchers import Accumulation, accumulation
 
+STREAMED = frozenset({"trans", "where", "cast", "dot"})
 FREE = frozenset({"const", "dim", "param", "arange"}) | ir.SHAPE_ONLY
 
 
@@ -73,6 +74,7 @@ class _Inlining:
         self.values: set[Value] = set()
         self._expensive: set[Value] = set()  # reads memory or computes floats: not to be done twice
         kept = _loaded_left_operands(kernel) if on_lanes else set()
+        self._streamed = _loaded_right_operands(kernel, users)
         for op in ir.walk(kernel.body):
             if len(op.results) != 1 or op.blocks or op.kind in ("program_id", "dot"):
                 continue
@@ -90,6 +92,8 @@ class _Inlining:
             return op.kind != "param"
         if op.kind in ("load", "gather") and op.attrs["tensor"].index in self.kernel.written:
             return False
+        if value in self._streamed:
+            return True
         readers = self._readers(value)
         once = len(readers) == 1 and self.block_of[readers[0]] is self.block_of[op] and readers[0].kind != "yield"
         if not value.shape:
@@ -123,6 +127,40 @@ def _loaded_left_operands(kernel: Kernel) -> set[Value]:
     are read once and kept."""
     found = {op.operands[0] for op in ir.walk(kernel.body) if op.kind == "dot"}
     return {v for v in found if v.kind in ("load", "gather")}
+
+
+def _loaded_right_operands(kernel: Kernel, users: dict[Value, list[Op]]) -> set[Value]:
+    """Return the tiles in memory that only right operands of dots are made of, element by element. They are as large as
+    the dots are deep: each dot reads its own elements, and no register holds them."""
+
+    def streamed(value: Value, block: Block) -> bool:
+        for op in users.get(value, []):
+            if op not in block.ops or op.kind not in STREAMED:
+                return False
+            if op.kind == "dot":
+                if op.operands[1] is not value:
+                    return False
+            elif not streamed(op.result, block):
+                return False
+        return bool(users.get(value))
+
+    block_of = blocks_of(kernel.body)
+    loads = [op.result for op in ir.walk(kernel.body) if op.kind == "load" and len(op.result.shape) == 2]
+    return {v for v in loads if min(v.shape) > 1 and v.op is not None and streamed(v, block_of[v.op])}
+
+
+def covers(value: Value, other: Value) -> bool:
+    """True if the memory of a loaded tile holds another one, from its first column on."""
+    if value.kind != "load" or other.kind != "load" or value.op is None or other.op is None:
+        return False
+    a, b = value.op, other.op
+    same = a.attrs["tensor"] is b.attrs["tensor"] and a.operands == b.operands and value.shape[:1] == other.shape[:1]
+    return same and len(value.shape) == len(other.shape) == 2 and value.shape[1] >= other.shape[1] and _alike(a, b)
+
+
+def _alike(a: Op, b: Op) -> bool:
+    """True if two loads have extents along the same axes."""
+    return [n is None for n in a.attrs["extents"]] == [n is None for n in b.attrs["extents"]]
 
 
 def blocks_of(block: Block) -> dict[Op, Block]:

@@ -1,41 +1,116 @@
-"""Block sizes of the library's kernels on Apple GPUs: what fits threadgroup memory and registers."""
+"""Block sizes and splits of the library's kernels on Apple GPUs: what threadgroup memory and registers hold, and how
+many threadgroups run at once. Nothing here was measured; it follows from the sizes of the machine."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
-from ..choices import (
-    KEYS_PER_SPLIT,
-    ROW_BLOCKS,
-    AttentionChoice,
-    AttentionProblem,
-    Choice,
-    Choices,
-    row_block,
-)
+from ..choices import ROW_BLOCKS, AttentionChoice, AttentionProblem, Choice, Choices, cdiv, row_block
 from ..time_model import RowKind, TimeModel
+from .distribution import FEW_ROWS, MAX_ELEMENTS, SIMDGROUPS
+from .staging import REGISTERS
 
 QUERY_BYTES, STAGE_BYTES = 18 << 10, 8 << 10  # of 32 KiB of threadgroup memory
-THREADGROUPS = 40  # that run at once: the GPU cores of a large Mac; not measured
-MAX_ROW_ELEMENTS = 2304  # a lane holds a 32nd of the queries and of the accumulators
+CORES = 40  # of a large Mac
+# A core has 208 KiB of registers: 12 simdgroups with all 128 registers of a lane. 16 simdgroups have 104 each, of which
+# tiles take 80.
+CORE_SIMDGROUPS = 12
+SHARED_REGISTERS = 80
+COLUMN_REGISTERS = 116  # of a lane, with the vectors along rows
+SPLIT_KEYS = 128  # at least in a split
+# Blocks of keys that a threadgroup could have read while it starts and its first block arrives, and while `merge` does.
+START, LAUNCH = 1.0, 2.0
+
+
+@dataclass(frozen=True)
+class ThreadgroupRows:
+    """Rows of a program, its keys at a time, and the simdgroups of its threadgroup (see distribution.py)."""
+
+    rows: int
+    keys: int
+    simdgroups: int
+    why: str
+
+    def choose(self, problem: AttentionProblem) -> AttentionChoice:
+        """This block with as many splits as pay. A split writes its softmax state in float32 and `merge` reads it, on
+        all cores: in units of the bytes of a block of keys and values."""
+        state = 2 * self.rows / (self.keys * problem.dtype.bytes)
+        slots = CORES * max(1, CORE_SIMDGROUPS // self.simdgroups)
+        kind = RowKind(self.rows, Choice({"BR": self.rows, "BK": self.keys}, why=self.why), 1.0, START + state)
+        return TimeModel(slots, merge=LAUNCH, bytes_per_time=math.inf, least=SPLIT_KEYS).choose(problem, [kind])
 
 
 class MetalChoices(Choices):
     def attention(self, problem: AttentionProblem, keys_per_split: int | None = None) -> AttentionChoice:
-        """Few rows are held in registers, and keys and values pass through them. More rows use the matrix units:
-        queries take 18 of the 32 KiB of threadgroup memory, accumulators 72 registers of a lane. With 64 rows K and V
-        are staged, 8 KiB of each; with fewer rows simdgroups share out the columns and read them in place."""
-        fixed = keys_per_split is not None
-        if fixed or problem.rows <= ROW_BLOCKS[-1]:
-            fitting = tuple(r for r in ROW_BLOCKS if r * problem.head_size <= MAX_ROW_ELEMENTS or r == 1)
-            rows = row_block(problem.rows, fitting)
-            few = AttentionChoice({"BR": rows, "BK": 64, "packed": True}, why="rows are held in registers")
-            return few if fixed else few.divided(problem, KEYS_PER_SPLIT // 64)
-        row_bytes = problem.head_size * problem.dtype.bytes
-        rows = next((rows for rows in (64, 32, 16) if rows * row_bytes <= QUERY_BYTES), 8)
-        staged = next((keys for keys in (64, 32) if keys * row_bytes <= STAGE_BYTES), 16)
-        keys = staged if rows == 64 else 64
-        why = f"{rows} rows of queries fit {QUERY_BYTES >> 10} KiB of threadgroup memory"
-        kind = RowKind(rows, Choice({"BR": rows, "BK": keys}, why=why), block_time=1.0, start=1.0)
-        model = TimeModel(THREADGROUPS, merge=1.0, bytes_per_time=math.inf, least=KEYS_PER_SPLIT)
-        return model.choose(problem, [kind])
+        """The rows of a group are one block where a threadgroup can hold them: its keys are then read once. Where the
+        caller splits the keys, rows are computed without matrices, however many there are."""
+        if keys_per_split is not None:
+            few = _in_lanes(row_block(problem.rows, _lane_rows(problem)))
+            return AttentionChoice({"BR": few.rows, "BK": few.keys, "packed": True}, why=few.why)
+        block = _block(problem, problem.rows, packed=True)
+        if problem.rows > FEW_ROWS and not problem.packs(block.rows):
+            block = _block(problem, problem.queries, packed=False)
+        return block.choose(problem)
+
+
+def _block(problem: AttentionProblem, rows: int, *, packed: bool) -> ThreadgroupRows:
+    """Divide the rows into as few blocks as possible, all alike, and as small as they then can be. Rows that are not
+    packed are many blocks anyway: more threadgroups of fewer rows then run at once."""
+    blocks = _blocks(problem, large=packed or rows <= 64)
+    each = cdiv(rows, cdiv(rows, blocks[-1].rows))
+    return next(block for block in blocks if each <= block.rows)
+
+
+def _blocks(problem: AttentionProblem, *, large: bool) -> list[ThreadgroupRows]:
+    """The blocks that fit a threadgroup, from few rows to many."""
+    found = [_in_lanes(rows) for rows in _lane_rows(problem)]
+    by_columns = [_by_columns(problem, rows) for rows in (8, 16, 24, 32)]
+    if large:
+        by_columns += [_by_columns(problem, rows) for rows in (40, 48)]
+    found += [block for block in by_columns if block is not None and block.rows > found[-1].rows]
+    by_rows = [_by_rows(problem, rows, large=large) for rows in ((64, 80, 96, 112, 128) if large else (64,))]
+    return found + [block for block in by_rows if block is not None]
+
+
+def _lane_rows(problem: AttentionProblem) -> tuple[int, ...]:
+    return tuple(rows for rows in ROW_BLOCKS if rows * problem.head_size <= MAX_ELEMENTS or rows == 1)
+
+
+def _in_lanes(rows: int) -> ThreadgroupRows:
+    """Few rows are held in registers, and keys and values pass through them."""
+    return ThreadgroupRows(rows, 64, 1, "rows are held in the registers of one simdgroup")
+
+
+def _by_columns(problem: AttentionProblem, rows: int) -> ThreadgroupRows | None:
+    """Every simdgroup has all rows, its own keys of the scores and its own columns of the sums; None if the registers
+    of a lane do not suffice. Queries that do not fit threadgroup memory are staged again for each block of keys, which
+    is larger then."""
+    elements, bytes_ = rows * problem.head_size, problem.dtype.bytes
+    few, staged = elements <= SIMDGROUPS * MAX_ELEMENTS, elements * bytes_ <= QUERY_BYTES + STAGE_BYTES
+    simdgroups, keys = SIMDGROUPS if few else 2 * SIMDGROUPS, 64 if few or staged else 128
+    vectors = 6 * rows / 8  # maximum, sum and the like of a row, which all simdgroups hold
+    registers = (elements + rows * keys) / (32 * simdgroups) + vectors + rows / 8 * bytes_ / 2
+    if rows > 32 and registers > COLUMN_REGISTERS:
+        return None
+    return ThreadgroupRows(rows, keys, simdgroups, f"{simdgroups} simdgroups hold the sums of {rows} rows by columns")
+
+
+def _by_rows(problem: AttentionProblem, rows: int, *, large: bool) -> ThreadgroupRows | None:
+    """Every simdgroup has 16 rows, and K and V are staged, 8 KiB of each; None if they do not fit. 64 rows of queries
+    are staged too, up to 18 KiB. Where they are more, they are held in registers, if necessary those of twice as many
+    simdgroups with 8 rows each."""
+    row_bytes = problem.head_size * problem.dtype.bytes
+    keys = next((keys for keys in (64, 32) if keys * row_bytes <= STAGE_BYTES), 16)
+    why = f"{rows} rows of queries fit {QUERY_BYTES >> 10} KiB of threadgroup memory"
+    if rows == 64 and 64 * row_bytes <= QUERY_BYTES and 64 * problem.head_size <= SIMDGROUPS * MAX_ELEMENTS:
+        return ThreadgroupRows(rows, keys, SIMDGROUPS, why)
+
+    def registers(rows: int) -> float:
+        """Of a lane, for this many rows of queries, sums and scores in a simdgroup."""
+        return rows * (row_bytes / 4 + problem.head_size + keys) / 32
+
+    if not large or registers(8) > (REGISTERS if rows == 64 else SHARED_REGISTERS):
+        return None
+    simdgroups = rows // (16 if registers(16) <= REGISTERS else 8)
+    return ThreadgroupRows(rows, keys, simdgroups, f"{simdgroups} simdgroups hold {rows} rows of queries and sums")

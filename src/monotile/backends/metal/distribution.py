@@ -3,41 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ... import ir
 from ...ir import Kernel, Op, Value
 from ...ir.matchers import untransposed
 from .layout import COLUMN, ROW, FragmentLayout, LaneGridLayout, LaneLayout, TileLayout
 
-MOST_SIMDGROUPS = 4
+SIMDGROUPS = 4  # of a threadgroup, where the registers of four can hold its tiles
 FEW_ROWS = 8  # a dot of at most this many rows would leave most of an 8x8 matrix idle
+MAX_ELEMENTS = 32 * 72  # of a dot's left operand or sums that a simdgroup holds, 72 in the registers of a lane
 
 
 @dataclass(frozen=True)
 class Distribution:
     """How a program's work is distributed. With `stage_early`, operands of dots are staged in threadgroup memory as
-    soon as they are known, each in a part of its own: fewer barriers, more memory."""
+    soon as they are known, each in a part of its own: fewer barriers, more memory. With `in_parts`, operands that do
+    not fit are staged at each dot, a part of k at a time: right ones, or left ones that a loop does not change. With
+    `share_right`, memory that is the right operand of several dots is staged for all of them."""
 
     engine: str  # "matrix" (8x8 simdgroup matrices) or "lanes"
     row_simdgroups: int = 1
     column_simdgroups: int = 1
     stage_early: bool = True
+    in_parts: bool = False
+    share_right: bool = True
 
 
 def distributions(kernel: Kernel) -> list[Distribution]:
     """Return the distributions a kernel can use, best first; later ones need less threadgroup memory."""
     dots = [op for op in ir.walk(kernel.body) if op.kind == "dot"]
-    if not dots or (max(op.result.shape[0] for op in dots) <= FEW_ROWS and LaneLayouts(kernel).possible):
+    if not dots or (_fits_lanes(dots) and LaneLayouts(kernel).possible):
         return [Distribution("lanes")]
     tallest, widest = (max(op.result.shape[n] for op in dots) for n in (0, 1))
-    by_rows = max(1, min(MOST_SIMDGROUPS, tallest // 8))
-    simdgroups = [(by_rows, 1)]
-    # A simdgroup with two rows of matrices uses every matrix of the right operand twice. Where there are fewer rows,
-    # each simdgroup takes all rows and its own columns, and no other simdgroup reads its part of the right operand.
-    if 8 < tallest < 16 * MOST_SIMDGROUPS or (tallest == 8 and widest >= 32):
-        simdgroups.insert(0, (1, max(1, min(MOST_SIMDGROUPS, widest // 8))))
-    return [Distribution("matrix", *each, early) for each in simdgroups for early in (True, False)]
+    # A simdgroup with two rows of matrices uses every matrix of the right operand twice; twice as many simdgroups use
+    # it once, and have the registers for wider rows.
+    by_rows = max(1, min(SIMDGROUPS, tallest // 8), tallest // 16)
+    if tallest >= 16 * by_rows and tallest * widest > by_rows * MAX_ELEMENTS:
+        by_rows *= 2
+    rows = [by_rows, 2 * by_rows] if 16 * SIMDGROUPS <= 16 * by_rows <= tallest else [by_rows]
+    found = [Distribution("matrix", each, 1, early) for each in rows for early in (True, False)]
+    found += [Distribution("matrix", each, 1, stage_early=False, in_parts=True) for each in rows]
+    # Where there are fewer rows, each simdgroup takes all rows and its own columns, and no other simdgroup reads its
+    # part of the right operand.
+    if 8 < tallest < 16 * SIMDGROUPS or (tallest == 8 and widest >= 32):
+        few = tallest * widest <= SIMDGROUPS * MAX_ELEMENTS
+        columns = Distribution("matrix", 1, max(1, min(SIMDGROUPS if few else 2 * SIMDGROUPS, widest // 8)))
+        alone = replace(columns, share_right=False)
+        late = replace(alone, stage_early=False)
+        return [columns, alone, late, *(found if few else []), replace(late, in_parts=True)]
+    return found
+
+
+def _fits_lanes(dots: list[Op]) -> bool:
+    """True if few rows are multiplied, and one simdgroup can hold them."""
+    rows = max(op.result.shape[0] for op in dots)
+    width = max(max(op.result.shape[1], op.operands[0].shape[1]) for op in dots)
+    return rows <= FEW_ROWS and (rows == 1 or rows * width <= MAX_ELEMENTS)
 
 
 class DisjointSets:

@@ -8,6 +8,7 @@ from ... import ir
 from ...errors import InternalError
 from ...ir import Op, Value
 from ...ir.intervals import chosen
+from .analysis import covers
 from .dialect import MetalDialect
 from .distribution import Layouts, Orientations
 from .layout import COLUMN, ROW, FragmentLayout, Index, OrientedShape, TileLayout, oriented_shape, plus
@@ -110,7 +111,7 @@ class Expressions:
         """Return an element; `axis` is the coordinate that indexes a vector."""
         if value in self.names:
             return self._from_registers(value, index, axis)
-        if value in self.tiles:
+        if self.tile_of(value) is not None:
             return self._from_threadgroup(value, self.shape(value), index, axis)
         op = value.op
         if op is None:
@@ -198,6 +199,13 @@ class Expressions:
         self.hoisted.append(HoistedLine(f"const {self.type(value)} {temporary} = {source};", shape.columns > 1))
         return temporary
 
+    def tile_of(self, value: Value) -> ThreadgroupTile | None:
+        """Return the tile in threadgroup memory that holds a value, alone or as the first columns of a wider one."""
+        found = self.tiles.get(value)
+        if found is None and value.kind == "load":
+            found = next((tile for other, tile in self.tiles.items() if covers(other, value)), None)
+        return found
+
     def read_tile(self, tile: ThreadgroupTile) -> None:
         """Record that the statement reads a tile, which may take a barrier."""
         if tile not in self.tiles_read:
@@ -205,7 +213,8 @@ class Expressions:
 
     def _from_threadgroup(self, value: Value, shape: OrientedShape, index: ElementIndex, axis: str) -> str:
         """Return an element of a tile in threadgroup memory, where there is no padding."""
-        tile, layout = self.tiles[value], self.layouts.of(value)
+        tile, layout = self.tile_of(value), self.layouts.of(value)
+        assert tile is not None
         self.read_tile(tile)
         if len(value.shape) == 1:
             sides = [(index.along(axis).text, value.shape[0])]
@@ -307,6 +316,12 @@ class Expressions:
             return f"{kind}({self.scalar(value)})"
         if value in self.names or value in self.tiles or op is None or value.dtype.name == "bool":
             return None
+        tile = self.tile_of(value)
+        if tile is not None:  # of a wider value: rows begin at multiples of 16 bytes
+            self.read_tile(tile)
+            tests, offset = self._padding_tests(value, index, COLUMN), f"({index.row.text}) * {tile.stride}"
+            text = f"*(threadgroup const {kind} *)({tile.name} + {plus(offset, index.column.text)})"
+            return self._guarded(tests, text, f"{kind}({self.dialect.zero(value.dtype)})")
         if op.kind == "load" and len(value.shape) == 2 and value.shape[1] > 1:
             last = tile_axes(op)[1]
             if op.attrs["tensor"].unit != last or op.attrs["checked"][last]:

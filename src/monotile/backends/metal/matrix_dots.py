@@ -58,12 +58,13 @@ class Accumulators:
 
 @dataclass(frozen=True)
 class MatrixContraction:
-    """Part of a contraction: `count` matrices of k (`bound` at run time) from matrix `first` on. `tile` holds that part
-    of the right operand; None where the operand is read where it is."""
+    """Part of a contraction: `count` matrices of k (`bound` at run time) from matrix `first` on. `left` and `right` are
+    tiles with that part of an operand; None where the operand is read where it is."""
 
     count: int
     first: str = ""
-    tile: ThreadgroupTile | None = None
+    left: ThreadgroupTile | None = None
+    right: ThreadgroupTile | None = None
     bound: str = ""
 
 
@@ -88,8 +89,8 @@ class MatrixDots:
         top, temporary = self.threadgroup.top, []
         for operand in (a, b):
             if operand in self.staging.staged and operand not in self.expressions.tiles:
-                if operand is b and not self._fits(operand):
-                    continue  # staged in parts
+                if self.staging.left_in_parts(operand) or (operand is b and not self._fits(operand)):
+                    continue
                 self.staging.fill(operand)
                 temporary.append(operand)
         self.exchange.statement(lambda: self._dot(op, result, addend, name))
@@ -118,8 +119,10 @@ class MatrixDots:
             both.append(Accumulators(self.layout, writer.name(f"{sums.name}_odd"), m, n))
             writer.line(both[1].declaration)
             self._initialise(both[1], None, None)
-        if right in self.staging.staged and right not in self.expressions.tiles:
-            self._multiply_in_parts(op, sums, right)
+        if self.staging.left_in_parts(op.operands[0]):
+            self._multiply_left_in_parts(op, both)
+        elif right in self.staging.staged and right not in self.expressions.tiles:
+            self._multiply_right_in_parts(op, sums, right)
         else:
             self._multiply(op, both, MatrixContraction(-(-k // 8)))
         if len(both) > 1:
@@ -158,11 +161,12 @@ class MatrixDots:
         steps = []
         for n, target in enumerate(sums):
             k_matrix = at if n == 0 else f"({at} + 1)"
-            left = self.operands.left(a, k_matrix)
-            right = self.operands.right(b, "kk" if part.tile is not None else k_matrix, part.tile)
+            in_part = "kk" if n == 0 else "(kk + 1)"
+            left = self.operands.left(a, in_part if part.left is not None else k_matrix, part.left)
+            right = self.operands.right(b, in_part if part.right is not None else k_matrix, part.right)
             steps.append((left, right, target))
         self.registers.wait_for_tiles()
-        rolled = not held and self.operands.in_memory(op, part.tile)
+        rolled = not held and self.operands.in_memory(op, part.left, part.right)
         limit = part.bound or str(part.count)
         step = f"kk += {len(sums)}" if len(sums) > 1 else "++kk"
         writer.open(f"{'' if rolled else 'UNROLL '}for (int kk = 0; kk < {limit}; {step})")
@@ -171,9 +175,9 @@ class MatrixDots:
             writer.line(f"simdgroup_{self.expressions.type(a)}8x8 left{rows};")
         writer.line(f"simdgroup_{self.expressions.type(b)}8x8 right;")
         for n, (left, right, target) in enumerate(steps):
-            beyond = n > 0 and part.count % 2 == 1
+            beyond = n > 0 and (part.count % 2 == 1 or bool(part.bound))
             if beyond:
-                writer.open(f"if (kk + 1 < {part.count})")
+                writer.open(f"if (kk + 1 < {limit})")
             self._step(left, right, target, held=bool(held))
             writer.close(beyond)
         writer.close()
@@ -199,27 +203,63 @@ class MatrixDots:
         writer.line(unrolled([("i", rows)]) + line if rows > 1 else line)
         writer.close(uneven + (columns > 1))
 
-    def _multiply_in_parts(self, op: Op, sums: Accumulators, right: Value) -> None:
+    def _multiply_left_in_parts(self, op: Op, sums: list[Accumulators]) -> None:
+        """Stage parts of the left operand's columns, as few as fit and all alike."""
+        threadgroup, left = self.threadgroup, op.operands[0]
+        rows, depth = padded_shape(left)
+        per_k, fixed = rows * left.dtype.bytes, 16 * rows
+        most = self._most_columns(per_k, fixed)
+        parts = -(-depth // most)
+        step = -(-depth // (16 * parts)) * 16 if most >= 16 else most
+        top, sides = threadgroup.top, (rows, step)
+        tile = self.staging.allocate(left, *sides)
+        rolled = self.operands.in_memory(op, tile, None)
+        self._open_part(left, tile, sides, ("", "k0"), rolled=rolled)
+        self._multiply(op, sums, MatrixContraction(step // 8, "k0 / 8", left=tile, bound=_matrices(step, depth)))
+        self.writer.close()
+        threadgroup.top = top
+
+    def _multiply_right_in_parts(self, op: Op, sums: Accumulators, right: Value) -> None:
         """Stage as much of k of the right operand at a time as fits."""
-        threadgroup, writer = self.threadgroup, self.writer
+        threadgroup = self.threadgroup
+        if not self.staging.staged.distribution.in_parts:
+            raise DeviceLimit(f"{threadgroup.kernel} has a right operand that is larger than threadgroup memory")
         _, transposed = untransposed(op.operands[1])
         rows, columns = padded_shape(right)
         depth, width = (columns, rows) if transposed else (rows, columns)
         size = right.dtype.bytes
         per_k, fixed = (width * size, 16 * width) if transposed else (width * size + 16, 0)
-        step = (STAGE_LIMIT - threadgroup.top - fixed) // (8 * per_k) * 8
-        if step < 8:
-            needed = threadgroup.top + 8 * per_k + fixed
-            raise DeviceLimit(f"{threadgroup.kernel} needs {needed} bytes of threadgroup memory; use smaller blocks")
+        step = self._most_columns(per_k, fixed)
         top = threadgroup.top
         sides = (width, step) if transposed else (step, width)
         tile = self.staging.allocate(right, *sides)
         rolled = self.operands.staged_whole(untransposed(op.operands[0])[0])
-        writer.open(f"{'' if rolled else 'UNROLL '}for (int k0 = 0; k0 < {depth}; k0 += {step})")
-        threadgroup.note_read(tile)  # by the iteration before
-        self.staging.copy_elements(right, tile, *sides, ("", "k0") if transposed else ("k0", ""))
-        threadgroup.before_read(tile)
-        bound = f"min({step // 8}, ({depth} - k0) / 8)" if depth % step else str(step // 8)
-        self._multiply(op, [sums], MatrixContraction(step // 8, "k0 / 8", tile, bound))
-        writer.close()
+        self._open_part(right, tile, sides, ("", "k0") if transposed else ("k0", ""), rolled=rolled)
+        self._multiply(op, [sums], MatrixContraction(step // 8, "k0 / 8", right=tile, bound=_matrices(step, depth)))
+        self.writer.close()
         threadgroup.top = top
+
+    def _most_columns(self, per_k: int, fixed: int) -> int:
+        """Return how much of k fits in threadgroup memory, in whole matrices."""
+        threadgroup = self.threadgroup
+        step = (STAGE_LIMIT - threadgroup.top - fixed) // (8 * per_k) * 8
+        if step < 8:
+            needed = threadgroup.top + 8 * per_k + fixed
+            raise DeviceLimit(f"{threadgroup.kernel} needs {needed} bytes of threadgroup memory; use smaller blocks")
+        return step
+
+    def _open_part(
+        self, value: Value, tile: ThreadgroupTile, sides: tuple[int, int], first: tuple[str, str], *, rolled: bool
+    ) -> None:
+        """Open the loop over parts from column (or row) k0 on, and fill the tile with one."""
+        rows, columns = padded_shape(value)
+        depth, step = (columns, sides[1]) if first[1] else (rows, sides[0])
+        self.writer.open(f"{'' if rolled else 'UNROLL '}for (int k0 = 0; k0 < {depth}; k0 += {step})")
+        self.threadgroup.note_read(tile)  # by the iteration before
+        self.staging.copy_elements(value, tile, *sides, first)
+        self.threadgroup.before_read(tile)
+
+
+def _matrices(step: int, depth: int) -> str:
+    """Return the matrices of k in the part that begins at k0, which may be the last."""
+    return f"min({step // 8}, ({depth} - k0) / 8)" if depth % step else ""

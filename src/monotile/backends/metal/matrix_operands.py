@@ -27,13 +27,19 @@ class MatrixOperands:
         return expressions.names[a] if alone and not a.shape[1] % 8 else ""
 
     def staged_whole(self, value: Value) -> bool:
-        """True for a tile in threadgroup memory whose sides are padded to multiples of 8."""
-        return value in self.expressions.tiles and (value in self.staged or not any(n % 8 for n in value.shape))
+        """True for a tile in threadgroup memory whose sides are padded to multiples of 8. The padding of a part of a
+        wider tile is not zero, but belongs to columns of the product that nothing reads."""
+        tile = self.expressions.tile_of(value)
+        padded = value in self.staged or value not in self.expressions.tiles
+        return tile is not None and (padded or not any(n % 8 for n in value.shape))
 
-    def in_memory(self, op: Op, tile: ThreadgroupTile | None) -> bool:
-        """True if both operands are read from memory: the loop over k then needs no unrolling."""
-        left, right = (self.staged_whole(untransposed(v)[0]) or self._in_device_memory(v) for v in op.operands)
-        return left and (right or tile is not None)
+    def in_memory(self, op: Op, *parts: ThreadgroupTile | None) -> bool:
+        """True if both operands, or the parts of them in tiles, are read from memory: the loop over k then needs no
+        unrolling."""
+        return all(
+            part is not None or self.staged_whole(untransposed(v)[0]) or self._in_device_memory(v)
+            for v, part in zip(op.operands, parts, strict=True)
+        )
 
     def _in_device_memory(self, operand: Value) -> bool:
         """True if whole matrices can be loaded from device memory: no bounds to check, adjacent columns."""
@@ -53,8 +59,9 @@ class MatrixOperands:
         j = "j" if self.layout.columns_per_lane(n)[0] > 1 else "0"
         return scaled("8 * sg" if over > 1 else "0", j, 8 * over)
 
-    def left(self, a: Value, k_matrix: str) -> str:
-        """Return the expression of a held matrix, or the line that loads one."""
+    def left(self, a: Value, k_matrix: str, tile: ThreadgroupTile | None) -> str:
+        """Return the expression of a held matrix, or the line that loads one; `tile` holds the part of the operand that
+        `k_matrix` counts in."""
         (m, k), layout = a.shape, self.layout
         several = layout.rows_per_lane(m) > 1
         held = self.held_matrices(a)
@@ -63,8 +70,10 @@ class MatrixOperands:
             return held + ("[i]" if several else "") + (f"[{k_matrix}]" if columns > 1 else "")
         target = "left[i]" if several else "left"
         row = scaled("8 * sg" if layout.row_simdgroups > 1 else "0", "i" if several else "0", 8 * layout.row_simdgroups)
-        if self.staged_whole(untransposed(a)[0]) and m > 1:
-            load = self._load_staged(target, a, row, _times8(k_matrix))
+        if tile is None and self.staged_whole(untransposed(a)[0]) and m > 1:
+            tile = self.expressions.tile_of(untransposed(a)[0])
+        if tile is not None:
+            load = self._load_tile(target, a, tile, row, _times8(k_matrix))
             uneven = -(-m // 8) % layout.row_simdgroups != 0  # some simdgroups have a matrix less than others
             return f"if ({row} < {m}) {load}" if uneven else load
         if m % (8 * layout.row_simdgroups) == 0 and self._in_device_memory(a) and min(a.shape) > 1:
@@ -83,10 +92,10 @@ class MatrixOperands:
         """Return the line that loads a matrix; `tile` holds the part of the operand that `k_matrix` counts in."""
         (k, n), layout = b.shape, self.layout
         column = self.first_column(n)
+        if tile is None and self.staged_whole(untransposed(b)[0]) and n > 1:
+            tile = self.expressions.tile_of(untransposed(b)[0])
         if tile is not None:
             return self._load_tile("right", b, tile, _times8(k_matrix), column)
-        if self.staged_whole(untransposed(b)[0]) and n > 1:
-            return self._load_staged("right", b, _times8(k_matrix), column)
         if self._in_device_memory(b) and min(b.shape) > 1:
             return self._load_device("right", b, _times8(k_matrix), column)
         shared = layout.row_simdgroups > 1
@@ -98,10 +107,6 @@ class MatrixOperands:
         zero = self.expressions.dialect.zero(b.dtype)
         text = f"{' && '.join(tests)} ? {text} : {zero}" if tests else text
         return f"UNROLL for (int e = 0; e < 2; ++e) right.thread_elements()[e] = {text};"
-
-    def _load_staged(self, target: str, operand: Value, row: str, column: str) -> str:
-        tile = self.expressions.tiles[untransposed(operand)[0]]
-        return self._load_tile(target, operand, tile, row, column)
 
     def _load_tile(self, target: str, operand: Value, tile: ThreadgroupTile, row: str, column: str) -> str:
         self.expressions.read_tile(tile)

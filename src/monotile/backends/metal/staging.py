@@ -7,7 +7,7 @@ import math
 from ... import ir
 from ...ir import Block, Op, Value
 from ...ir.matchers import untransposed
-from .analysis import Analysis
+from .analysis import STREAMED, Analysis, covers
 from .distribution import Distribution
 from .exchange import Exchange
 from .expressions import Coordinate, ElementIndex, Expressions, Slice, bare
@@ -28,27 +28,49 @@ class StagedOperands:
         self.simdgroups = distribution.row_simdgroups * distribution.column_simdgroups
         self.dots: dict[Value, Op] = {}
         if distribution.engine == "matrix" and self.simdgroups > 1:
-            for op in ir.walk(analysis.kernel.body):
-                if op.kind == "dot":
-                    self._choose(op)
+            dots = [op for op in ir.walk(analysis.kernel.body) if op.kind == "dot"]
+            for op in dots:
+                self._choose(op, dots)
 
     def __contains__(self, value: object) -> bool:
         return value in self.dots
 
-    def _choose(self, op: Op) -> None:
+    def _choose(self, op: Op, dots: list[Op]) -> None:
         """Stage the right operand if rows are distributed over simdgroups, and the left one if columns are. Stage a
-        loop-invariant left operand too where registers are short."""
+        loop-invariant left operand too where registers are short, and a right one that holds that of another dot."""
         a, b = op.operands
         if self.distribution.row_simdgroups > 1:
-            self._stage(b, op)
-            invariant = a.op is not None and a.kind == "load" and not self._same_block(a.op, op)
+            if not self._held_by_another(b):
+                self._stage(b, op)
+            invariant = a.op is not None and a.kind == "load" and not self.same_block(a, op)
             if invariant and self._registers_with(a) > REGISTERS:
                 self._stage(a, op)
         else:
             self._stage(a, op)
+            if self.distribution.share_right and any(self._shares(b, dot) for dot in dots if dot is not op):
+                self._stage(b, op)
 
-    def _same_block(self, a: Op, b: Op) -> bool:
-        return self.analysis.block_of[a] is self.analysis.block_of[b]
+    def _shares(self, right: Value, dot: Op) -> bool:
+        """True if another dot of the same block reads memory that a right operand holds."""
+        value = untransposed(right)[0]
+        loads = self._loads(dot.operands[1])
+        return any(covers(value, load) and self.same_block(value, dot) for load in loads)
+
+    def _loads(self, value: Value) -> list[Value]:
+        """Return the loads of which a right operand is made, where they have no registers."""
+        if value.kind == "load" or value.op is None:
+            return [value]
+        inlined = value in self.analysis.inlined and value.kind in STREAMED
+        return [load for operand in value.op.operands for load in self._loads(operand)] if inlined else []
+
+    def _held_by_another(self, right: Value) -> bool:
+        """True if a staged tile holds a right operand as its first columns."""
+        value = untransposed(right)[0]
+        early = self.distribution.stage_early
+        return early and any(other is not value and covers(other, value) for other in self.dots)
+
+    def same_block(self, value: Value, op: Op) -> bool:
+        return value.op is not None and self.analysis.block_of[value.op] is self.analysis.block_of[op]
 
     def _stage(self, operand: Value, op: Op) -> None:
         value, _ = untransposed(operand)
@@ -96,8 +118,16 @@ class Staging:
         before, early = self.waiting, self.staged.distribution.stage_early
         defined = [op.result for op in block.ops if len(op.results) == 1 and op.result in self.staged]
         block_of, dots = self.analysis.block_of, self.staged.dots
-        self.waiting = [v for v in defined if early or block_of[dots[v]] is not block]
+        self.waiting = [v for v in defined if early or (block_of[dots[v]] is not block and not self.left_in_parts(v))]
         return before
+
+    def left_in_parts(self, value: Value) -> bool:
+        """True for a left operand of which each dot stages a part of the columns at a time."""
+        distribution = self.staged.distribution
+        if not distribution.in_parts or distribution.row_simdgroups > 1 or value not in self.staged:
+            return False
+        dot = self.staged.dots[value]
+        return value.kind == "load" and dot.operands[0] is value and not self.staged.same_block(value, dot)
 
     def fill_ready(self) -> None:
         """Fill the waiting values whose operands are known."""

@@ -33,7 +33,9 @@ MASK_COLUMNS, MASK_FEW_ROWS = 1024, 16  # columns of a mask in one program of it
 
 # Beyond 512 the output's columns are shared out to 8 warps. Values that lie in the keys leave room for two stages.
 IN_KEYS = Choice({"BR": 64, "BK": 64}, Schedule(8, 2, consumers=1), "measured on an H200; values lie in the keys")
-APART = Choice({"BR": 64, "BK": 64}, Schedule(8, 1, consumers=1), "one stage of keys and values fits shared memory")
+APART = Choice(
+    {"BR": 64, "BK": 64}, Schedule(8, 1, consumers=1, edge_stages=1), "one stage of keys and values fits shared memory"
+)
 
 Table = tuple[tuple[int, Choice], ...]  # choices up to a head size
 
@@ -185,6 +187,7 @@ def zeroing_table(masked: bool) -> Table:
         (128, Choice({"BR": 64, "BK": 128}, Schedule(4, 2, consumers=2, registers=240 if masked else 232), why)),
         (256, Choice({"BR": 64, "BK": 32}, Schedule(4, 2, consumers=2, registers=232), why)),
         (512, Choice({"BR": 64, "BK": 32}, Schedule(8, 1, consumers=1), why)),
+        (576, Choice({"BR": 64, "BK": 32}, Schedule(8, 1, consumers=1), "fits shared memory")),
     )
 
 

@@ -1,7 +1,7 @@
 """Lower dots to register-blocked FMAs: rows x lane vectors, accumulated along the contraction.
 
 One operand has the lanes and is read as vectors, the other is read one element at a time and broadcast. A block of
-`target.rows` x `target.vectors` accumulators stays in registers for the whole contraction. Both operands come from
+`target.heights` x `target.vectors` accumulators stays in registers for the whole contraction. Both operands come from
 scratch in float32, unless a tile is read only once: then it is streamed from its tensor (streamed_dots.py).
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import gcd
 
 from ...ir import Op, Value
 from .axes import Axis
@@ -158,21 +159,26 @@ class DotEmitter(NestEmitter):
         self.each_group(nest.lane, panel, edge, {}, group)
 
     def _row_blocks(self, low: Index, high: Index, step: int, block: Callable[[Index, int], None]) -> None:
-        """Loop over rows in blocks of `step`; the last block may be smaller. Visible rows, whose range is known when
-        the kernel runs, come in units of `target.rows`."""
-        e, unit = self.e, self.target.rows
+        """Loop over rows in blocks of `step`, then over what is left. Visible rows, whose range is known when the
+        kernel runs, come in units of `target.rows`."""
+        e = self.e
         if isinstance(low, int) and isinstance(high, int):
-            whole = high // step * step
-            e.loop(low, whole, step, lambda row: block(row, step))
-            if high > whole:
-                block(whole, high - whole)
+            whole, rest = divmod(high - low, step)
+            short = [rest] if rest else []
+            if whole and 0 < 2 * rest < step:  # two blocks of like height instead of a whole and a low one
+                whole, short = whole - 1, [(step + rest + 1) // 2, (step + rest) // 2]
+            end = low + whole * step
+            e.loop(low, end, step, lambda row: block(row, step))
+            for count in short:
+                block(end, count)
+                end += count
             return
+        unit = gcd(step, self.target.rows)
         if step > unit:
-            count = e.sub(high, low)
-            rest = e.op(f"urem i64 {count}, {step}")
-            whole_rows = e.sub(high, rest)
-            e.loop(low, whole_rows, step, lambda row: block(row, step))
-            low = whole_rows
+            rest_rows = e.op(f"urem i64 {e.sub(high, low)}, {step}")
+            end_rows = e.sub(high, rest_rows)
+            e.loop(low, end_rows, step, lambda row: block(row, step))
+            low = end_rows
         e.loop(low, high, unit, lambda row: block(row, unit))
 
     def prefetch_shared(

@@ -20,12 +20,14 @@ STREAMED_ROWS = 8
 
 @dataclass(frozen=True)
 class Target:
-    """A vector has `lanes` float32s; a dot holds `rows` x `vectors` accumulators in registers."""
+    """A vector has `lanes` float32s; a panel has `vectors` of them. A dot holds `heights[n - 1]` x n accumulators in
+    registers: more of them than FMAs are in flight, two for each cycle of their latency."""
 
     name: str
     lanes: int
-    rows: int
+    rows: int  # that are skipped together
     vectors: int
+    heights: tuple[int, ...]
     registers: int  # that hold a vector
     bfloat16_pairs: bool = False  # an instruction that adds two products of bfloat16 to a float32
 
@@ -36,12 +38,12 @@ class Target:
 
     @property
     def accumulators(self) -> int:
+        """Return the accumulators of a register block whose operands come from memory, which then is the limit."""
         return self.rows * self.vectors
 
     def block_rows(self, vectors: int) -> int:
-        """Return the rows of a register block of some vectors. A narrow block has more of them, as many accumulators
-        as a wide one: FMAs in flight hide the latency of each."""
-        return max(1, self.vectors // vectors) * self.rows
+        """Return the rows of a register block of some vectors."""
+        return self.heights[min(vectors, len(self.heights)) - 1]
 
     def max_vectors(self, rows: int) -> int:
         """Return the most vectors a register block of some rows may have: accumulators, one row of vectors and a
@@ -53,10 +55,10 @@ class Target:
 UNITS = {
     unit.name: unit
     for unit in (
-        Target("avx512", lanes=16, rows=8, vectors=2, registers=32, bfloat16_pairs=True),
-        Target("avx2", lanes=8, rows=4, vectors=2, registers=16),
-        Target("neon", lanes=4, rows=4, vectors=4, registers=32),
-        Target("baseline", lanes=4, rows=2, vectors=2, registers=16),
+        Target("avx512", lanes=16, rows=8, vectors=2, heights=(16, 8), registers=32, bfloat16_pairs=True),
+        Target("avx2", lanes=8, rows=4, vectors=2, heights=(12, 6), registers=16),
+        Target("neon", lanes=4, rows=4, vectors=4, heights=(16, 8, 4, 4), registers=32),
+        Target("baseline", lanes=4, rows=2, vectors=2, heights=(4, 2), registers=16),
     )
 }
 NEEDED = {

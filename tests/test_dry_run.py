@@ -9,7 +9,7 @@ import pytest
 from monotile import backends, ir
 from monotile.backends.base import Program
 from monotile.dtypes import BY_NAME, bool_, float32
-from monotile.library import block_maps, dry_run, ops
+from monotile.library import block_maps, dry_run, merging, ops
 from monotile.library.calls import CallBuilder
 from monotile.runtime.tensors import View, dense
 
@@ -71,7 +71,7 @@ def test_a_call_compiles_what_is_shown(backend: str, name: str, monkeypatch: pyt
     monkeypatch.setattr(kind, "identity", lambda self: None)  # nothing is found on disk
     monkeypatch.setattr(kind, "why_not", lambda self: None)
     monkeypatch.setattr(kind, "accepts", lambda self, device: True)
-    for kernel in (ops.attention_kernel, ops.merge_kernel, block_maps.mask_blocks_kernel):
+    for kernel in (ops.attention_kernel, merging.merge_kernel, block_maps.mask_blocks_kernel):
         monkeypatch.setattr(kernel, "_programs", {})
     inputs, options = described(DEVICES[backend], CALLS[name])
     builder = CallBuilder(inputs, (), options.backend, options.threads)

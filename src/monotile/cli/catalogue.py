@@ -13,7 +13,7 @@ from ..dtypes import DType, bfloat16, bool_, float32, uint8
 from ..kernels import attention, examples, mask_blocks, merge
 from ..kernels.scores import Options
 from ..launch.kernel import Kernel
-from ..library import ops
+from ..library import merging, ops
 from ..runtime.tensors import View, dense
 from .request import BadRequest, Request, find
 
@@ -151,8 +151,8 @@ FUNCTIONS: dict[str, FunctionDefaults] = {
     "decode_partials": FunctionDefaults(
         ops.PartialsOptions, {n: dims for n, dims in QKV.items() if n != "sinks"}, ("mask",), {"mask": bool_}
     ),
-    "merge": FunctionDefaults(ops.MergeOptions, {"o": "R S Dv", "m": "R S", "l": "R S"}, (), STATE),
-    "merge_lse": FunctionDefaults(ops.MergeLseOptions, {"outs": "R S Dv", "lses": "R S"}, (), {"lses": float32}),
+    "merge": FunctionDefaults(merging.MergeOptions, {"o": "R S Dv", "m": "R S", "l": "R S"}, (), STATE),
+    "merge_lse": FunctionDefaults(merging.MergeLseOptions, {"outs": "R S Dv", "lses": "R S"}, (), {"lses": float32}),
     "mask_blocks": FunctionDefaults(ops.MaskBlocksOptions, {"mask": "B Hq Nq Nk"}, (), {"mask": bool_}),
 }
 LENGTHS = {"B": 1, "Hq": 32, "Hkv": 8, "Nq": 4096, "D": HEAD_SIZE, "R": 32, "S": 16}

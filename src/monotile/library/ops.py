@@ -7,45 +7,36 @@ choices (backends/*/choices.py)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from ..backends.choices import KEYS_PER_SPLIT, AttentionChoice, Choice
+from ..backends.choices import KEYS_PER_SPLIT, AttentionChoice
 from ..dtypes import float32, uint8
-from ..errors import BadOption, MixedDTypes
+from ..errors import BadOption
 from ..kernels.attention import attention as attention_kernel
-from ..kernels.merge import merge as merge_kernel
-from ..kernels.merge import merge_lse as merge_lse_kernel
 from ..kernels.scores import Options
 from ..launch.signature import check_threads
-from ..runtime import arrays, tensors
+from ..runtime import tensors
 from .block_maps import add_block_map, add_mask_blocks, map_shape
 from .calls import SCALE, ArrayRef, CallBuilder, Finish, LibraryFunction
-from .inputs import (
-    AttentionInputs,
-    check_count,
-    check_parts,
-    read_dtype,
-    read_inputs,
-    read_mask,
-    read_options,
-    read_scale,
-    stack_parts,
-)
+from .inputs import AttentionInputs, check_count, read_inputs, read_mask, read_options, read_scale
+from .merging import MERGE, MERGE_LSE, Partials, add_merge, merge, merge_lse
 
+__all__ = [
+    "FUNCTIONS",
+    "Partials",
+    "attention",
+    "decode_partials",
+    "mask_blocks",
+    "merge",
+    "merge_lse",
+    "recommended_splits",
+]
 Array = Any
 Window = tuple[int | None, int | None] | None
 
 _first: Finish = itemgetter(0)
-
-
-class Partials(NamedTuple):
-    """Softmax states of S splits of the keys: o (B, Hq, Nq, S, Dv) unnormalised, m and l (B, Hq, Nq, S), float32."""
-
-    o: Array
-    m: Array
-    l: Array
 
 
 # ---- attention -------------------------------------------------------------------------------------------------------
@@ -106,7 +97,7 @@ def _plan_attention(builder: CallBuilder, given: AttentionOptions) -> Finish:
         if state is not None:
             rows = math.prod(inputs.out_shape[:3])
             merging = builder.choices.merge(choice.splits, rows, builder.device, after_split=True)
-            _add_merge(builder, state, inputs.sinks, out, lse, merging)
+            add_merge(builder, state, inputs.sinks, out, lse, merging)
     return tuple if given.return_lse else _first
 
 
@@ -208,91 +199,6 @@ def recommended_splits(n_kv: int, n_simds: int, device: str = "cpu") -> int:
     )
 
 
-# ---- merging ---------------------------------------------------------------------------------------------------------
-
-
-class MergeOptions(NamedTuple):
-    dtype: Any
-    backend: str | None
-    threads: int | None
-
-
-def merge(
-    o: Array, m: Array, l: Array, *, dtype: Any = float32, backend: str | None = None, threads: int | None = None
-) -> tuple[Array, Array]:
-    """Merge S softmax states: o (..., S, Dv), m and l (..., S), float32. Gives output (..., Dv) and natural lse
-    (...)."""
-    out, lse = _MERGE((o, m, l), MergeOptions(dtype, backend, threads))
-    return out, lse
-
-
-def _plan_merge(builder: CallBuilder, given: MergeOptions) -> Finish:
-    state = Partials(builder.input("o"), builder.input("m"), builder.input("l"))
-    o = state.o
-    if o.dtype is not float32:
-        raise MixedDTypes(f"'o' must be float32, found {o.dtype}: narrower partials overflow")
-    check_parts(o, {"m": state.m, "l": state.l})
-    out = builder.result((*o.shape[:-2], o.shape[-1]), read_dtype(given.dtype))
-    lse = builder.result(o.shape[:-2], float32)
-    _add_merge(
-        builder, state, None, out, lse, builder.choices.merge(o.shape[-2], math.prod(o.shape[:-2]), builder.device)
-    )
-    return tuple
-
-
-def _add_merge(
-    builder: CallBuilder, state: Partials, sinks: ArrayRef | None, out: ArrayRef, lse: ArrayRef | None, choice: Choice
-) -> None:
-    *lead, S, Dv = state.o.shape
-    rows = math.prod(lead)
-    if rows == 0:
-        return
-    threads = builder.threads_for(0, 4 * rows * S * Dv)
-    flat = (builder.reshaped(array, rows, *array.shape[len(lead) :]) for array in state)
-    queries = lead[-1] if lead else 1
-    args = *flat, sinks, out.reshaped(rows, Dv), None if lse is None else lse.reshaped(rows), queries
-    builder.launch(merge_kernel, *args, choice=choice, threads=threads)
-
-
-class MergeLseOptions(NamedTuple):
-    backend: str | None
-    threads: int | None
-
-
-def merge_lse(
-    outs: Array | Sequence[Array],
-    lses: Array | Sequence[Array],
-    *,
-    backend: str | None = None,
-    threads: int | None = None,
-) -> tuple[Array, Array]:
-    """Merge normalised parts: outputs (..., S, Dv) with their natural lse (..., S), or sequences of S arrays (..., Dv)
-    and (...)."""
-    first = outs[0] if isinstance(outs, list | tuple) and outs else outs
-    lib = arrays.library("outs", first)
-    outs, lses = (
-        stack_parts(lib, name, a, axis) if isinstance(a, list | tuple) else lib.adopt(name, a)
-        for name, a, axis in (("outs", outs, -2), ("lses", lses, -1))
-    )
-    out, total = _MERGE_LSE((outs, lses), MergeLseOptions(backend, threads))
-    return lib.give_back(out), lib.give_back(total)
-
-
-def _plan_merge_lse(builder: CallBuilder, given: MergeLseOptions) -> Finish:
-    outs, lses = builder.input("outs"), builder.input("lses")
-    check_parts(outs, {"lses": lses})
-    *lead, S, Dv = outs.shape
-    rows = math.prod(lead)
-    out, total = builder.result((*lead, Dv), outs.dtype), builder.result(tuple(lead), float32)
-    if rows:
-        threads = builder.threads_for(0, outs.dtype.bytes * rows * S * Dv)
-        flat = builder.reshaped(outs, rows, S, Dv), builder.reshaped(lses, rows, S)
-        choice = builder.choices.merge(S, rows, builder.device)
-        results = out.reshaped(rows, Dv), total.reshaped(rows)
-        builder.launch(merge_lse_kernel, *flat, *results, choice=choice, threads=threads)
-    return tuple
-
-
 # ---- masks -----------------------------------------------------------------------------------------------------------
 
 
@@ -330,13 +236,11 @@ def _cdiv(a: int, b: int) -> int:
 
 _ATTENTION = LibraryFunction(("q", "k", "v", "mask", "sinks"), _plan_attention)
 _PARTIALS = LibraryFunction(("q", "k", "v", "mask"), _plan_partials)
-_MERGE = LibraryFunction(("o", "m", "l"), _plan_merge)
-_MERGE_LSE = LibraryFunction(("outs", "lses"), _plan_merge_lse)
 _MASK_BLOCKS = LibraryFunction(("mask",), _plan_mask_blocks)
 FUNCTIONS = {
     "attention": _ATTENTION,
     "decode_partials": _PARTIALS,
-    "merge": _MERGE,
-    "merge_lse": _MERGE_LSE,
+    "merge": MERGE,
+    "merge_lse": MERGE_LSE,
     "mask_blocks": _MASK_BLOCKS,
 }

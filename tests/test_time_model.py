@@ -1,0 +1,133 @@
+"""How a call of attention is divided: rows that are packed, keys that are split, and no cliff between few and many."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from monotile.backends.choices import AttentionChoice, AttentionProblem, Choice, Choices
+from monotile.backends.cpu.choices import CpuChoices
+from monotile.backends.metal.choices import MetalChoices
+from monotile.backends.nvidia.choices import NvidiaChoices
+from monotile.backends.time_model import RowKind, TimeModel
+from monotile.dtypes import bfloat16, bool_, float32
+
+CHOICES: dict[str, tuple[Choices, str]] = {
+    "cpu": (CpuChoices(), "cpu"),
+    "sm_90": (NvidiaChoices(), "sm_90"),
+    "sm_80": (NvidiaChoices(), "sm_80"),
+    "metal": (MetalChoices(), "mps"),
+    "none": (Choices(), "cpu"),
+}
+
+
+def problem(
+    device: str, queries: int, keys: int, heads: tuple[int, int] = (32, 8), size: int = 128
+) -> AttentionProblem:
+    return AttentionProblem(device, bfloat16, 1, *heads, queries, keys, size)
+
+
+def covers(choice: AttentionChoice, given: AttentionProblem) -> bool:
+    """True if the splits hold every visible key, each once, and none is empty."""
+    if not choice.splits:
+        return True
+    low, end = given.visible_range
+    block, per_split = choice.key_block, choice.blocks_per_split
+    first = choice.first_block * block
+    last = (choice.first_block + choice.splits * per_split) * block
+    return first <= low and last >= end and last - per_split * block < end
+
+
+# ---- choices ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize("heads", [(32, 8), (64, 1), (8, 8), (24, 8), (128, 1)], ids=str)
+@pytest.mark.parametrize("size", [64, 96, 128, 256, 512, 576])
+def test_every_visible_key_is_in_one_split(name: str, heads: tuple[int, int], size: int) -> None:
+    choices, device = CHOICES[name]
+    for queries in (1, 2, 3, 7, 8, 9, 17, 64, 65, 200, 513, 2000):
+        for keys in (0, 1, 63, 513, 4096, 33000):
+            for options in ({}, {"causal": "lower_right"}, {"causal": "upper_left"}, {"left": 100, "right": 3}):
+                for mask in (None, bool_):
+                    given = replace(problem(device, queries, keys, heads, size), mask=mask, **options)
+                    choice = choices.attention(given)
+                    assert covers(choice, given), (given, choice)
+                    assert choice.row_block > 0 and choice.key_block > 0
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_fixed_splits_fix_how_a_row_is_computed(name: str) -> None:
+    choices, device = CHOICES[name]
+    for keys_per_split in (1, 64, 512, 1000):
+        found = [choices.attention(problem(device, n, 4096), keys_per_split) for n in (1, 2, 5, 9, 33, 300)]
+        assert len({choice.key_block for choice in found}) == 1
+        assert all(choice.row_block <= 8 and choice.packed for choice in found)
+
+
+@pytest.mark.parametrize("name", ["cpu", "sm_90", "metal"])
+def test_keys_of_one_head_are_shared_out(name: str) -> None:
+    """One KV head is too little for a machine, however many query heads it has."""
+    choices, device = CHOICES[name]
+    for heads in ((64, 1), (128, 1), (8, 1)):
+        choice = choices.attention(problem(device, 1, 65536, heads))
+        assert choice.packed and choice.splits > 1
+
+
+def test_hopper_packs_the_rows_of_a_group() -> None:
+    choices, device = CHOICES["sm_90"]
+    for queries, consumers in ((4, 1), (16, 1), (32, 1), (48, 3), (64, 2)):
+        choice = choices.attention(problem(device, queries, 32768))
+        assert choice.packed and choice.schedule.consumers == consumers
+    long = choices.attention(problem(device, 4096, 4096))
+    assert not long.packed and not long.splits
+
+
+def test_a_window_is_split_like_its_slice() -> None:
+    for name in ("cpu", "sm_90", "metal"):
+        choices, device = CHOICES[name]
+        seen = choices.attention(replace(problem(device, 1, 16384), left=511, right=0))
+        alone = choices.attention(problem(device, 1, 512))
+        assert (seen.splits, seen.blocks_per_split) == (alone.splits, alone.blocks_per_split)
+        assert seen.splits == 0 or seen.first_block * seen.key_block == 16384 - 512
+
+
+# ---- the model -------------------------------------------------------------------------------------------------------
+
+
+def test_splits_fill_the_slots() -> None:
+    kind = RowKind(64, Choice({"BR": 64, "BK": 128}), block_time=1.0, start=2.0)
+    model = TimeModel(slots=132, merge=4.0, bytes_per_time=1e9, least=256)
+    choice = model.choose(problem("sm_90", 16, 32768), [kind])
+    assert choice.splits == 16 and choice.time == pytest.approx(16 + 2 + 4, abs=1)  # 8 heads x 16 splits <= 132 slots
+    assert model.choose(problem("sm_90", 16, 256), [kind]).splits == 0
+    assert model.choose(replace(problem("sm_90", 16, 4096), batch=64), [kind]).splits == 0
+
+
+def test_reading_bounds_the_time() -> None:
+    kind = RowKind(64, Choice({"BR": 64, "BK": 128}), block_time=1e-9, start=0.0)
+    given = problem("sm_90", 16, 32768)
+    assert TimeModel(132, 0.0, 1e6).choose(given, [kind]).time == pytest.approx(given.key_bytes / 1e6)
+
+
+# Matrix units take 64 rows and a CTA two or three times as many: behind 32, 64, 128 and 256 queries of four heads a
+# further block of rows begins. (Measured on an H200, 32768 keys: 1.24, 1.44, 1.28 and 1.19.)
+HOPPER_STEPS = {33: 1.34, 65: 1.52, 129: 1.32, 257: 1.42}
+
+
+@pytest.mark.parametrize("keys", [8192, 32768])
+def test_one_more_query_never_costs_more_than_a_quarter_on_hopper(keys: int) -> None:
+    choices, device = CHOICES["sm_90"]
+    launch = 5.0  # us of a call beside its kernels
+    times = {n: choices.attention(problem(device, n, keys)).time + launch for n in range(3, 513)}
+    steps = {n: times[n] / times[n - 1] for n in range(4, 513)}
+    assert {n: s for n, s in steps.items() if s > HOPPER_STEPS.get(n, 1.25)} == {}
+
+
+def test_float32_and_other_gpus_have_blocks_that_fit() -> None:
+    choices, _ = CHOICES["sm_80"]
+    for queries in (9, 33, 600):
+        for device in ("sm_80", "sm_90", "sm_120"):
+            choice = choices.attention(replace(problem(device, queries, 8192), dtype=float32))
+            assert choice.row_block in (16, 32, 64, 128) and (choice.schedule is None or not choice.schedule.consumers)

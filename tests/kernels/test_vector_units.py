@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import monotile
-from kernels.cases import check, check_splits, equal, normal, qkv
+from kernels.cases import check, check_output, check_splits, equal, normal, qkv
 from monotile import backends
 from monotile.backends.cpu.host import host
 from monotile.backends.cpu.target import UNITS, host_for, target, why_not
@@ -87,6 +88,15 @@ def test_bits_do_not_depend_on_the_row_block(unit: str, causal: bool, dtype: str
         results.append(o)
     for other in results[1:]:
         equal((results[0],), (other,))
+
+
+@every_unit
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_values_may_be_any_distance_apart(unit: str, dtype: str) -> None:
+    """Values are read in place from the keys' own columns, backwards, and from a single row."""
+    q, k, _ = qkv(20, 150, 48, dtype=dtype)
+    for v in (k[..., :32], k[:, :, ::-1, 16:], np.broadcast_to(k[:, :, :1], k.shape)):
+        check_output(q, k, v, f"cpu:{unit}")
 
 
 @every_unit

@@ -10,7 +10,7 @@ from monotile import ir
 from monotile.backends.choices import Choice
 from monotile.backends.cpu.compiler import OPTIONS as CPU_PASSES
 from monotile.backends.cpu.lower import lower as lower_cpu
-from monotile.backends.cpu.target import Target
+from monotile.backends.cpu.target import UNITS
 from monotile.backends.metal.backend import MetalBackend
 from monotile.backends.metal.render import render as render_metal
 from monotile.backends.nvidia import choices
@@ -20,11 +20,7 @@ from monotile.backends.nvidia.schedule import Schedule, choose
 from monotile.backends.nvidia.triton.module import TritonSource, render_triton
 from monotile.passes import pipeline
 
-TARGETS = (
-    Target("avx2", lanes=8, rows=4, vectors=2, registers=16),
-    Target("avx512", lanes=16, rows=8, vectors=2, registers=32, bfloat16_pairs=True),
-    Target("neon", lanes=4, rows=4, vectors=4, registers=32),
-)
+TARGETS = tuple(UNITS[name] for name in ("avx2", "avx512", "neon"))
 TRIPLES = {"neon": "aarch64-unknown-linux-gnu"}
 EVERY_TARGET = (
     "attention/causal/",

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import monotile
-from kernels.cases import check, check_splits, equal, normal, qkv
+from kernels.cases import check, check_output, check_splits, equal, normal, qkv
 from monotile import backends
 from monotile.backends.cpu.host import host
 from monotile.backends.cpu.target import UNITS, host_for, target, why_not
@@ -74,17 +75,28 @@ def rows_over_keys(
 @every_unit
 @pytest.mark.parametrize("causal", [False, True], ids=["plain", "causal"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_bits_do_not_depend_on_the_panels_that_hold_a_row(unit: str, causal: bool, dtype: str) -> None:
-    """Panels of one vector and of several, whole ones and the rest of a tile, add in one order."""
+@pytest.mark.parametrize("blocks", [(1, 3, 5, 8, 9, 12), (13, 16, 24, 32, 48, 64)], ids=["streamed", "panels"])
+def test_bits_do_not_depend_on_the_row_block(unit: str, causal: bool, dtype: str, blocks: tuple[int, ...]) -> None:
+    """Streamed dots of any height add in one order; panels of one vector and of several, whole ones and the rest of a
+    tile, in another."""
     D, Dv = 160, 48
     q, k, v = (normal(*shape, dtype=dtype) for shape in ((70, D), (150, D), (150, Dv)))
     results = []
-    for rows in (9, 16, 24, 32, 48, 64):
+    for rows in blocks:
         o = normal(70, Dv, dtype=dtype)
         rows_over_keys(q, k, v, o, causal=causal, D=D, Dv=Dv, BR=rows, BK=64, backend=f"cpu:{unit}")
         results.append(o)
     for other in results[1:]:
         equal((results[0],), (other,))
+
+
+@every_unit
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_values_may_be_any_distance_apart(unit: str, dtype: str) -> None:
+    """Values are read in place from the keys' own columns, backwards, and from a single row."""
+    q, k, _ = qkv(20, 150, 48, dtype=dtype)
+    for v in (k[..., :32], k[:, :, ::-1, 16:], np.broadcast_to(k[:, :, :1], k.shape)):
+        check_output(q, k, v, f"cpu:{unit}")
 
 
 @every_unit

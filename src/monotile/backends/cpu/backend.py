@@ -108,8 +108,9 @@ class CpuBackend(Backend):
     def explain(self, kernel: ir.Kernel, schedule: Any = None, device: str | None = None) -> list[str]:
         unit = target.target(self._processor_of(device))
         return [
-            f"path: LLVM IR for {unit.name}, {unit.lanes} float32 lanes; dots in register blocks of {unit.rows} rows x "
-            f"{unit.vectors} vectors, streamed with {target.STREAMED_ROWS} rows or fewer"
+            f"path: LLVM IR for {unit.name}, {unit.lanes} float32 lanes; dots in register blocks of "
+            f"{unit.block_rows(unit.vectors)} rows x {unit.vectors} vectors, "
+            f"streamed with {target.STREAMED_ROWS} rows or fewer"
         ]
 
     def emit(self, kernel: ir.Kernel, schedule: Any = None, device: str | None = None) -> Emitted:

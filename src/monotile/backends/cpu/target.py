@@ -13,9 +13,10 @@ from .host import host
 from .llvm import Host
 
 # A dot with at most this many rows streams its tile, on every vector unit: with one vector of the tile and a broadcast,
-# as many accumulators fit 16 registers. Streamed inner products add in another order than register blocks do, so the
-# limit must not be less than the row blocks a caller chooses from: else a row's bits depend on the number of rows.
-STREAMED_ROWS = 8
+# as many accumulators fit 16 registers. Up to here that is no slower than a panel of 16 lanes, most of them unused.
+# Streamed inner products add in another order than register blocks do, so the limit must not be less than the row
+# blocks a caller chooses from for a row whose bits are to be the same in all of them.
+STREAMED_ROWS = 12
 
 
 @dataclass(frozen=True)

@@ -368,11 +368,11 @@ def test_a_new_length_does_not_compile() -> None:
         monotile.attention(q, k, v, mask=np.ones((Nq, Nk), bool), backend="cpu")
 
     for Nk in (130, 4096):
-        run(1, Nk), run(129, Nk), run(600, Nk)
+        run(1, Nk), run(140, Nk), run(1100, Nk), run(1280, Nk)
     before = len(attention_kernel._programs)
     for Nk in (131, 257, 1000, 2049):
-        run(140, Nk), run(1, Nk), run(Nk, 150)
-    run(200, 300, B=3), run(1, 300, B=2)
+        run(140, Nk), run(1, Nk), run(1000 + Nk, 150)
+    run(140, 300, B=3), run(1, 300, B=2)
     assert len(attention_kernel._programs) == before
 
 

@@ -91,7 +91,7 @@ def test_split_decode_and_merge(size: int, dtype: str, heads: int) -> None:
     o = metal.poisoned((1, 1, heads, splits, size), np.float32)
     m, l = (metal.poisoned((1, 1, heads, splits), np.float32) for _ in range(2))
     facts = problem(size, dtype, query_heads=heads, kv_heads=1, queries=1, keys=150)
-    choice = MetalChoices().attention(facts, splits)
+    choice = MetalChoices().attention(facts, 50).in_splits(splits, 50)
     args = in_splits(q, k, v, (o, m, l), choice.blocks_per_split, scale=size**-0.5)
     program = in_every_order(attention, args, [o, m, l], options=Options(), **choice.blocks)
     assert program.rendered.threadgroup_bytes == 0 and program.rendered.threads == 32

@@ -12,7 +12,7 @@ import pytest
 
 from backends.metal_orders import collect_reports, forget, in_every_order
 from monotile import metal
-from monotile.backends.choices import AttentionChoice, AttentionProblem, Choices
+from monotile.backends.choices import AttentionChoice, AttentionProblem, Choices, cdiv
 from monotile.backends.metal.backend import MetalBackend, MetalProgram
 from monotile.kernels import reference
 from monotile.kernels.attention import attention
@@ -36,8 +36,9 @@ class Fixed(Choices):
     def __init__(self, BR: int, BK: int, splits: int) -> None:
         self.blocks, self.parts = {"BR": BR, "BK": BK, "packed": True}, splits
 
-    def attention(self, problem: AttentionProblem, splits: int | None = None) -> AttentionChoice:
-        return AttentionChoice(self.blocks).divided(problem, self.parts or None, None)
+    def attention(self, problem: AttentionProblem, keys_per_split: int | None = None) -> AttentionChoice:
+        chosen = AttentionChoice(self.blocks)
+        return chosen.in_splits(self.parts, cdiv(problem.keys, self.parts)) if self.parts else chosen
 
 
 def randoms(*shape: int, dtype: Any = np.float32, seed: int = 0) -> Array:

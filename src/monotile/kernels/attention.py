@@ -92,6 +92,9 @@ def keys_of_split(s, Nk, first_block, blocks_per_split, BK):
 
 
 def mask_tile(mask, own, cols, packed):
+    """The mask of some keys. Packed rows past the last one would have that of the next group's heads: a bool mask hides
+    all keys from them."""
     if packed:
-        return mask[own.b, own.head[:, None], own.queries[:, None], cols[None, :]]
+        tile = mask[own.b, own.head[:, None], own.queries[:, None], cols[None, :]]
+        return tile if is_additive(mask) else tile & (own.rows < own.count)[:, None]
     return mask[own.b, own.head, own.rows, cols]

@@ -50,10 +50,9 @@ class CpuProgram(Program):
 class CpuBackend(Backend):
     """The backend for this machine's processor, or for another vector unit that it may be able to run."""
 
-    choices = CpuChoices()
-
     def __init__(self, unit: str | None = None) -> None:
         self.name = "cpu" if unit is None else f"cpu:{unit}"
+        self.choices = CpuChoices(unit)
         self._unit = unit
 
     @property

@@ -6,16 +6,10 @@ import math
 import os
 from functools import cache
 
-from ..choices import (
-    KEYS_PER_SPLIT,
-    ROW_BLOCKS,
-    AttentionChoice,
-    AttentionProblem,
-    Choice,
-    Choices,
-    row_block,
-)
+from ..choices import KEYS_PER_SPLIT, AttentionChoice, AttentionProblem, Choice, Choices, cdiv
 from ..time_model import RowKind, TimeModel
+from .host import host
+from .target import STREAMED_ROWS, host_for, target
 
 # The least work for which another thread is woken: about twice the cost of waking it.
 FLOPS_PER_THREAD = 2_000_000
@@ -23,26 +17,35 @@ BYTES_PER_THREAD = 256_000
 STRIPS = (8, 4)  # rows of a mask read at a time: as many memory streams as a core follows
 TILE_BYTES = 32768
 MAX_SLOTS = 64  # processors beyond these get no splits of their own
-STREAMED = ROW_BLOCKS[-1]
-PANELS = (16, 32, 48, 64, 96, 128, 192, 256)  # rows of a block
-# Of the time model, whose unit is one row with one key: what a block of keys costs beside its rows, what a program
-# costs beside its blocks (in blocks of one row), and a merge.
-READING, START, MERGE = 8.0, 64.0, 16384.0
+# Of the time model, whose unit is one row with one key: what a key costs beside its rows, in panels and streamed; what
+# a program costs beside its keys (for a row), and a merge. Measured on Zen 4, one thread, D 64.
+PANEL_KEY, STREAMED_KEY, START, MERGE = 1.0, 3.0, 64.0, 16384.0
 
 
 class CpuChoices(Choices):
+    """The choices for this machine's vector unit, or for another."""
+
+    def __init__(self, unit: str | None = None) -> None:
+        self._unit = unit
+
     def attention(self, problem: AttentionProblem, keys_per_split: int | None = None) -> AttentionChoice:
-        """Few rows are streamed: keys pass through registers once. More rows are computed in panels."""
-        if keys_per_split is not None or problem.rows <= STREAMED:
+        """Few rows are streamed: keys pass through registers once. More rows are computed in panels of whole vectors,
+        or streamed twice where that is faster."""
+        if keys_per_split is not None or problem.rows <= STREAMED_ROWS:
             return _streamed(problem, keys_per_split)
-        keys = 64 if problem.head_size > 256 else 128
         most, why = _rows_in_l2(problem)
-        kinds = [
-            RowKind(rows, Choice({"BR": rows, "BK": keys}, why=why), keys * (rows + READING), START * keys)
-            for rows in PANELS
-            if rows <= most
-        ]
+        kinds = []
+        for size in dict.fromkeys((problem.rows, problem.queries)):
+            kinds += [_panel(problem, self._panel_rows(size, most), why)]
+            kinds += [_streamed_twice(problem, size)] if size <= 2 * STREAMED_ROWS else []
         return TimeModel(cores(), merge=MERGE, bytes_per_time=math.inf, least=KEYS_PER_SPLIT).choose(problem, kinds)
+
+    def _panel_rows(self, size: int, most: int) -> int:
+        """Rows of a block in whole vectors: as many as fit, or all rows, or half of them. More than two blocks are as
+        large as possible, so that new lengths need no new program."""
+        blocks = cdiv(size, most)
+        lanes = max(8, target(host() if self._unit is None else host_for(self._unit)).lanes)
+        return most if blocks > 2 else min(most, cdiv(cdiv(size, blocks), lanes) * lanes)
 
     def marks_covered(self, problem: AttentionProblem) -> bool:
         """The map is read in strips; those of an additive mask seldom hide anything, and where positions hide nothing
@@ -62,18 +65,34 @@ class CpuChoices(Choices):
         return min(default_threads(), max(1, flops // FLOPS_PER_THREAD, bytes_ // BYTES_PER_THREAD))
 
 
+def _panel(problem: AttentionProblem, rows: int, why: str) -> RowKind:
+    keys = 64 if problem.head_size > 256 else 128
+    choice = Choice({"BR": rows, "BK": keys}, why=f"panels of {rows} rows; {why}")
+    return RowKind(rows, choice, keys * (rows + PANEL_KEY), START * rows)
+
+
+def _streamed_twice(problem: AttentionProblem, size: int) -> RowKind:
+    rows, run = cdiv(size, 2), _run(problem)
+    choice = Choice({"BR": rows, "BK": run}, why=f"{size} rows stream keys twice, in runs of {run}")
+    return RowKind(rows, choice, run * (rows + STREAMED_KEY), START * rows)
+
+
 def _streamed(problem: AttentionProblem, keys_per_split: int | None) -> AttentionChoice:
-    """Long runs of keys, where splits are whole numbers of them: accumulators are rescaled seldom. 16-bit keys of size
-    129 to 256 are a tenth slower in runs twice as long (measured on Zen 4)."""
-    size, width = problem.head_size, problem.dtype.bytes
-    run = 64 if 128 < size <= 256 and width < 4 else 128
-    short = next((b for b in (64, 32) if b * size * width <= TILE_BYTES), 16)
-    if keys_per_split is not None and -(-keys_per_split // short) * short % run:
+    """Rows in blocks of one size; keys in long runs, where splits are whole numbers of them."""
+    rows, run = cdiv(problem.rows, cdiv(problem.rows, STREAMED_ROWS)), _run(problem)
+    short = next((b for b in (64, 32) if b * problem.head_size * problem.dtype.bytes <= TILE_BYTES), 16)
+    if keys_per_split is not None and cdiv(keys_per_split, short) * short % run:
         run = short
-    chosen = AttentionChoice(
-        {"BR": row_block(problem.rows), "BK": run, "packed": True}, why=f"few rows stream keys in runs of {run}"
-    )
+    time = problem.batch * problem.kv_heads * problem.visible_keys * (rows + STREAMED_KEY) / cores()
+    words = {"BR": rows, "BK": run, "packed": True}
+    chosen = AttentionChoice(words, why=f"few rows stream keys in runs of {run}", time=time)
     return chosen if keys_per_split is not None else chosen.divided(problem, KEYS_PER_SPLIT // run)
+
+
+def _run(problem: AttentionProblem) -> int:
+    """Keys at a time: many, so that accumulators are rescaled seldom. 16-bit keys of size 129 to 256 are a tenth slower
+    in runs twice as long (measured on Zen 4)."""
+    return 64 if 128 < problem.head_size <= 256 and problem.dtype.bytes < 4 else 128
 
 
 def _rows_in_l2(problem: AttentionProblem) -> tuple[int, str]:

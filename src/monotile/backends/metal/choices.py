@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from ..choices import ROW_BLOCKS, AttentionChoice, AttentionProblem, Choice, Choices, cdiv, row_block
 from ..time_model import RowKind, TimeModel
-from .distribution import FEW_ROWS, MAX_ELEMENTS, SIMDGROUPS
+from .distribution import MAX_ELEMENTS, SIMDGROUPS
 from .staging import REGISTERS
+from .threadgroup import THREADGROUP_LIMIT
 
 QUERY_BYTES, STAGE_BYTES = 18 << 10, 8 << 10  # of 32 KiB of threadgroup memory
 CORES = 40  # of a large Mac
@@ -17,6 +18,7 @@ CORES = 40  # of a large Mac
 # tiles take 80.
 CORE_SIMDGROUPS = 12
 SHARED_REGISTERS = 80
+REDUCTION_BYTES = 64  # of a row: its maximum and its sum in each of 4 or 8 simdgroups
 COLUMN_REGISTERS = 116  # of a lane, with the vectors along rows
 SPLIT_KEYS = 128  # at least in a split
 # Blocks of keys that a threadgroup could have read while it starts and its first block arrives, and while `merge` does.
@@ -32,12 +34,12 @@ class ThreadgroupRows:
     simdgroups: int
     why: str
 
-    def choose(self, problem: AttentionProblem) -> AttentionChoice:
-        """This block with as many splits as pay. A split writes its softmax state in float32 and `merge` reads it, on
-        all cores: in units of the bytes of a block of keys and values."""
+    def chosen(self, problem: AttentionProblem) -> AttentionChoice:
+        """This block, and splits of the keys by the time model: its unit is the time of a block of keys. A split writes
+        its softmax state in float32, which counts by its bytes."""
         state = 2 * self.rows / (self.keys * problem.dtype.bytes)
-        slots = CORES * max(1, CORE_SIMDGROUPS // self.simdgroups)
         kind = RowKind(self.rows, Choice({"BR": self.rows, "BK": self.keys}, why=self.why), 1.0, START + state)
+        slots = CORES * max(1, CORE_SIMDGROUPS // self.simdgroups)
         return TimeModel(slots, merge=LAUNCH, bytes_per_time=math.inf, least=SPLIT_KEYS).choose(problem, [kind])
 
 
@@ -46,12 +48,12 @@ class MetalChoices(Choices):
         """The rows of a group are one block where a threadgroup can hold them: its keys are then read once. Where the
         caller splits the keys, rows are computed without matrices, however many there are."""
         if keys_per_split is not None:
-            few = _in_lanes(row_block(problem.rows, _lane_rows(problem)))
-            return AttentionChoice({"BR": few.rows, "BK": few.keys, "packed": True}, why=few.why)
+            block = _in_lanes(row_block(problem.rows, _lane_rows(problem)))
+            return AttentionChoice({"BR": block.rows, "BK": block.keys, "packed": True}, why=block.why)
         block = _block(problem, problem.rows, packed=True)
-        if problem.rows > FEW_ROWS and not problem.packs(block.rows):
+        if not problem.packs(block.rows):
             block = _block(problem, problem.queries, packed=False)
-        return block.choose(problem)
+        return block.chosen(problem)
 
 
 def _block(problem: AttentionProblem, rows: int, *, packed: bool) -> ThreadgroupRows:
@@ -89,11 +91,19 @@ def _by_columns(problem: AttentionProblem, rows: int) -> ThreadgroupRows | None:
     elements, bytes_ = rows * problem.head_size, problem.dtype.bytes
     few, staged = elements <= SIMDGROUPS * MAX_ELEMENTS, elements * bytes_ <= QUERY_BYTES + STAGE_BYTES
     simdgroups, keys = SIMDGROUPS if few else 2 * SIMDGROUPS, 64 if few or staged else 128
+    if problem.values_in_keys:
+        keys = next((shared for shared in (64, 32) if _shares_keys(problem, rows, shared)), keys)
     vectors = 6 * rows / 8  # maximum, sum and the like of a row, which all simdgroups hold
     registers = (elements + rows * keys) / (32 * simdgroups) + vectors + rows / 8 * bytes_ / 2
     if rows > 32 and registers > COLUMN_REGISTERS:
         return None
     return ThreadgroupRows(rows, keys, simdgroups, f"{simdgroups} simdgroups hold the sums of {rows} rows by columns")
+
+
+def _shares_keys(problem: AttentionProblem, rows: int, keys: int) -> bool:
+    """True if threadgroup memory holds a tile of keys, which serves as the values, beside queries and weights."""
+    wide, narrow = (size * problem.dtype.bytes + 16 for size in (problem.head_size, keys))
+    return (rows + keys) * wide + rows * narrow <= THREADGROUP_LIMIT - REDUCTION_BYTES * rows
 
 
 def _by_rows(problem: AttentionProblem, rows: int, *, large: bool) -> ThreadgroupRows | None:

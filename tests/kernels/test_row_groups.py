@@ -1,0 +1,189 @@
+"""Packed rows and splits: any number of rows over any number of keys, every option, and what must not be read."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import monotile
+from arrays import Array
+from kernels.cases import check, check_output, equal, normal, qkv
+from monotile import backends
+from monotile.backends.choices import AttentionChoice, AttentionProblem
+from monotile.backends.cpu.choices import CpuChoices
+from monotile.library import ops
+from monotile.runtime import tensors
+from usable import ON_GPU
+
+GROUPS = [(2, 2), (4, 2), (6, 2), (8, 1), (24, 8)]
+
+
+def narrow(b: Any, h: Any, i: Any, j: Any) -> Any:
+    """Some keys in every other block, others for other heads."""
+    return (j % 256 < 40 + i) & (j >= 3 * h)
+
+
+def last_keys(b: Any, h: Any, i: Any, j: Any) -> Any:
+    return j >= 900
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {}, "causal": {"causal": True}, "upper_left": {"causal": "upper_left"}, "window": {"window": (70, 3)},
+    "causal window": {"causal": True, "window": (40, 0)}, "mask_mod": {"mask_mod": narrow},
+    "softcap": {"softcap": 5.0, "causal": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("heads", GROUPS, ids=str)
+def test_any_number_of_rows(heads: tuple[int, int], options: dict[str, Any], backend: str) -> None:
+    for Nq, Nk in ((1, 700), (3, 257), (5, 1300), (9, 64), (17, 513), (33, 700)):
+        check(*qkv(Nq, Nk, 32, B=2, Hq=heads[0], Hkv=heads[1]), backend, **options)
+
+
+@pytest.mark.parametrize("kind", ["all", "row", "head", "additive", "with mask_mod"])
+@pytest.mark.parametrize("Nq", [1, 4, 19])
+def test_masks_of_packed_rows(Nq: int, kind: str, backend: str) -> None:
+    rng, (B, Hq, Nk) = np.random.default_rng(Nq), (2, 6, 900)
+    shape = {"row": (B, 1, 1, Nk), "head": (1, Hq, Nq, Nk)}.get(kind, (B, 1, Nq, Nk))
+    mask: Array = (rng.random(shape) < 0.5) & (np.arange(Nk) // 128 % 3 != 1)
+    if kind == "additive":
+        mask = np.where(mask, rng.standard_normal(shape), -np.inf).astype(np.float32)
+    more = {"mask_mod": narrow} if kind == "with mask_mod" else {}
+    check(*qkv(Nq, Nk, 32, B=B, Hq=Hq, Hkv=2), backend, mask=mask, **more)
+
+
+def test_a_mask_of_heads_that_do_not_lie_evenly(backend: str) -> None:
+    wide = np.random.default_rng(0).random((1, 4, 9, 300)) < 0.5
+    check(*qkv(3, 300, Hq=4, Hkv=2), backend, mask=wide[:, :, 3:6])
+
+
+def test_rows_past_a_group_do_not_see_for_it(backend: str) -> None:
+    """Three heads of a group are padded to four rows or more: the next rows are the next group's."""
+    q, k, v = qkv(1, 40, Hq=6, Hkv=2)
+    mask = np.ones((1, 6, 1, 40), bool)
+    mask[:, :3, :, 7] = False
+    k[:, 0, 7], v[:, 0, 7] = np.nan, np.nan
+    out = monotile.attention(q, k, v, mask=mask, backend=backend)
+    assert np.isfinite(out).all()
+    clean = k.copy(), v.copy()
+    for x in clean:
+        x[:, 0, 7] = 0
+    check_output(q, *clean, backend, mask=mask)
+
+
+HIDDEN: dict[str, dict[str, Any]] = {
+    "window": {"window": (99, 0)},
+    "bool": {"mask": (np.arange(1000) >= 900)[None, None, None]},
+    "additive": {"mask": np.where(np.arange(1000) >= 900, 0.0, -np.inf).astype(np.float32)[None, None, None]},
+    "mask_mod": {"mask_mod": last_keys},
+}
+
+
+@pytest.mark.parametrize("options", HIDDEN.values(), ids=HIDDEN)
+@pytest.mark.parametrize("heads", [(4, 2), (8, 1), (2, 2)], ids=str)
+def test_few_queries_do_not_see_hidden_memory(heads: tuple[int, int], options: dict[str, Any], backend: str) -> None:
+    q, k, v = qkv(1, 1000, Hq=heads[0], Hkv=heads[1])
+    seen = monotile.attention(q, k, v, backend=backend, **options)
+    k[:, :, :900], v[:, :, :900] = np.nan, np.inf
+    equal(monotile.attention(q, k, v, backend=backend, **options), seen)
+    np.testing.assert_allclose(seen, monotile.attention(q, k[:, :, 900:], v[:, :, 900:], backend=backend), atol=1e-5)
+
+
+@pytest.mark.skipif(ON_GPU, reason="about this machine's memory")
+@pytest.mark.parametrize("options", HIDDEN.values(), ids=HIDDEN)
+def test_hidden_keys_are_not_read(options: dict[str, Any]) -> None:
+    """Keys and values that nobody sees lie on pages that may not be read at all."""
+    q, k, v = qkv(1, 1000, 32, Hq=4)
+    guarded = [unreadable_before(x, 768) for x in (k, v)]  # blocks of 128 keys: those from 896 on are read
+    equal(
+        monotile.attention(q, *guarded, backend="cpu", **options), monotile.attention(q, k, v, backend="cpu", **options)
+    )
+
+
+def unreadable_before(array: Array, row: int) -> Array:
+    """A copy of (1, 1, N, D) float32 whose whole pages before a row may not be read."""
+    memory = mmap.mmap(-1, array.nbytes)
+    copy = np.frombuffer(memory, np.float32).reshape(array.shape)
+    copy[:] = array
+    pages = row * array.shape[3] * 4 // mmap.PAGESIZE * mmap.PAGESIZE
+    ctypes.CDLL(None).mprotect(ctypes.c_void_p(copy.ctypes.data), ctypes.c_size_t(pages), 0)
+    KEPT.append(memory)
+    return copy
+
+
+KEPT: list[mmap.mmap] = []  # mapped until the end: unmapping what may not be read is none of this test's business
+
+
+# ---- values in the keys ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("D", "Dv"), [(72, 64), (16, 16), (33, 7), (576, 512)])
+def test_values_that_lie_in_the_keys(D: int, Dv: int, dtype: str, backend: str) -> None:
+    q, k, _ = qkv(2, 150, D, B=2, Hq=6, Hkv=2, dtype=dtype)
+    v = k[..., :Dv] if Dv != D else k
+    assert ops._values_in_keys(k, v)
+    for options in ({}, {"causal": True}, {"mask": (np.arange(150) % 3 > 0)[None, None, None]}):
+        check_output(q, k, v, backend, **options)
+        check(q, k, v, backend, **options)
+
+
+def test_what_lies_in_the_keys_is_told_by_memory() -> None:
+    k = normal(1, 1, 20, 8)
+    assert ops._values_in_keys(k, k[..., :4]) and ops._values_in_keys(k[:, :, ::2], k[:, :, ::2, :3])
+    assert not ops._values_in_keys(k, k[..., 4:]) and not ops._values_in_keys(k, k[..., :4].copy())
+    assert not ops._values_in_keys(k[:, :, ::2], k[:, :, 1::2, :3]) and not ops._values_in_keys(k, None)
+    assert not tensors.is_leading_part(k.astype(np.float16)[..., :4], k)
+    assert not ops._values_in_keys("k", [1.0]) and not ops._values_in_keys(k, k[0, ..., :4])
+
+
+def test_values_that_move_out_of_the_keys() -> None:
+    """Calls alike but for the memory of v are different calls."""
+    q, k, _ = qkv(1, 50, 12, Hq=4)
+    other = normal(1, 1, 50, 12, seed=9)[..., :8]
+    for v in (k[..., :8], other, k[..., :8]):
+        check_output(q, k, v)
+
+
+# ---- every choice ----------------------------------------------------------------------------------------------------
+
+
+class Forced(CpuChoices):
+    """Rows, keys and splits of a test's own."""
+
+    def __init__(self, rows: int, keys: int, packed: bool, per_split: int) -> None:
+        super().__init__()
+        self.forced = AttentionChoice({"BR": rows, "BK": keys, "packed": packed}), per_split
+
+    def attention(self, problem: AttentionProblem, keys_per_split: int | None = None) -> AttentionChoice:
+        chosen, per_split = self.forced
+        return chosen.divided(problem, per_split)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_results_do_not_depend_on_how_a_call_is_divided(data: st.DataObject) -> None:
+    """Rows of a block, packed or not, keys of a block and of a split: what is computed is the same."""
+    heads = data.draw(st.sampled_from(GROUPS))
+    Nq, Nk = data.draw(st.integers(1, 40)), data.draw(st.integers(0, 400))
+    rows, keys = data.draw(st.sampled_from([1, 3, 5, 8, 12, 16, 24, 32, 48])), data.draw(st.sampled_from([16, 64, 128]))
+    packed, per_split = data.draw(st.booleans()), data.draw(st.integers(1, 8))
+    options = dict(data.draw(st.sampled_from(list(OPTIONS.values()))))
+    if data.draw(st.booleans()):
+        hidden = data.draw(st.integers(0, Nk))
+        options["mask"] = (np.arange(Nk) >= hidden)[None, None, None] & (np.arange(Nk) % 7 > 0)
+    cpu, usual = backends.get("cpu"), backends.get("cpu").choices
+    ops._ATTENTION.calls.clear()
+    try:
+        cpu.choices = Forced(rows, keys, packed, per_split)
+        check(*qkv(Nq, Nk, 16, Hq=heads[0], Hkv=heads[1], seed=Nq), "cpu", **options)
+    finally:
+        cpu.choices = usual
+        ops._ATTENTION.calls.clear()

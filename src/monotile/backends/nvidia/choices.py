@@ -28,6 +28,7 @@ LONG_SPLIT = 512  # keys of a split: with this many, two CTAs on a multiprocesso
 TWO_FIT = 16384  # bytes of a tile of keys: up to here, two decode CTAs fit a multiprocessor
 TILE_BYTES = 32768  # of a decode tile of keys, which fits shared memory beside its values
 MERGE_SPAN = 32  # columns of a row in one program of a merge: GPUs need many programs
+MERGE_TILE = 2048  # elements that one warp merges at a time
 MERGED_ALONE = 128  # up to this many rows, a row is shared out by columns
 MASK_COLUMNS, MASK_FEW_ROWS = 1024, 16  # columns of a mask in one program of its block map, but for few rows
 
@@ -111,10 +112,10 @@ class NvidiaChoices(Choices):
 
     def merge(self, parts: int, rows: int, device: str, *, after_split: bool = False) -> Choice:
         """All parts at once where that is possible: a second iteration waits for memory once more. Few rows are shared
-        out by columns, to keep every multiprocessor busy; of many, each is one warp's."""
+        out by columns, to keep every multiprocessor busy; of many, a warp takes the columns its registers hold."""
         block = next((block for block in (16, 32, 64) if parts <= block), 128)
         few = rows <= MERGED_ALONE
-        blocks = {"BS": block, "SPAN": MERGE_SPAN if few else None}
+        blocks = {"BS": block, "SPAN": MERGE_SPAN if few else MERGE_TILE // block}
         if gpu(device).architecture != MEASURED:
             return Choice(blocks)
         why = "it starts before the launch whose parts it reads has ended, and waits for it" if after_split else ""

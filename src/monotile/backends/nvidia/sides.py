@@ -17,6 +17,7 @@ from ...ir.ops import Block
 from ...passes.pipeline import CLEAN
 from .triton.padding import LEAST, padded
 
+COLUMNS = 8  # 16 bytes of 16-bit elements
 MAX_PIECES = 2  # more take more copies and barriers than they save
 Uses = Mapping[Value, list[Op]]
 
@@ -27,9 +28,11 @@ class Piece(NamedTuple):
 
 
 def pieces(side: int) -> tuple[Piece, ...]:
-    """Return the pieces of a side, or the side itself where pieces save nothing. Each is a power of two but for the
-    last, which may be padded."""
+    """Return the pieces of a side, or the side itself where pieces save nothing, or would not begin at a multiple of 8
+    columns, as copies of 16 bytes do. Each is a power of two but for the last, which may be padded."""
     found, start = list[Piece](), 0
+    if side % COLUMNS:
+        return (Piece(0, side),)
     while side - start > LEAST and len(found) < MAX_PIECES - 1:
         found.append(Piece(start, 1 << ((side - start).bit_length() - 1)))
         start += found[-1].side

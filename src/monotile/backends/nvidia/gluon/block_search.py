@@ -18,7 +18,6 @@ from .consumer_loops import ConsumerLoops
 from .pipeline import CASE_BITS, Pipeline, scalar_slice
 
 FAR, NEAR = 2**31 - 1, -(2**31)
-LOOKAHEAD = 128  # blocks whose cases are read at once
 
 
 class ScalarWriter(TritonRenderer):
@@ -170,21 +169,17 @@ class BlockSearch:
         return self._function(f"cases_of_block_{n}", ["block", "first"], out.lines)
 
     def _next_block(self, n: int) -> str:
-        """Write `next_block`: the next block that some consumer has a case for. If the next one has none, it looks at
-        many at once; the least number of a block with its cases behind it is the answer, without another load."""
-        arguments, out, bits = self.tile_arguments, SourceLines(), CASE_BITS * self.schedule.consumers
+        """Write `next_block`: the next block that some consumer has a case for. If the next one has none, it looks
+        at 32 at once."""
+        arguments, out = self.tile_arguments, SourceLines()
         out.add(f"{self._cta_bound_names()} = cta_bounds({arguments})")
         out.add(f"cases = cases_of_block_{n}(block, first_{n}, {arguments})")
         out.add(f"while (cases == 0) & (block < blocks_{n}):")
-        out.depth += 1
-        out.add("layout: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])")
-        out.add(f"lookahead = block + 1 + gl.arange(0, {LOOKAHEAD}, layout=layout)")
-        out.add(f"found = cases_of_block_{n}(lookahead, first_{n}, {arguments})")
-        out.add(f"numbers = gl.where(found != 0, lookahead, block + {LOOKAHEAD + 1}).to(gl.int64)")
-        out.add(f"least = gl.min((numbers << {bits}) | found.to(gl.int64), 0)")
-        out.add(f"block = (least >> {bits}).to(gl.int32)")
-        out.add(f"cases = (least & {2**bits - 1}).to(gl.int32)")
-        out.depth -= 1
+        out.add("    layout: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])")
+        out.add("    lookahead = block + 1 + gl.arange(0, 32, layout=layout)")
+        out.add(f"    wanted = cases_of_block_{n}(lookahead, first_{n}, {arguments}) != 0")
+        out.add("    block = gl.min(gl.where(wanted, lookahead, block + 33), 0)")
+        out.add(f"    cases = cases_of_block_{n}(block, first_{n}, {arguments})")
         out.add("return block, cases")
         return self._function(f"next_block_{n}", ["block", "WARPS: gl.constexpr"], out.lines)
 

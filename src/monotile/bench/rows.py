@@ -44,6 +44,7 @@ class TimedCall:
     work: dict[str, float] = field(default_factory=dict)  # amount by kind, a key of limits.UNITS
     calls: int = 1  # that one `run` makes, where a single one is too short for the clock
     note: str = ""
+    steps: Mapping[int, Callable[[], Any]] = field(default_factory=dict)  # a sweep: calls of growing size; `run` is all
 
 
 @dataclass(frozen=True)

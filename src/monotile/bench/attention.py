@@ -16,7 +16,7 @@ from ..kernels import reference
 from ..library import ops, registry
 from . import peers
 from .limits import arithmetic, last_level_cache
-from .rows import Array, Row, Sample, TimedCall
+from .rows import Array, Row, Sample, TimedCall, kind_of_call
 
 DTYPES = ("float32", "float16", "bfloat16")
 SIZES = (64, 80, 96, 128, 256, 512)
@@ -24,7 +24,6 @@ POOL = (1 << 20) + 7  # not a multiple of any row length, so that the rows of an
 NUMPY_KEYS = 2048  # NumPy is timed up to this many keys
 HIDDEN_BLOCK = 256  # block size of the mask that hides nine blocks of ten
 SINK_MEAN = 4.0
-DECODE_GROUP = 8  # query heads of a KV head: a single query with more of them is an extend row
 VISIBLE = 512  # keys that a call of few queries sees in the rows "512 visible"
 
 
@@ -46,10 +45,7 @@ class AttentionShape:
 
     @property
     def kind(self) -> str:
-        """decode: one query of a small group; prefill: as many queries as keys; extend: all that lies between."""
-        if self.Nq == 1 and self.heads[0] <= DECODE_GROUP * self.heads[1]:
-            return "decode"
-        return "extend" if self.Nq < self.Nk else "prefill"
+        return kind_of_call(self.heads, self.Nq, self.Nk)
 
     @property
     def name(self) -> str:

@@ -74,9 +74,10 @@ def attention_variants(q: Array, k: Array, v: Array, options: Mapping[str, Any])
             variants["repeated heads"] = lambda: sdpa(
                 Q, K.repeat_interleave(group, 1), V.repeat_interleave(group, 1), **options_sdpa
             )
-    # With the heads of a group as rows of one head, all rows must see the same keys.
-    if not options_sdpa["is_causal"] and (mask is None or Nq == 1):
-        variants |= _folded_variants(Q, K, V, options_sdpa["attn_mask"])
+    if mask is None and not causal:
+        variants |= _folded_variants(Q, K, V, None)
+    elif mask is not None and group > 1 and mask.shape[1] == 1 and mask.nbytes * group <= MOST_SCORES:
+        variants |= _folded_variants(Q, K, V, to_torch(np.tile(mask, (1, 1, group, 1))))
     return variants
 
 
@@ -91,9 +92,8 @@ def _folded_variants(Q: Any, K: Any, V: Any, mask: Any) -> Variants:
     variants: Variants = {}
     if Hq > Hkv:
         variants["folded"] = lambda: sdpa(rows, K, V, attn_mask=mask).reshape(shape)
-    if (
-        Dv < D and V.data_ptr() == K.data_ptr() and V.stride() == K.stride()
-    ):  # MLA: sdpa is fastest for equal head sizes
+    in_keys = V.data_ptr() == K.data_ptr() and V.stride() == K.stride()
+    if Dv < D and in_keys:  # as in MLA: torch's fused kernel takes equal head sizes only
         variants["folded, keys as values"] = lambda: sdpa(rows, K, K, attn_mask=mask)[..., :Dv].reshape(shape)
     if mask is None and B * Hq * Nq * Nk * Q.element_size() <= MOST_SCORES:
         variants["products"] = lambda: (torch.softmax(rows * D**-0.5 @ K.mT, -1) @ V).reshape(shape)

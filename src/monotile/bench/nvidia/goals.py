@@ -25,6 +25,15 @@ def _decode(t: Tags) -> bool:
     return bool(t["op"] == "decode")
 
 
+def _extend(t: Tags) -> bool:
+    return bool(t["op"] == "extend" and not t["MLA"])
+
+
+def _latent(group: int) -> Callable[[Tags], bool]:
+    """Match MLA rows with this many query heads."""
+    return lambda t: bool(t["op"] == "extend" and t["MLA"] and t["group"] == group)
+
+
 def _wide(t: Tags) -> bool:
     return _decode(t) and t["D"] == 512
 
@@ -45,6 +54,9 @@ GOALS = (
     Goal("decode N 131072", lambda t: _long(t) and not _wide(t), READ, 0.9),
     Goal("decode D 512", _wide, TORCH, 50.0),
     Goal("decode D 512, N 131072", lambda t: _long(t) and _wide(t), READ, 0.85),
+    Goal("extend", _extend, TORCH, 1.1),
+    Goal("extend, MLA 128/1", _latent(128), RATE, 400e12),
+    Goal("extend, MLA 16/1", _latent(16), READ, 0.85),
     Goal("a warm call", lambda t: bool(t["op"] == "host"), HOST, 30e-6),
 )
 

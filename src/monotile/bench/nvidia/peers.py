@@ -45,9 +45,13 @@ def variants(shape: GpuShape, inputs: Inputs) -> Variants:
                 found["efficient, repeated heads"] = _sdpa_repeated(name, group, inputs, options)
         else:
             found[name] = _sdpa(name, q, k, v, {**options, "enable_gqa": True})
-        if group > 1 and shape.Nq == 1 and mask is None:  # the heads of a group as rows of one head
-            folded = q.reshape(shape.B, shape.heads[1], group, shape.D)
-            found[f"{name}, folded"] = _sdpa(name, folded, k, v, {}, tuple(q.shape))
+        # The heads of a group as rows of one head: only where all rows see all keys.
+        if group > 1 and shape.kind != "prefill" and not shape.causal and mask is None:
+            folded = q.reshape(shape.B, shape.heads[1], group * shape.Nq, shape.D)
+            out_shape = (*q.shape[:3], v.shape[3])
+            found[f"{name}, folded"] = _sdpa(name, folded, k, v, {}, out_shape)
+            if shape.Dv:  # as in MLA: the fused kernels take equal head sizes only
+                found[f"{name}, folded, keys as values"] = _sdpa(name, folded, k, k, {}, out_shape)
     return found
 
 
@@ -73,7 +77,7 @@ def _sdpa(
     def run() -> Tensor:
         with sdpa_kernel(backend):
             out = sdpa(q, k, v, **options)
-        return out if out_shape is None else out.reshape(out_shape)
+        return out if out_shape is None else out[..., : out_shape[3]].reshape(out_shape)
 
     return run
 

@@ -41,6 +41,7 @@ TINY = (
     GpuShape(2, (4, 2), 5, 70, 16),
     GpuShape(1, (16, 1), 1, 40, 24, Dv=16),
 )
+VISIBLE = tuple(GpuShape(2, (4, 2), Nq, 700, 16, extra=extra) for extra in rows.FEW_VISIBLE for Nq in (1, 3))
 
 
 class Clock:
@@ -102,7 +103,7 @@ def test_names_are_distinct_and_quick_rows_exist() -> None:
     names = [row.name for row in rows.ROWS]
     assert len(set(names)) == len(names) and set(rows.ROWS) >= rows.QUICK
     assert sum(suite.matches(name, "decode D512") for name in names) == 2
-    assert sum(suite.matches(name, "extend") for name in names) == len(rows.EXTEND)
+    assert sum(suite.matches(name, "extend") for name in names) == len(rows.EXTEND) + len(rows.FEW_VISIBLE)
     assert rows.EXTEND[0].name == "attention extend B1 64/1 Nq1 D128 N32768 bfloat16"
     assert rows.EXTEND[-1].name == "attention extend B32 16/1 Nq1 D576 Dv512 N8192 bfloat16 MLA"
     assert sum(suite.matches(name, "prefill B1 D128 causal") for name in names) == 3
@@ -118,6 +119,8 @@ def test_work_of_a_row() -> None:
     assert full.flops == 4 * 2 * 4 * 100 * 100 * 64 and full.key_bytes == 2 * 2 * 2 * 100 * 64 * 2
     assert GpuShape(2, (4, 2), 100, 100, 64, True).flops == full.flops / 2
     latent = GpuShape(2, (4, 1), 3, 100, 72, Dv=64)
+    few = GpuShape(2, (4, 1), 3, 2048, 64, extra="512 visible by window")
+    assert few.flops == 4 * 2 * 4 * 3 * 512 * 64 and few.key_bytes == 2 * 2 * 512 * 64 * 2
     assert latent.flops == 2 * 2 * 4 * 3 * 100 * (72 + 64) and latent.key_bytes == 2 * 100 * 72 * 2
     N, W = 16384, rows.WINDOW
     seen = sum(min(i, W) + 1 for i in range(N))
@@ -259,6 +262,15 @@ def test_every_kind_of_row(tmp_path: Path) -> None:
     ]  # fmt: skip
     table.show(report, quiet())
     assert baselines.markdown(report)
+
+
+@needs_results
+def test_few_visible_keys_beside_their_slice() -> None:
+    report = report_of(VISIBLE, options=options("always"))
+    assert report["wrong"] == [] and len(report["rows"]) == len(VISIBLE)
+    for row in report["rows"]:
+        assert row["ratios"]["slice"] > 0 and "x the time of the slice" in table.cells(row)[-1]
+        assert row["torch"]["errors"]["math, folded"] < 0.02 and row["torch"]["errors"]["flex"] < 0.02, row["name"]
 
 
 @needs_results

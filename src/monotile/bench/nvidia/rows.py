@@ -13,11 +13,13 @@ Tensor = Any
 MASKED_LENGTH = 8192  # at LONG a mask would be larger than the keys and values of all heads
 LONG = 16384
 WINDOW, SOFTCAP, SINK_MEAN = 4096, 20.0, 4.0
+VISIBLE = 512  # keys that a call of few queries sees in the rows "512 visible"
 
 
 @dataclass(frozen=True)
 class GpuShape:
-    """One call of attention: batch, heads, queries, keys, head size, dtype; `extra` is a key of EXTRAS or empty.
+    """One call of attention: batch, heads, queries, keys, head size, dtype; `extra` is a key of EXTRAS or FEW_VISIBLE,
+    or empty.
 
     `Dv` is given where v is a view of the first columns of k, as in MLA.
     """
@@ -58,11 +60,18 @@ class GpuShape:
 
     @property
     def pairs(self) -> float:
-        """Scores of one head that count as work: half of them under causality; with a window, the visible ones."""
+        """Scores of one head that count as work: half of them under causality; with few visible keys or a window, the
+        visible ones."""
+        if self.few_visible:
+            return self.Nq * VISIBLE
         if self.extra == "window":
             width = min(WINDOW + 1, self.Nk)
             return width * self.Nq - width * (width - 1) / 2
         return self.Nq * self.Nk * (0.5 if self.causal else 1.0)
+
+    @property
+    def few_visible(self) -> bool:
+        return "visible" in self.extra
 
     @property
     def flops(self) -> float:
@@ -70,9 +79,9 @@ class GpuShape:
 
     @property
     def key_bytes(self) -> float:
-        """Bytes of keys and values; values that lie in the keys count once."""
-        columns = self.D if self.Dv else 2 * self.D
-        return float(self.B * self.heads[1] * self.Nk * columns * (4 if self.dtype == "float32" else 2))
+        """Bytes of visible keys and values; values that lie in the keys count once."""
+        columns, keys = self.D if self.Dv else 2 * self.D, VISIBLE if self.few_visible else self.Nk
+        return float(self.B * self.heads[1] * keys * columns * (4 if self.dtype == "float32" else 2))
 
     @property
     def plain(self) -> GpuShape:
@@ -86,6 +95,14 @@ class Inputs:
     k: Tensor
     v: Tensor
     options: dict[str, Any]
+
+    @property
+    def on_slice(self) -> Inputs:
+        """The call on a slice of the keys that holds the visible ones. Several queries still need their window."""
+        Nq, window = self.q.shape[2], self.options.get("window")
+        visible = slice(-(VISIBLE + Nq - 1), None) if window else slice(VISIBLE)
+        options = {"window": window} if window and Nq > 1 else {}
+        return Inputs(self.q, self.k[:, :, visible], self.v[:, :, visible], options)
 
 
 def make(shape: GpuShape, device: str) -> Inputs:
@@ -102,7 +119,7 @@ def make(shape: GpuShape, device: str) -> Inputs:
     v = k[..., : shape.Dv] if shape.Dv else normal(*k.shape)
     options: dict[str, Any] = {"causal": shape.causal}
     if shape.extra:
-        options |= EXTRAS[shape.extra](shape, generator, device)
+        options |= (EXTRAS | FEW_VISIBLE)[shape.extra](shape, generator, device)
     return Inputs(q, k, v, options)
 
 
@@ -134,12 +151,44 @@ def _sinks(s: GpuShape, generator: Any, device: str) -> dict[str, Any]:
     return {"sinks": SINK_MEAN + torch.randn(s.heads[0], generator=generator, device=device)}
 
 
+def _near_keys(s: GpuShape, generator: Any, device: str) -> dict[str, Any]:
+    return {"window": (VISIBLE - 1, 0)}
+
+
+def _padded_bool(s: GpuShape, generator: Any, device: str) -> dict[str, Any]:
+    """Hide the unused part of a cache that is padded to its capacity."""
+    import torch
+
+    return {"mask": (torch.arange(s.Nk, device=device) < VISIBLE).expand(1, 1, s.Nq, s.Nk).contiguous()}
+
+
+def _padded_additive(s: GpuShape, generator: Any, device: str) -> dict[str, Any]:
+    import torch
+
+    hidden = ~_padded_bool(s, generator, device)["mask"]
+    zeros = torch.zeros(hidden.shape, device=device, dtype=getattr(torch, s.dtype))
+    return {"mask": zeros.masked_fill_(hidden, float("-inf"))}
+
+
+def _padded_mod(s: GpuShape, generator: Any, device: str) -> dict[str, Any]:
+    import torch
+
+    lengths = torch.full((s.B,), VISIBLE, device=device, dtype=torch.int32)
+    return {"mask_mod": lambda b, h, q_idx, kv_idx: kv_idx < lengths[b]}
+
+
 EXTRAS: dict[str, Callable[[GpuShape, Any, str], dict[str, Any]]] = {
     "bool mask": _bool_mask,
     "additive mask": _additive_mask,
     "window": _window,
     "softcap": _softcap,
     "sinks": _sinks,
+}
+FEW_VISIBLE = {
+    f"{VISIBLE} visible by window": _near_keys,
+    f"{VISIBLE} visible by bool mask": _padded_bool,
+    f"{VISIBLE} visible by additive mask": _padded_additive,
+    f"{VISIBLE} visible by mask_mod": _padded_mod,
 }
 
 FORWARD = (
@@ -180,6 +229,8 @@ def _shapes() -> Iterator[GpuShape]:
     for B, heads, D, lengths in DECODE:
         yield from (GpuShape(B, heads, 1, N, D) for N in lengths)
     yield from EXTEND
+    yield from (GpuShape(64, (32, 8), 1, 32768, 128, extra=extra) for extra in FEW_VISIBLE)
+    yield from (GpuShape(8, (32, 8), 4, 32768, 128, extra=extra) for extra in FEW_VISIBLE)
     for B, heads, N, D in FORWARD:
         yield from (GpuShape(B, heads, N, N, D, causal) for causal in (False, True))
     for extra in EXTRAS:

@@ -166,7 +166,10 @@ def _device(
     """Time a row on the GPU beside torch, and compare it with the limits `best`."""
     torch = try_variants(shape, inputs, sample, gpu, options.flex)
     entries = {"monotile": mine, **{f"torch {name}": run for name, run in torch.pop("runs").items()}}
-    if shape.extra:
+    if shape.few_visible:
+        part = inputs.on_slice
+        entries["slice"] = partial(ops.attention, part.q, part.k, part.v, **part.options, backend="nvidia")
+    elif shape.extra:
         entries["no option"] = partial(
             ops.attention, inputs.q, inputs.k, inputs.v, causal=shape.causal, backend="nvidia"
         )

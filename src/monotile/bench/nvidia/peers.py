@@ -41,7 +41,7 @@ def variants(shape: GpuShape, inputs: Inputs) -> Variants:
         if group == 1:
             found[name] = _sdpa(name, q, k, v, options)
         elif name == "efficient":  # it does not share keys among heads
-            if group * shape.key_bytes / 2 <= MOST_REPEATED:
+            if group * k.nbytes <= MOST_REPEATED:
                 found["efficient, repeated heads"] = _sdpa_repeated(name, group, inputs, options)
         else:
             found[name] = _sdpa(name, q, k, v, {**options, "enable_gqa": True})

@@ -229,13 +229,12 @@ def _shapes() -> Iterator[GpuShape]:
     for B, heads, D, lengths in DECODE:
         yield from (GpuShape(B, heads, 1, N, D) for N in lengths)
     yield from EXTEND
-    yield from (GpuShape(64, (32, 8), 1, 32768, 128, extra=extra) for extra in FEW_VISIBLE)
-    yield from (GpuShape(8, (32, 8), 4, 32768, 128, extra=extra) for extra in FEW_VISIBLE)
     for B, heads, N, D in FORWARD:
         yield from (GpuShape(B, heads, N, N, D, causal) for causal in (False, True))
     for extra in EXTRAS:
         N = MASKED_LENGTH if "mask" in extra else LONG
         yield GpuShape(1, (16, 16), N, N, 128, extra == "window", extra)
+    yield from (GpuShape(64, (32, 8), 1, 32768, 128, extra=extra) for extra in FEW_VISIBLE)
 
 
 ROWS = tuple(_shapes())

@@ -169,6 +169,8 @@ def _device(
     if shape.few_visible:
         part = inputs.on_slice
         entries["slice"] = partial(ops.attention, part.q, part.k, part.v, **part.options, backend="nvidia")
+        off = exact.distance(sample, entries["slice"]())
+        assert off <= SAME_WORK, f"the slice computes something else: its error is {off}"
     elif shape.extra:
         entries["no option"] = partial(
             ops.attention, inputs.q, inputs.k, inputs.v, causal=shape.causal, backend="nvidia"

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from monotile import errors
-from monotile.bench import attention, baselines, goals, limits, peers, report, suite, table, worker
+from monotile.bench import attention, baselines, extend, goals, limits, peers, report, suite, table, worker
 from monotile.bench.attention import AttentionShape
 from monotile.bench.rows import Row, Sample, TimedCall
 from monotile.cli import commands
@@ -49,10 +49,20 @@ def report_of(**times: tuple[float, float]) -> dict[str, Any]:
 
 
 def test_rows_are_well_formed() -> None:
-    names = [row.name for row in suite.ROWS]
-    assert len(set(names)) == len(names) and all(row.tags for row in attention.ROWS)
+    names, library = [row.name for row in suite.ROWS], (*attention.ROWS, *extend.ROWS)
+    assert len(set(names)) == len(names) and all(row.tags for row in library)
     assert names == [" ".join(name.split()) for name in names]
-    assert {row.tags["op"] for row in attention.ROWS} == {"decode", "prefill", "merge", "mask_blocks"}
+    ops = {"decode", "prefill", "extend", "sweep", "merge", "mask_blocks"}
+    assert {row.tags["op"] for row in library} == ops
+
+
+def test_rows_are_named_for_their_kind() -> None:
+    """Names of decode and prefill have no Nq: baselines refer to them."""
+    assert AttentionShape((32, 8), 1, 8192, 64, "float32").name == "attention decode 32/8 D64 N8192 float32"
+    assert AttentionShape((8, 8), 64, 64, 64, "float32").name == "attention prefill 8/8 D64 N64 float32"
+    assert AttentionShape((32, 8), 4, 64, 64, "float32").name == "attention extend 32/8 Nq4 D64 N64 float32"
+    many = AttentionShape((128, 1), 1, 4096, 576, "bfloat16", Dv=512)
+    assert many.name == "attention extend 128/1 Nq1 D576 Dv512 N4096 bfloat16 MLA" and many.tags["MLA"]
 
 
 def test_quick_rows_exist() -> None:
@@ -66,7 +76,14 @@ def test_every_goal_has_rows() -> None:
 
 @pytest.mark.parametrize(
     "only, count",
-    [("decode D128 N16384", 3), ("decode N16384 float16", 6), ("MERGE", 2), ("launch", 1), ("nothing", 0)],
+    [
+        ("decode N16384 D128", 11),
+        ("decode N16384 float16", 6),
+        ("MLA", 2),
+        ("visible", 12),
+        ("MERGE", 2),
+        ("nothing", 0),
+    ],
 )
 def test_filter(only: str, count: int) -> None:
     assert len(suite.select(1, only, False)) == len(suite.select(1, only, True)) == count
@@ -84,6 +101,10 @@ def test_filter(only: str, count: int) -> None:
         AttentionShape((2, 2), 64, 64, 64, "float32", causal=True, extra="sinks"),
         AttentionShape((2, 2), 64, 64, 64, "float32", extra="additive mask"),
         AttentionShape((2, 1), 64, 64, 64, "float32", extra="bool mask"),
+        AttentionShape((4, 2), 9, 96, 64, "bfloat16"),
+        AttentionShape((16, 1), 1, 96, 72, "float32", Dv=64),
+        *(AttentionShape((4, 2), 1, 700, 64, "float32", extra=extra) for extra in attention.FEW_VISIBLE),
+        *(AttentionShape((4, 2), 3, 700, 64, "bfloat16", extra=extra) for extra in attention.FEW_VISIBLE),
     ],
     ids=lambda s: s.name,
 )
@@ -99,7 +120,56 @@ def test_a_row_is_checked_and_timed(shape: AttentionShape, monkeypatch: pytest.M
     if peers.torch_version() is not None:
         assert found["torch"]["failed"] == {} and max(found["torch"]["errors"].values()) < 0.05
     if not shape.extra:
-        assert [limit["kind"] for limit in found["limits"]] == (["read", "flop"] if shape.Nq == 1 else ["flop"])
+        kinds = ["flop"] if shape.kind == "prefill" else ["read", limits.arithmetic(shape.dtype)]
+        assert [limit["kind"] for limit in found["limits"]] == kinds
+    if shape.extra in attention.FEW_VISIBLE:
+        assert found["slice_error"] < 0.01 and found["ratios"]["slice"] > 0
+
+
+@pytest.mark.parametrize("shape", [AttentionShape((4, 2), 9, 96, 64, "float32"), TINY], ids=lambda s: s.name)
+def test_torch_has_every_variant(shape: AttentionShape) -> None:
+    pytest.importorskip("torch")
+    call = attention.make(shape, np.random.default_rng(0), 1)
+    assert call.torch is not None and call.sample is not None
+    assert call.torch.keys() == {"enable_gqa", "repeated heads", "folded", "products"}
+    assert max(worker.distance(call.sample, run()) for run in call.torch.values()) < 1e-5
+    latent = AttentionShape((16, 1), 1, 96, 72, "float32", Dv=64)
+    assert "folded, keys as values" in (attention.make(latent, np.random.default_rng(0), 1).torch or {})
+
+
+def test_work_of_a_row() -> None:
+    """Values that lie in the keys are read with them."""
+    rng, shape = np.random.default_rng(0), AttentionShape((16, 1), 1, 96, 72, "float32", Dv=64)
+    work = attention.make(shape, rng, 1).work
+    assert work == {"read": 96 * 72 * 4, "flop": 2 * 16 * 96 * (72 + 64)}
+    grouped = attention.make(AttentionShape((4, 2), 9, 96, 64, "float32"), rng, 1).work
+    assert grouped == {"read": 2 * 2 * 96 * 64 * 4, "flop": 4 * 4 * 9 * 96 * 64}
+
+
+def test_a_sweep() -> None:
+    row = Row("sweep", lambda rng, threads: extend.sweep((4, 2), 96, 64, (1, 2, 5), rng, threads), tags={"op": "sweep"})
+    found = worker.measure(row, 1, TWO_ROUNDS)
+    assert json.loads(json.dumps(found)) == found and 0 < found["error"] <= found["allowed"]
+    assert [step["size"] for step in found["steps"]] == [1, 2, 5] and found["worst_step"]["cliff"] > 0
+    whole = {**report_of(), "rows": [found]}
+    ((*_, place, ratio, _, times),) = table.sweep_cells(whole)
+    assert place in ("Nq 1 to 2", "Nq 2 to 5") and float(ratio) > 0 and times.startswith("1: ")
+    assert f"| {place} |" in baselines.markdown(whole)
+    (only,) = goals.judge([found])
+    assert only.goal.measure is goals.CLIFF and only.value == found["worst_step"]["cliff"]
+
+
+@pytest.mark.parametrize(
+    "times, cliff, place",
+    [
+        ({1: 1.0, 2: 1.1, 3: 1.5}, 1.5 / 1.1, (2, 3)),
+        ({8: 1.0, 9: 1.2, 16: 2.0}, 1.2, (8, 9)),  # in proportion from 9 on
+        ({8: 1.0, 12: 2.2, 16: 2.9}, 2.2 * 8 / 11, (8, 12)),
+    ],
+)
+def test_the_worst_step(times: dict[int, float], cliff: float, place: tuple[int, int]) -> None:
+    worst = worker.worst_step(times)
+    assert worst["cliff"] == pytest.approx(cliff) and (worst["from"], worst["to"]) == place
 
 
 def test_a_hidden_mask_hides_nine_blocks_of_ten() -> None:
@@ -205,6 +275,23 @@ def test_the_worst_row_counts() -> None:
     against, share = goals.judge(found["rows"])
     assert (against.value, against.row, against.ok) == (2.0, "b", False)
     assert share.shown == ("70%", "75%")
+
+
+def test_the_goal_of_few_queries_is_a_time() -> None:
+    """At most 1.3 times that of the slice: the slower row is the worst."""
+    found = report_of(a=(1.0, 0.0), b=(1.0, 0.0))["rows"]
+    for row, ratio in zip(found, (0.9, 0.5), strict=True):
+        row["tags"] = AttentionShape((32, 8), 1, 16384, 64, "float32", extra=attention.FEW_VISIBLE[0]).tags
+        row["ratios"] = {"slice": ratio}
+    (only,) = goals.judge(found)
+    assert (only.value, only.row, only.ok) == (2.0, "b", False)
+
+
+def test_narrow_vectors_have_their_own_goal() -> None:
+    found = report_of(a=(1.0, 0.0))["rows"]
+    found[0] |= {"tags": AttentionShape((32, 8), 4, 8192, 128, "float32").tags, "ratios": {"torch": 1.4}}
+    assert [worst.ok for worst in goals.judge(found)] == [False]
+    assert [worst.ok for worst in goals.judge(found, "avx2")] == [True]
 
 
 def test_threads_are_held_against_one() -> None:

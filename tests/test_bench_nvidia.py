@@ -38,7 +38,10 @@ TINY = (
     GpuShape(1, (2, 2), 40, 40, 16),
     GpuShape(2, (4, 2), 40, 40, 16, True),
     *(GpuShape(1, (2, 2), 40, 40, 16, extra == "window", extra) for extra in rows.EXTRAS),
+    GpuShape(2, (4, 2), 5, 70, 16),
+    GpuShape(1, (16, 1), 1, 40, 24, Dv=16),
 )
+VISIBLE = tuple(GpuShape(2, (4, 2), Nq, 700, 16, extra=extra) for extra in rows.FEW_VISIBLE for Nq in (1, 3))
 
 
 class Clock:
@@ -100,6 +103,10 @@ def test_names_are_distinct_and_quick_rows_exist() -> None:
     names = [row.name for row in rows.ROWS]
     assert len(set(names)) == len(names) and set(rows.ROWS) >= rows.QUICK
     assert sum(suite.matches(name, "decode D512") for name in names) == 2
+    assert sum(suite.matches(name, "visible") for name in names) == len(rows.FEW_VISIBLE)
+    assert sum(suite.matches(name, "extend") for name in names) == len(rows.EXTEND)
+    assert rows.EXTEND[0].name == "attention extend B1 64/1 Nq1 D128 N32768 bfloat16"
+    assert rows.EXTEND[-1].name == "attention extend B32 16/1 Nq1 D576 Dv512 N8192 bfloat16 MLA"
     assert sum(suite.matches(name, "prefill B1 D128 causal") for name in names) == 3
 
 
@@ -112,17 +119,29 @@ def test_work_of_a_row() -> None:
     full = GpuShape(2, (4, 2), 100, 100, 64)
     assert full.flops == 4 * 2 * 4 * 100 * 100 * 64 and full.key_bytes == 2 * 2 * 2 * 100 * 64 * 2
     assert GpuShape(2, (4, 2), 100, 100, 64, True).flops == full.flops / 2
+    latent = GpuShape(2, (4, 1), 3, 100, 72, Dv=64)
+    few = GpuShape(2, (4, 1), 3, 2048, 64, extra="512 visible by window")
+    assert few.flops == 4 * 2 * 4 * 3 * 512 * 64 and few.key_bytes == 2 * 2 * 512 * 64 * 2
+    assert latent.flops == 2 * 2 * 4 * 3 * 100 * (72 + 64) and latent.key_bytes == 2 * 100 * 72 * 2
     N, W = 16384, rows.WINDOW
     seen = sum(min(i, W) + 1 for i in range(N))
     assert GpuShape(1, (1, 1), N, N, 64, True, "window").pairs == seen
     assert GpuShape(1, (1, 1), N, N, 64, True, "window").plain == GpuShape(1, (1, 1), N, N, 64, True)
 
 
+def test_the_limit_of_extend_is_what_takes_longest() -> None:
+    best = {"read": {"best_per_s": 4e12}, "flop": {"best_per_s": 800e12}}
+    many, few = (run.row_limit(row, 1e-3, best) for row in rows.EXTEND[-2:])
+    assert (many["kind"], few["kind"]) == ("flop", "read")
+    assert many["rate_per_s"] == rows.EXTEND[-2].flops * 1e3 and few["share"] == few["rate_per_s"] / 4e12
+
+
 # ---- goals -----------------------------------------------------------------------------------------------------------
 
 
 def row_of(shape: GpuShape, torch: float, rate: float, median: float = 1e-3) -> dict[str, Any]:
-    limit = {"kind": "read" if shape.Nq == 1 else "flop", "rate_per_s": rate, "best_per_s": 4e12, "share": rate / 4e12}
+    best = {"read": {"best_per_s": 4e12}, "flop": {"best_per_s": 800e12}}
+    limit = run.row_limit(shape, 1.0, best) | {"rate_per_s": rate, "best_per_s": 4e12, "share": rate / 4e12}
     return {
         "name": shape.name, "threads": 1, "tags": shape.tags, "ratios": {"torch": torch}, "limit": limit, "note": "",
         "times": {"monotile": {"median_s": median, "best_s": median, "spread": 0.01}}, "torch": {"way": "cuDNN"},
@@ -235,6 +254,8 @@ def test_every_kind_of_row(tmp_path: Path) -> None:
             row["limit"]["share"] * row["limit"]["best_per_s"], row["limit"]["rate_per_s"]
         )
     assert found[TINY[1].name]["torch"]["errors"].keys() >= {"flash", "flash, folded", "math, folded"}
+    assert found[TINY[-2].name]["torch"]["errors"].keys() >= {"flash, folded", "math, folded"}
+    assert found[TINY[-1].name]["torch"]["errors"].keys() >= {"math, folded", "math, folded, keys as values"}
     assert "cuDNN" in found[TINY[2].name]["torch"]["failed"]
     assert all(found[s.name]["torch"]["way"] == "flex" for s in TINY if s.extra in ("softcap", "sinks"))
     assert {kind: sorted(found["rates_per_s"]) for kind, found in report["limits"].items()}["read"] == [
@@ -245,8 +266,17 @@ def test_every_kind_of_row(tmp_path: Path) -> None:
 
 
 @needs_results
+def test_few_visible_keys_beside_their_slice() -> None:
+    report = report_of(VISIBLE, options=options("always"))
+    assert report["wrong"] == [] and len(report["rows"]) == len(VISIBLE)
+    for row in report["rows"]:
+        assert row["ratios"]["slice"] > 0 and "x the time of the slice" in table.cells(row)[-1]
+        assert row["torch"]["errors"]["math, folded"] < 0.02 and row["torch"]["errors"]["flex"] < 0.02, row["name"]
+
+
+@needs_results
 def test_flex_everywhere_and_within_its_time() -> None:
-    shapes = TINY[1:4] + TINY[-5:-2]
+    shapes = TINY[1:4] + TINY[-7:-4]
     for row in report_of(shapes, options=options("always"))["rows"]:
         assert row["torch"]["errors"]["flex"] < 0.02, row["name"]
     limited = options("always")

@@ -56,6 +56,15 @@ def test_inputs_are_the_same_every_time() -> None:
         np.testing.assert_array_equal(first[name], second[name])
 
 
+def test_values_may_lie_in_the_keys() -> None:
+    """A view, as in MLA, that a copy of each array to a device would lose."""
+    case = next(case for case in registry.CHECKS if case.values_in_keys)
+    inputs = case.inputs()
+    assert inputs["v"].base is inputs["k"] and inputs["v"].shape[-1] == case.sizes.Dv < case.sizes.D
+    moved = case.with_view({name: value.copy() for name, value in inputs.items()})
+    assert moved["v"].base is moved["k"]
+
+
 def test_a_failure_is_shown_and_the_others_still_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "CHECKS", (BROKEN, registry.CHECKS[-1]))
     console = Console(file=io.StringIO(), width=200)

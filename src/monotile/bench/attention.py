@@ -1,8 +1,10 @@
-"""Rows of the attention library: decode, prefill, masks, windows, sinks, merge, mask_blocks."""
+"""Rows of the attention library: decode, prefill, masks, windows, sinks, merge, mask_blocks.
+
+extend.py has the rows with fewer queries than keys, and large groups."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -14,7 +16,7 @@ from ..kernels import reference
 from ..library import ops, registry
 from . import peers
 from .limits import arithmetic, last_level_cache
-from .rows import Array, Row, Sample, TimedCall
+from .rows import Array, Row, Sample, TimedCall, kind_of_call
 
 DTYPES = ("float32", "float16", "bfloat16")
 SIZES = (64, 80, 96, 128, 256, 512)
@@ -22,11 +24,15 @@ POOL = (1 << 20) + 7  # not a multiple of any row length, so that the rows of an
 NUMPY_KEYS = 2048  # NumPy is timed up to this many keys
 HIDDEN_BLOCK = 256  # block size of the mask that hides nine blocks of ten
 SINK_MEAN = 4.0
+VISIBLE = 512  # keys that a call of few queries sees in the rows "512 visible"
 
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """One call of attention: heads, queries, keys, head size, dtype; `extra` is a key of EXTRAS or empty."""
+    """One call of attention: heads, queries, keys, head size, dtype; `extra` is a key of EXTRAS or empty.
+
+    `Dv` is given where v is a view of the first columns of k, as in MLA.
+    """
 
     heads: tuple[int, int]
     Nq: int
@@ -35,20 +41,25 @@ class AttentionShape:
     dtype: str
     causal: bool = False
     extra: str = ""
+    Dv: int | None = None
+
+    @property
+    def kind(self) -> str:
+        return kind_of_call(self.heads, self.Nq, self.Nk)
 
     @property
     def name(self) -> str:
-        kind = "decode" if self.Nq == 1 else "prefill"
-        words = ["attention", kind, f"{self.heads[0]}/{self.heads[1]}", f"D{self.D}", f"N{self.Nk}", self.dtype]
+        queries = [f"Nq{self.Nq}"] if self.kind == "extend" else []
+        words = ["attention", self.kind, f"{self.heads[0]}/{self.heads[1]}", *queries, f"D{self.D}"]
+        words += [*([f"Dv{self.Dv}"] if self.Dv else []), f"N{self.Nk}", self.dtype, *(["MLA"] if self.Dv else [])]
         return " ".join([*words, *(["causal"] if self.causal else []), *([self.extra] if self.extra else [])])
 
     @property
     def tags(self) -> dict[str, Any]:
-        kind = "decode" if self.Nq == 1 else "prefill"
         grouped = self.heads[0] != self.heads[1]
         return {
-            "op": kind, "D": self.D, "N": self.Nk, "dtype": self.dtype, "causal": self.causal, "grouped": grouped,
-            "extra": self.extra,
+            "op": self.kind, "D": self.D, "N": self.Nk, "dtype": self.dtype, "causal": self.causal, "grouped": grouped,
+            "extra": self.extra, "Nq": self.Nq, "MLA": self.Dv is not None,
         }  # fmt: skip
 
 
@@ -61,7 +72,7 @@ def _pool(dtype: str) -> Array:
     return numbers.astype(dtypes.to_numpy(dtypes.BY_NAME[dtype]))
 
 
-def _normal(rng: np.random.Generator, dtype: str, *shape: int) -> Array:
+def normal(rng: np.random.Generator, dtype: str, *shape: int) -> Array:
     """Return normal numbers copied from a pool at a random offset: as fast as a copy."""
     return np.resize(np.roll(_pool(dtype), int(rng.integers(POOL))), shape)
 
@@ -72,7 +83,7 @@ def _bool_mask(rng: np.random.Generator, s: AttentionShape) -> dict[str, Any]:
 
 
 def _additive_mask(rng: np.random.Generator, s: AttentionShape) -> dict[str, Any]:
-    return {"mask": _normal(rng, "float32", 1, 1, s.Nq, s.Nk)}
+    return {"mask": normal(rng, "float32", 1, 1, s.Nq, s.Nk)}
 
 
 def _hidden_mask(rng: np.random.Generator, s: AttentionShape) -> dict[str, Any]:
@@ -92,13 +103,37 @@ def _sinks(rng: np.random.Generator, s: AttentionShape) -> dict[str, Any]:
     return {"sinks": (SINK_MEAN + rng.standard_normal(s.heads[0])).astype(np.float32)}
 
 
+def _near_keys(rng: np.random.Generator, s: AttentionShape) -> dict[str, Any]:
+    return {"window": (VISIBLE - 1, 0)}
+
+
+def _padded_bool(rng: np.random.Generator, s: AttentionShape) -> dict[str, Any]:
+    """Hide the unused part of a cache that is padded to its capacity."""
+    return {"mask": np.broadcast_to(np.arange(s.Nk) < VISIBLE, (1, 1, s.Nq, s.Nk)).copy()}
+
+
+def _padded_additive(rng: np.random.Generator, s: AttentionShape) -> dict[str, Any]:
+    mask = np.where(_padded_bool(rng, s)["mask"], np.float32(0), np.float32(-np.inf))
+    return {"mask": mask.astype(np.float32)}
+
+
+def _padded_mod(rng: np.random.Generator, s: AttentionShape) -> dict[str, Any]:
+    lengths = np.array([VISIBLE], np.int32)
+    return {"mask_mod": lambda b, h, q_idx, kv_idx: kv_idx < lengths[b]}
+
+
 EXTRAS: dict[str, Callable[[np.random.Generator, AttentionShape], dict[str, Any]]] = {
     "bool mask": _bool_mask,
     "additive mask": _additive_mask,
     "nine blocks of ten hidden": _hidden_mask,
     "window": _window,
     "sinks": _sinks,
+    f"{VISIBLE} visible by window": _near_keys,
+    f"{VISIBLE} visible by bool mask": _padded_bool,
+    f"{VISIBLE} visible by additive mask": _padded_additive,
+    f"{VISIBLE} visible by mask_mod": _padded_mod,
 }
+FEW_VISIBLE = tuple(extra for extra in EXTRAS if "visible" in extra)
 
 
 # ---- attention -------------------------------------------------------------------------------------------------------
@@ -106,37 +141,42 @@ EXTRAS: dict[str, Callable[[np.random.Generator, AttentionShape], dict[str, Any]
 
 def make(s: AttentionShape, rng: np.random.Generator, threads: int) -> TimedCall:
     Hq, Hkv = s.heads
-    q, k, v = (_normal(rng, s.dtype, 1, h, n, s.D) for h, n in ((Hq, s.Nq), (Hkv, s.Nk), (Hkv, s.Nk)))
+    q, k = (normal(rng, s.dtype, 1, h, n, s.D) for h, n in ((Hq, s.Nq), (Hkv, s.Nk)))
+    v = k[..., : s.Dv] if s.Dv else normal(rng, s.dtype, *k.shape)
     options: dict[str, Any] = {"causal": s.causal} | (EXTRAS[s.extra](rng, s) if s.extra else {})
     call = TimedCall(
         lambda: ops.attention(q, k, v, **options, threads=threads),
         sample=sample(q, k, v, options),
         torch=peers.attention_variants(q, k, v, options),
     )
-    products = 4.0 * Hq * s.Nq * s.Nk * s.D * (0.5 if s.causal else 1.0)
-    if s.Nq == 1:
-        call.work = {"read": float(k.nbytes + v.nbytes), arithmetic(s.dtype): products}
-        call.note = "K and V fit the last-level cache" if call.work["read"] <= last_level_cache() else ""
-    elif not s.extra:
+    products = 2.0 * Hq * s.Nq * s.Nk * (s.D + v.shape[3]) * (0.5 if s.causal else 1.0)
+    if s.kind == "prefill" and not s.extra:
         call.work = {"flop": products}
+    elif not s.extra:
+        call.work = {"read": float(k.nbytes + (0 if s.Dv else v.nbytes)), arithmetic(s.dtype): products}
+        call.note = "K and V fit the last-level cache" if call.work["read"] <= last_level_cache() else ""
     if s.dtype == "float32" and s.Nk <= NUMPY_KEYS and not s.causal and not s.extra:
         call.peers["NumPy"] = lambda: numpy_attention(q, k, v)
     if s.extra == "nine blocks of ten hidden":
         call.peers["no mask"] = lambda: ops.attention(q, k, v, threads=threads)
+    if s.extra in FEW_VISIBLE:
+        call.peers["slice"] = _on_slice(q, k, v, options, threads)
     return call
 
 
-def sample(q: Array, k: Array, v: Array, options: Mapping[str, Any]) -> Sample:
-    """Return the reference for three rows of the first and the last head."""
-    (_, Hq, Nq, _), (_, Hkv, Nk, _) = q.shape, k.shape
-    heads, rows = sorted({0, Hq - 1}), sorted({0, Nq // 3, Nq - 1})
-    seen = reference.visible(Nq, Nk, options.get("causal", False), options.get("window"), rows)
-    mask, sinks = options.get("mask"), options.get("sinks")
-    if mask is None:
-        mask = seen[None, None]
-    else:
-        part = mask[:, :, rows]
-        mask = seen & part if mask.dtype == bool else np.where(seen, part, np.float32(-np.inf))
+def _on_slice(q: Array, k: Array, v: Array, options: Mapping[str, Any], threads: int) -> Callable[[], Array]:
+    """Return the call on a slice of the keys that holds all visible ones. Several queries still need their window."""
+    Nq, window = q.shape[2], options.get("window")
+    visible = slice(-(VISIBLE + Nq - 1), None) if window else slice(VISIBLE)
+    K, V = k[:, :, visible], v[:, :, visible]
+    return lambda: ops.attention(q, K, V, window=window if Nq > 1 else None, threads=threads)
+
+
+def sample(q: Array, k: Array, v: Array, options: Mapping[str, Any], rows: Sequence[int] = ()) -> Sample:
+    """Return the reference for some rows of the first and the last head: those given, or else three."""
+    (_, Hq, Nq, _), (_, Hkv, _, _) = q.shape, k.shape
+    heads, rows = sorted({0, Hq - 1}), sorted(rows or {0, Nq // 3, Nq - 1})
+    mask, sinks = peers.combined_mask(Nq, k.shape[2], options, rows), options.get("sinks")
 
     def formula(h: int, compute: type) -> Array:
         g = h // (Hq // Hkv)
@@ -166,8 +206,8 @@ def numpy_attention(q: Array, k: Array, v: Array) -> Array:
 
 def merge(rows: int, parts: int, D: int, rng: np.random.Generator, threads: int) -> TimedCall:
     """Merge the partials of a split call of attention. NumPy does the weighted sum as a matrix product."""
-    o = _normal(rng, "float32", 1, rows, 1, parts, D)
-    m, l = 4 * _normal(rng, "float32", 1, rows, 1, parts), 1 + 500 * rng.random((1, rows, 1, parts), dtype=np.float32)
+    o = normal(rng, "float32", 1, rows, 1, parts, D)
+    m, l = 4 * normal(rng, "float32", 1, rows, 1, parts), 1 + 500 * rng.random((1, rows, 1, parts), dtype=np.float32)
 
     def numpy() -> Array:
         w = np.exp(m - m.max(axis=-1, keepdims=True))
@@ -237,12 +277,14 @@ QUICK = {
     "attention prefill 8/8 D128 N1024 float32",
     "attention prefill 8/8 D128 N1024 bfloat16 causal",
     "attention prefill 8/8 D128 N1024 float32 bool mask",
+    "attention extend 32/8 Nq16 D128 N8192 float32",
+    "attention decode 32/8 D128 N16384 float32 512 visible by window",
     "merge 1024 parts of 32 rows D128",
     "mask_blocks 8 x 4096 x 4096 bool",
 }
 
 
-def _row(s: AttentionShape) -> Row:
+def row(s: AttentionShape) -> Row:
     return Row(s.name, lambda rng, threads: make(s, rng, threads), quick=s.name in QUICK, tags=s.tags)
 
 
@@ -257,7 +299,7 @@ def _mask_row(heads: int, kind: str) -> Row:
 
 
 ROWS = (
-    *(_row(s) for s in dict.fromkeys(_shapes())),  # some shapes are listed twice
+    *(row(s) for s in dict.fromkeys(_shapes())),  # some shapes are listed twice
     *(_merge_row(rows) for rows in (32, 256)),
     _mask_row(8, "bool"),
     _mask_row(2, "float32"),

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import MonotileError
 from ..runtime import machine
-from . import goals, table
+from . import table
 from .nvidia import table as nvidia_table
 
 Report = dict[str, Any]
@@ -126,7 +126,7 @@ def _parts_cpu(report: Report) -> tuple[list[str], list[str]]:
     facts = [f"{table.title(report)}; {_date(report)}.", *(["", *doubts] if doubts else [])]
     verdicts = [
         [w.goal.work, w.goal.measure.name, *w.shown, f"{w.row}, {w.threads}", "" if w.ok else "short"]
-        for w in goals.judge(report["rows"])
+        for w in table.judged(report)
     ]
     tables = []
     if verdicts:
@@ -134,6 +134,9 @@ def _parts_cpu(report: Report) -> tuple[list[str], list[str]]:
     if report["rows"]:
         head = ["row", "threads", "median", "spread", "x torch", "x NumPy", "of the limit"]
         tables.append(_lines(head, [_cells(row, report) for row in report["rows"]]))
+    sweeps = list(table.sweep_cells(report))
+    if sweeps:
+        tables.append(_lines(table.SWEEP_HEAD, sweeps))
     return facts, tables
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 Report = dict[str, Any]
@@ -36,6 +36,7 @@ class Goal:
     matches: Callable[[Tags], bool]
     measure: Measure
     wanted: float
+    wanted_narrow: float | None = None  # on a CPU without AVX-512, where it differs
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,10 @@ def _against(peer: str) -> Measure:
 
 
 LIMIT = Measure("of the limit", lambda row: row["limit"]["share"] if "limit" in row else None, "{:.0%}")
+CLIFF = Measure("one more query", lambda row: row.get("worst_step", {}).get("cliff"), at_most=True)
+SLICE = Measure(
+    "time over the slice's", lambda row: 1 / row["ratios"]["slice"] if "slice" in row["ratios"] else None, at_most=True
+)
 SPEEDUP = Measure("against 1 thread", lambda row: None)  # of two rows: see `_worst_speedup`
 
 
@@ -89,7 +94,11 @@ def _prefill(dtype: str, causal: bool | None = None, low: int = 0, high: int = 5
 
 
 def _decode(dtype: str) -> Callable[[Tags], bool]:
-    return lambda t: t.get("op") == "decode" and t["N"] >= 16384 and t["dtype"] == dtype
+    return lambda t: t.get("op") == "decode" and t["N"] >= 16384 and t["dtype"] == dtype and not t["extra"]
+
+
+def _extend(t: Tags) -> bool:
+    return t.get("op") == "extend" and not t["extra"]
 
 
 def _masked(t: Tags) -> bool:
@@ -117,14 +126,26 @@ GOALS = (
     *_goals("decode bfloat16, N >= 16384", _decode("bfloat16"), "torch", 3.0, 0.75),
     *_goals("decode float16, N >= 16384", _decode("float16"), "torch", 10.0, 0.75),
     *_goals("decode, N 128-2048", lambda t: t.get("op") == "decode" and t["N"] <= 2048, "torch", 2.0),
+    Goal("extend", _extend, _against("torch"), 1.5, 1.3),
+    Goal("extend, MLA", lambda t: _extend(t) and t["MLA"], LIMIT, 0.75),
+    Goal("sweep over the queries", lambda t: t.get("op") == "sweep", CLIFF, 1.25),
+    Goal("few queries, 512 visible keys", lambda t: "visible" in t.get("extra", ""), SLICE, 1.3),
     *_goals("merge, mask_blocks", lambda t: t.get("op") in ("merge", "mask_blocks"), "NumPy", 2.0, 0.6),
 )
 
 
-def judge(rows: list[Report]) -> Iterator[WorstRow]:
-    """Yield the worst row for every goal, and the worst speedup of prefill on several threads."""
-    yield from worst_rows(GOALS, rows)
+def judge(rows: list[Report], vectors: str = "avx512") -> Iterator[WorstRow]:
+    """Yield the worst row for every goal, and the worst speedup of prefill on several threads.
+
+    `vectors` names the vector instructions of the machine, as a report's device does.
+    """
+    narrow = vectors != "avx512"
+    yield from worst_rows((_for_narrow(goal) if narrow else goal for goal in GOALS), rows)
     yield from _worst_speedup(rows)
+
+
+def _for_narrow(goal: Goal) -> Goal:
+    return goal if goal.wanted_narrow is None else replace(goal, wanted=goal.wanted_narrow)
 
 
 def _worst_speedup(rows: list[Report]) -> Iterator[WorstRow]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from ..kernels import reference
 Array = np.ndarray[Any, Any]
 Variants = dict[str, Callable[[], Any]]
 MOST_REPEATED = 1 << 30  # bytes of keys repeated for every query head; above it the variant cannot win
+MOST_SCORES = 1 << 28  # bytes of scores that the variant by matrix products may write to memory
 
 
 def torch_version() -> str | None:
@@ -56,37 +57,65 @@ def attention_variants(q: Array, k: Array, v: Array, options: Mapping[str, Any])
     causal, sinks = bool(options.get("causal")), options.get("sinks")
     Nq, Nk, group = q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
     assert not causal or Nq == Nk, "torch aligns causality with the first key, monotile with the last"
-    mask = _mask(Nq, Nk, options)
+    Q, K, V = (to_torch(x) for x in (q, k, v))
+    if sinks is not None:
+        return _sink_variants(Q, K, V, to_torch(sinks), causal)
+    mask = combined_mask(Nq, Nk, options) if _hides_by_mask(options) else None
     if mask is not None and mask.dtype == np.float32 and q.dtype != np.float32:
         mask = mask.astype(q.dtype)  # torch requires a mask of its inputs' dtype
     options_sdpa = {"is_causal": causal and mask is None, "attn_mask": None if mask is None else to_torch(mask)}
-    Q, K, V = (to_torch(x) for x in (q, k, v))
     sdpa = torch.nn.functional.scaled_dot_product_attention
-    if sinks is not None:
-        return _sink_variants(Q, K, V, to_torch(sinks), causal)
+    variants: Variants = {}
     if group == 1:
-        return {"sdpa": lambda: sdpa(Q, K, V, **options_sdpa)}
-    variants: Variants = {"enable_gqa": lambda: sdpa(Q, K, V, enable_gqa=True, **options_sdpa)}
-    if k.nbytes * group <= MOST_REPEATED:
-        variants["repeated heads"] = lambda: sdpa(
-            Q, K.repeat_interleave(group, 1), V.repeat_interleave(group, 1), **options_sdpa
-        )
-    if not options_sdpa["is_causal"] and mask is None:  # the heads of a group as rows of one head: no row may be hidden
-        B, Hkv, D = k.shape[0], k.shape[1], q.shape[3]
-        shape = (B, Hkv * group, Nq, v.shape[3])
-        variants["folded"] = lambda: sdpa(Q.reshape(B, Hkv, group * Nq, D), K, V).reshape(shape)
+        variants["sdpa"] = lambda: sdpa(Q, K, V, **options_sdpa)
+    else:
+        variants["enable_gqa"] = lambda: sdpa(Q, K, V, enable_gqa=True, **options_sdpa)
+        if k.nbytes * group <= MOST_REPEATED:
+            variants["repeated heads"] = lambda: sdpa(
+                Q, K.repeat_interleave(group, 1), V.repeat_interleave(group, 1), **options_sdpa
+            )
+    if mask is None and not causal:
+        variants |= _folded_variants(Q, K, V, None)
+    elif mask is not None and group > 1 and mask.shape[1] == 1 and mask.nbytes * group <= MOST_SCORES:
+        variants |= _folded_variants(Q, K, V, to_torch(np.tile(mask, (1, 1, group, 1))))
     return variants
 
 
-def _mask(Nq: int, Nk: int, options: Mapping[str, Any]) -> Array | None:
-    """Combine mask, window and causality in one array; None where there is neither mask nor window."""
-    mask, window, causal = options.get("mask"), options.get("window"), options.get("causal", False)
-    if mask is None and window is None:
-        return None
-    seen = reference.visible(Nq, Nk, causal, window)[None, None]
-    if mask is None or mask.dtype == bool:
-        return seen if mask is None else seen & mask
-    return np.where(seen, mask, np.float32(-np.inf)).astype(np.float32)
+def _folded_variants(Q: Any, K: Any, V: Any, mask: Any) -> Variants:
+    """Return variants with the query heads of a group as rows of one head: by sdpa, and by matrix products, which need
+    memory for all scores."""
+    import torch
+
+    (B, Hq, Nq, D), (_, Hkv, Nk, _), Dv = Q.shape, K.shape, V.shape[3]
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    rows, shape = Q.reshape(B, Hkv, Hq // Hkv * Nq, D), (B, Hq, Nq, Dv)
+    variants: Variants = {}
+    if Hq > Hkv:
+        variants["folded"] = lambda: sdpa(rows, K, V, attn_mask=mask).reshape(shape)
+    in_keys = V.data_ptr() == K.data_ptr() and V.stride() == K.stride()
+    if Dv < D and in_keys:  # as in MLA: torch's fused kernel takes equal head sizes only
+        variants["folded, keys as values"] = lambda: sdpa(rows, K, K, attn_mask=mask)[..., :Dv].reshape(shape)
+    if mask is None and B * Hq * Nq * Nk * Q.element_size() <= MOST_SCORES:
+        variants["products"] = lambda: (torch.softmax(rows * D**-0.5 @ K.mT, -1) @ V).reshape(shape)
+    return variants
+
+
+def _hides_by_mask(options: Mapping[str, Any]) -> bool:
+    """Return True for options that torch needs a mask for."""
+    return any(options.get(name) is not None for name in ("mask", "window", "mask_mod"))
+
+
+def combined_mask(Nq: int, Nk: int, options: Mapping[str, Any], rows: Sequence[int] | None = None) -> Array:
+    """Combine mask, mask_mod, window and causality in one array, for all queries or some rows of them."""
+    mask, mask_mod = options.get("mask"), options.get("mask_mod")
+    seen = reference.visible(Nq, Nk, options.get("causal", False), options.get("window"), rows)
+    if mask_mod is not None:
+        queries = np.arange(Nq) if rows is None else np.asarray(rows)
+        seen = seen & mask_mod(0, 0, queries[:, None], np.arange(Nk)[None, :])
+    if mask is None:
+        return seen[None, None]
+    part = mask if rows is None else mask[:, :, rows]
+    return seen & part if mask.dtype == bool else np.where(seen, part, np.float32(-np.inf)).astype(np.float32)
 
 
 def _sink_variants(Q: Any, K: Any, V: Any, sinks: Any, causal: bool) -> Variants:

@@ -51,7 +51,7 @@ def run(*, quick: bool, only: str, threads: int | None, console: Console) -> Rep
     starts = list(_cold_starts(only, quick))
     total = sum(map(len, names.values())) + len(starts)
     if not total:
-        raise MonotileError(f"no row matches the filter {only!r}; try attention, decode, merge or matmul")
+        raise MonotileError(f"no row matches the filter {only!r}; try attention, decode, extend, merge or matmul")
     found: list[Report] = []
     started: list[Report] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

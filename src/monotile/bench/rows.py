@@ -15,6 +15,7 @@ import numpy.typing as npt
 from ..kernels import examples
 
 Array = npt.NDArray[Any]
+DECODE_GROUP = 8  # query heads of a KV head: one query with more of them is an extend row
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class TimedCall:
     work: dict[str, float] = field(default_factory=dict)  # amount by kind, a key of limits.UNITS
     calls: int = 1  # that one `run` makes, where a single one is too short for the clock
     note: str = ""
+    steps: Mapping[int, Callable[[], Any]] = field(default_factory=dict)  # a sweep: calls of growing size; `run` is all
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,13 @@ class Row:
     multithreaded: bool = True  # timed on one thread and on all; else on one
     quick: bool = True  # part of `bench --quick`
     tags: Mapping[str, Any] = field(default_factory=dict)  # op, dtype, sizes: what goals.py selects rows by
+
+
+def kind_of_call(heads: tuple[int, int], Nq: int, Nk: int) -> str:
+    """Return decode for one query of a small group, prefill for as many queries as keys, else extend."""
+    if Nq == 1 and heads[0] <= DECODE_GROUP * heads[1]:
+        return "decode"
+    return "extend" if Nq < Nk else "prefill"
 
 
 def _normal(rng: np.random.Generator, *shape: int) -> Array:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 Report = dict[str, Any]
 PEERS = ("torch", "NumPy")
+SWEEP_HEAD = ["sweep", "threads", "worst step", "ratio of times", "cliff", "best times"]
 
 
 def show(report: Report, console: Console) -> None:
@@ -32,6 +33,7 @@ def show(report: Report, console: Console) -> None:
         table.add_row(row["name"], str(row["threads"]), *times, *others)
     if report["rows"]:
         console.print(table)
+    _show_sweeps(report, console)
     _show_goals(report, console)
     _show_starts(report, console)
     for line in [*worst_ratios(report["rows"]), *(f"doubtful: {doubt}" for doubt in report["doubts"])]:
@@ -46,12 +48,27 @@ def _show_goals(report: Report, console: Console) -> None:
     from rich.table import Table
 
     table = Table("work", "measure", "worst", "wanted", "", "in this row")
-    for worst in goals.judge(report["rows"]):
+    for worst in judged(report):
         mark = "[green]reached[/]" if worst.ok else "[red]short[/]"
         place = f"{worst.row}, threads: {worst.threads}"
         table.add_row(worst.goal.work, worst.goal.measure.name, *worst.shown, mark, place)
     if table.row_count:
         console.print(table)
+
+
+def judged(report: Report) -> Iterator[goals.WorstRow]:
+    """Yield the worst row for every goal of the machine that the report is of."""
+    return goals.judge(report["rows"], report["device"].get("vectors", "avx512"))
+
+
+def _show_sweeps(report: Report, console: Console) -> None:
+    from rich.table import Table
+
+    sweeps = Table(*SWEEP_HEAD)
+    for cells in sweep_cells(report):
+        sweeps.add_row(*cells)
+    if sweeps.row_count:
+        console.print(sweeps)
 
 
 def _show_starts(report: Report, console: Console) -> None:
@@ -102,7 +119,7 @@ def against_torch(row: Report, report: Report) -> str:
     """Return the speed relative to torch with the variant of the torch call, or the reason why there is no number."""
     if "torch" in row["ratios"]:
         return f"{against(row, 'torch')} ({row['torch']['way']})"
-    if row.get("tags", {}).get("op") not in ("decode", "prefill"):
+    if row.get("tags", {}).get("op") not in ("decode", "extend", "prefill"):
         return ""
     if report["versions"].get("torch") is None:
         return "no torch"
@@ -114,6 +131,17 @@ def note(row: Report) -> str:
     shared = shared_processor(row)
     busy = f"took {shared:.1f} x its processor time" if shared else ""
     return "; ".join(filter(None, [row["note"], *others, busy]))
+
+
+def sweep_cells(report: Report) -> Iterator[list[str]]:
+    """Yield the worst step of every sweep, and all its times."""
+    for row in report["rows"]:
+        if "worst_step" in row:
+            worst = row["worst_step"]
+            place = f"Nq {worst['from']} to {worst['to']}"
+            times = ", ".join(f"{step['size']}: {time(step['best_s'])}" for step in row["steps"])
+            figures = [f"{worst['ratio']:.2f}", f"{worst['cliff']:.2f}"]
+            yield [row["name"], str(row["threads"]), place, *figures, times]
 
 
 def time(seconds: float) -> str:

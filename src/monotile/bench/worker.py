@@ -6,13 +6,14 @@ Prints one line of JSON for each row. A row with a wrong result is not timed: it
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import statistics
 import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -32,6 +33,7 @@ LEAST_S = 0.002  # a timing shorter than this is made of several calls
 MORE_TRIALS = 3  # of the variants of the torch call
 RETRY_WITHIN, COMPETE_WITHIN = 5.0, 1.5  # multiples of the fastest trial: slower variants are dropped
 SAME_WORK = 0.25  # relative to the largest result: a peer with a larger error computes something else
+SAME_RESULT = ("NumPy", "slice")  # peers that must compute the row's result
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ def measure(row: Row, threads: int, rounds: RoundLimits) -> dict[str, Any]:
         result |= check(row.name, call)
     except (AssertionError, MonotileError) as error:
         return result | {"wrong": str(error)}
+    if call.steps:
+        return result | measure_steps(call, threads, rounds)
     entries = {"monotile": call.run, **call.peers}
     if call.torch:
         result["torch"] = choose(call.torch, call.sample)
@@ -85,6 +89,34 @@ def measure(row: Row, threads: int, rounds: RoundLimits) -> dict[str, Any]:
         for (kind, found), work in zip(limits.items(), call.work.values(), strict=True)
     ]
     return result
+
+
+def measure_steps(call: TimedCall, threads: int, rounds: RoundLimits) -> dict[str, Any]:
+    """Time the calls of a sweep in the same rounds. The time of the row is that of all its calls."""
+    rounds = replace(rounds, least=2 * rounds.least)  # the worst of many ratios is sensitive to a slow moment
+    times = interleave({str(size): run for size, run in call.steps.items()}, rounds, settle=threads > 1)
+    whole = [Timing(sum(t.wall for t in one), sum(t.cpu for t in one)) for one in zip(*times.values(), strict=True)]
+    best = {size: min(times[str(size)]).wall for size in call.steps}
+    return {
+        "rounds": len(whole),
+        "note": call.note,
+        "times": {"monotile": summary(whole, 1)},
+        "ratios": {},
+        "steps": [{"size": size, "best_s": seconds} for size, seconds in best.items()],
+        "worst_step": worst_step(best),
+    }
+
+
+def worst_step(best: Mapping[int, float]) -> dict[str, float]:
+    """Return the step of a sweep with the largest cliff: how many times as long one more of the size takes.
+
+    From a to b = a + 1 the cliff is the ratio of the times. In a longer step, a to b - 1 may take (b - 1) / a times as
+    long, as the work does, and the cliff is what remains of the ratio.
+    """
+    sizes = list(best)
+    steps = [(best[b] / best[a] * a / (b - 1), best[b] / best[a], a, b) for a, b in itertools.pairwise(sizes)]
+    cliff, ratio, a, b = max(steps)
+    return {"cliff": cliff, "ratio": ratio, "from": a, "to": b}
 
 
 # ---- checking --------------------------------------------------------------------------------------------------------
@@ -122,7 +154,8 @@ def _check_sample(name: str, call: TimedCall, sample: Sample) -> dict[str, float
     errors = {"error": verdict.error, "allowed": verdict.allowed}
     for peer in call.peers:
         errors[f"{peer.lower()}_error"] = distance(sample, call.peers[peer]())
-    assert not errors.get("numpy_error", 0.0) > SAME_WORK, f"{name}: NumPy computes something else"
+    for peer in SAME_RESULT:
+        assert not errors.get(f"{peer.lower()}_error", 0.0) > SAME_WORK, f"{name}: {peer} computes something else"
     return errors
 
 

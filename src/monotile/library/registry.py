@@ -52,11 +52,13 @@ class Case:
     dtype: str = "float32"
     options: Mapping[str, Any] = field(default_factory=dict)
     made: tuple[str, ...] = ()  # names in MAKERS
+    values_in_keys: bool = False  # v is a view of the first columns of k, as in MLA
 
     @property
     def name(self) -> str:
         options = [f"{n} {v}".removesuffix(" True") for n, v in self.options.items()]
-        return ", ".join([f"{self.op} {self.dtype}", str(self.sizes), *options, *self.made])
+        view = ["values in keys"] if self.values_in_keys else []
+        return ", ".join([f"{self.op} {self.dtype}", str(self.sizes), *options, *self.made, *view])
 
     def inputs(self) -> Inputs:
         """The arguments, the same at every call."""
@@ -64,7 +66,11 @@ class Case:
         found = OPS[self.op].make(rng, self.sizes, dtypes.to_numpy(dtypes.BY_NAME[self.dtype]))
         for maker in self.made:
             found |= MAKERS[maker](rng, self.sizes)
-        return found | dict(self.options)
+        return self.with_view(found) | dict(self.options)
+
+    def with_view(self, inputs: Inputs) -> Inputs:
+        """The inputs, with v as a view of k where the case has values in keys. Copies to a device lose the view."""
+        return inputs | {"v": inputs["k"][..., : self.sizes.Dv]} if self.values_in_keys else inputs
 
 
 @dataclass(frozen=True)
@@ -114,7 +120,7 @@ def judge(output: str, found: Array, exact: Array, naive: Array) -> Verdict:
 def verdicts(case: Case, backend: str | None = None, threads: int | None = None) -> list[Verdict]:
     """Run a case and judge each of its outputs."""
     op, inputs = OPS[case.op], case.inputs()
-    given = {name: on_device(value, backend) for name, value in inputs.items()}
+    given = case.with_view({name: on_device(value, backend) for name, value in inputs.items()})
     found = {n: from_device(v) for n, v in op.run(given, backend=backend, threads=threads).items()}
     exact, naive = op.exact(inputs), op.naive(inputs)
     return [judge(name, found[name], exact[name], naive[name]) for name in found]
@@ -308,7 +314,21 @@ CHECKS = (
     Case("attention", Sizes(1, 8, 2, 1, 1025, 128, 128), F32),
     Case("attention", Sizes(1, 8, 2, 1, 1025, 128, 128), BF16, {}, ("padding mask", "sinks")),
     Case("attention", Sizes(1, 4, 2, 5, 0, 64, 64), F32, CAUSAL),
+    # Between decode and prefill: few queries over many keys, large groups, values in keys, few visible keys.
+    Case("attention", Sizes(1, 8, 2, 4, 1100, 64, 64), F32, CAUSAL),
+    Case("attention", Sizes(1, 8, 2, 17, 1025, 128, 128), BF16, CAUSAL),
+    Case("attention", Sizes(1, 2, 2, 9, 2049, 64, 64), F32),
+    Case("attention", Sizes(1, 64, 1, 1, 700, 64, 64), F32),
+    Case("attention", Sizes(2, 64, 1, 1, 300, 128, 128), BF16, {}, ("padding mask",)),
+    Case("attention", Sizes(1, 16, 1, 1, 300, 576, 512), BF16, values_in_keys=True),
+    Case("attention", Sizes(1, 8, 1, 2, 130, 576, 512), F32, CAUSAL, values_in_keys=True),
+    Case("attention", Sizes(1, 4, 2, 3, 1500, 64, 64), F32, {"window": (100, 0)}),
+    Case("attention", Sizes(1, 4, 2, 2, 1500, 64, 64), F16, made=("bool mask",)),
+    Case("attention", Sizes(1, 4, 2, 3, 700, 64, 64), F32, made=("additive mask",)),
+    Case("attention", Sizes(1, 4, 2, 1, 900, 64, 64), F32, made=("documents",)),
     Case("decode_partials", Sizes(1, 8, 2, 1, 1025, 128, 128), F32, {"splits": 48}),
+    Case("decode_partials", Sizes(1, 8, 2, 6, 700, 64, 64), F32, {"splits": 5, "causal": True}),
+    Case("decode_partials", Sizes(1, 16, 1, 1, 300, 576, 512), F32, {"splits": 3}, values_in_keys=True),
     Case("decode_partials", Sizes(2, 4, 1, 3, 200, 64, 64), F16, {"splits": 7, "causal": True}),
     Case("decode_partials", Sizes(2, 4, 2, 2, 300, 80, 80), F16, {"splits": 5, "softcap": 30.0}),
     Case("decode_partials", Sizes(1, 2, 2, 1, 5, 96, 96), F32, {"splits": 64}),

@@ -49,7 +49,12 @@ def _options(inputs: Inputs, h: int, rows: list[int]) -> dict[str, Any]:
     found, given = {}, inputs.options
     Nq, Nk = inputs.q.shape[2], inputs.k.shape[2]
     seen = reference.visible(Nq, Nk, given.get("causal", False), given.get("window"), rows)[None, None]
-    mask = given.get("mask")
+    mask, mask_mod = given.get("mask"), given.get("mask_mod")
+    if mask_mod is not None:  # its sequences are of one length
+        import torch
+
+        i, j = torch.tensor(rows)[:, None], torch.arange(Nk)[None, :]
+        seen = seen & _numpy(mask_mod(0, 0, i.to(inputs.q.device), j.to(inputs.q.device)))
     if mask is None:
         found["mask"] = seen
     else:

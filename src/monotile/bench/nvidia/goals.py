@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ..goals import Goal, Measure, Report, Tags, WorstRow, worst_rows
+from ..goals import SLICE, Goal, Measure, Report, Tags, WorstRow, worst_rows
 
 TORCH = Measure("against the best of torch", lambda row: row["ratios"].get("torch"))
 PLAIN = Measure("against the same without", lambda row: row["ratios"].get("no option"))
@@ -22,7 +22,16 @@ def _forward(D: int, length: int | None = None, causal: bool | None = None) -> C
 
 
 def _decode(t: Tags) -> bool:
-    return bool(t["op"] == "decode")
+    return bool(t["op"] == "decode" and not t["extra"])
+
+
+def _extend(t: Tags) -> bool:
+    return bool(t["op"] == "extend" and not t["MLA"] and not t["extra"])
+
+
+def _latent(group: int) -> Callable[[Tags], bool]:
+    """Match MLA rows with this many query heads."""
+    return lambda t: bool(t["op"] == "extend" and t["MLA"] and t["group"] == group)
 
 
 def _wide(t: Tags) -> bool:
@@ -40,11 +49,17 @@ GOALS = (
     Goal("forward D 512", _forward(512), TORCH, 5.0),
     Goal("forward D 512, N 8192", _forward(512, 8192, False), RATE, 240e12),
     Goal("forward D 512, N 8192, causal", _forward(512, 8192, True), RATE, 260e12),
-    Goal("forward with masks, window, softcap, sinks", lambda t: bool(t["extra"]), PLAIN, 0.85),
+    Goal(
+        "forward with masks, window, softcap, sinks", lambda t: t["op"] == "prefill" and bool(t["extra"]), PLAIN, 0.85
+    ),
     Goal("decode", lambda t: _decode(t) and not _wide(t), TORCH, 1.05),
     Goal("decode N 131072", lambda t: _long(t) and not _wide(t), READ, 0.9),
     Goal("decode D 512", _wide, TORCH, 50.0),
     Goal("decode D 512, N 131072", lambda t: _long(t) and _wide(t), READ, 0.85),
+    Goal("extend", _extend, TORCH, 1.1),
+    Goal("extend, MLA 128/1", _latent(128), RATE, 400e12),
+    Goal("extend, MLA 16/1", _latent(16), READ, 0.85),
+    Goal("few queries, 512 visible keys", lambda t: "visible" in t["extra"], SLICE, 1.3),
     Goal("a warm call", lambda t: bool(t["op"] == "host"), HOST, 30e-6),
 )
 

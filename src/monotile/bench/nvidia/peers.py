@@ -41,25 +41,32 @@ def variants(shape: GpuShape, inputs: Inputs) -> Variants:
         if group == 1:
             found[name] = _sdpa(name, q, k, v, options)
         elif name == "efficient":  # it does not share keys among heads
-            if group * shape.key_bytes / 2 <= MOST_REPEATED:
+            if group * k.nbytes <= MOST_REPEATED:
                 found["efficient, repeated heads"] = _sdpa_repeated(name, group, inputs, options)
         else:
             found[name] = _sdpa(name, q, k, v, {**options, "enable_gqa": True})
-        if group > 1 and shape.Nq == 1 and mask is None:  # the heads of a group as rows of one head
-            folded = q.reshape(shape.B, shape.heads[1], group, shape.D)
-            found[f"{name}, folded"] = _sdpa(name, folded, k, v, {}, tuple(q.shape))
+        if group > 1 and shape.kind != "prefill" and not shape.causal:  # the heads of a group as rows of one head
+            folded = q.reshape(shape.B, shape.heads[1], group * shape.Nq, shape.D)
+            tiled = {} if mask is None else {"attn_mask": mask.repeat(1, 1, group, 1)}
+            out_shape = (*q.shape[:3], v.shape[3])
+            found[f"{name}, folded"] = _sdpa(name, folded, k, v, tiled, out_shape)
+            if shape.Dv:  # as in MLA: the fused kernels take equal head sizes only
+                found[f"{name}, folded, keys as values"] = _sdpa(name, folded, k, k, tiled, out_shape)
     return found
 
 
 def _mask(shape: GpuShape, inputs: Inputs) -> Tensor | None:
-    if shape.extra != "window":
+    mask_mod = inputs.options.get("mask_mod")
+    if mask_mod is None and inputs.options.get("window") is None:
         return inputs.options.get("mask")
     import torch
 
-    i = torch.arange(shape.Nq, device=inputs.q.device)[:, None] + shape.Nk - shape.Nq
+    i = torch.arange(shape.Nq, device=inputs.q.device)[:, None]
     j = torch.arange(shape.Nk, device=inputs.q.device)[None, :]
+    if mask_mod is not None:
+        return mask_mod(0, 0, i, j).expand(1, 1, shape.Nq, shape.Nk)
     left, right = inputs.options["window"]
-    return ((j >= i - left) & (j <= i + right))[None, None]
+    return ((j >= i + shape.Nk - shape.Nq - left) & (j <= i + shape.Nk - shape.Nq + right))[None, None]
 
 
 def _sdpa(
@@ -73,7 +80,7 @@ def _sdpa(
     def run() -> Tensor:
         with sdpa_kernel(backend):
             out = sdpa(q, k, v, **options)
-        return out if out_shape is None else out.reshape(out_shape)
+        return out if out_shape is None else out[..., : out_shape[3]].reshape(out_shape)
 
     return run
 
@@ -173,6 +180,8 @@ def _mask_mod(shape: GpuShape, options: dict[str, Any]) -> Callable[..., Tensor]
     ahead = shape.Nk - shape.Nq
     if mask is not None and mask.dtype is torch.bool:
         return lambda b, h, i, j: mask[0, 0, i, j]
+    if options.get("mask_mod") is not None:
+        return options["mask_mod"]  # type: ignore[no-any-return]
     if window is not None:
         left = window[0]
         return lambda b, h, i, j: (j <= i + ahead) & (j >= i + ahead - left)

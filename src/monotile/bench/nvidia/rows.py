@@ -1,21 +1,28 @@
-"""The rows on a GPU: forward and decode attention, and the host time of a call."""
+"""The rows on a GPU: forward, decode and extend attention, and the host time of a call."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from ..rows import kind_of_call
 
 Tensor = Any
 MASKED_LENGTH = 8192  # at LONG a mask would be larger than the keys and values of all heads
 LONG = 16384
 WINDOW, SOFTCAP, SINK_MEAN = 4096, 20.0, 4.0
+VISIBLE = 512  # keys that a call of few queries sees in the rows "512 visible"
 
 
 @dataclass(frozen=True)
 class GpuShape:
-    """One call of attention: batch, heads, queries, keys, head size, dtype; `extra` is a key of EXTRAS or empty."""
+    """One call of attention: batch, heads, queries, keys, head size, dtype; `extra` is a key of EXTRAS or FEW_VISIBLE,
+    or empty.
+
+    `Dv` is given where v is a view of the first columns of k, as in MLA.
+    """
 
     B: int
     heads: tuple[int, int]
@@ -26,20 +33,25 @@ class GpuShape:
     extra: str = ""
     dtype: str = "bfloat16"
     host: bool = False  # time the host's part of the call instead of the GPU's
+    Dv: int | None = None
+
+    @property
+    def kind(self) -> str:
+        return kind_of_call(self.heads, self.Nq, self.Nk)
 
     @property
     def name(self) -> str:
-        kind = "decode" if self.Nq == 1 else "prefill"
-        words = ["host time" if self.host else "attention", kind, f"B{self.B}", f"{self.heads[0]}/{self.heads[1]}"]
-        words += [f"D{self.D}", f"N{self.Nk}", self.dtype]
+        words = ["host time" if self.host else "attention", self.kind, f"B{self.B}", f"{self.heads[0]}/{self.heads[1]}"]
+        words += [*([f"Nq{self.Nq}"] if self.kind == "extend" else []), f"D{self.D}"]
+        words += [*([f"Dv{self.Dv}"] if self.Dv else []), f"N{self.Nk}", self.dtype, *(["MLA"] if self.Dv else [])]
         return " ".join([*words, *(["causal"] if self.causal else []), *([self.extra] if self.extra else [])])
 
     @property
     def tags(self) -> dict[str, Any]:
-        kind = "host" if self.host else "decode" if self.Nq == 1 else "prefill"
         return {
-            "op": kind, "B": self.B, "D": self.D, "N": self.Nk, "dtype": self.dtype, "causal": self.causal,
-            "grouped": self.heads[0] != self.heads[1], "extra": self.extra,
+            "op": "host" if self.host else self.kind, "B": self.B, "D": self.D, "N": self.Nk, "dtype": self.dtype,
+            "causal": self.causal, "grouped": self.heads[0] != self.heads[1], "extra": self.extra, "Nq": self.Nq,
+            "group": self.heads[0] // self.heads[1], "MLA": self.Dv is not None,
         }  # fmt: skip
 
     @property
@@ -48,25 +60,33 @@ class GpuShape:
 
     @property
     def pairs(self) -> float:
-        """Scores of one head that count as work: half of them under causality; with a window, the visible ones."""
+        """Scores of one head that count as work: half of them under causality; with few visible keys or a window, the
+        visible ones."""
+        if self.few_visible:
+            return self.Nq * VISIBLE
         if self.extra == "window":
             width = min(WINDOW + 1, self.Nk)
             return width * self.Nq - width * (width - 1) / 2
         return self.Nq * self.Nk * (0.5 if self.causal else 1.0)
 
     @property
+    def few_visible(self) -> bool:
+        return "visible" in self.extra
+
+    @property
     def flops(self) -> float:
-        return 4.0 * self.B * self.heads[0] * self.pairs * self.D
+        return 2.0 * self.B * self.heads[0] * self.pairs * (self.D + (self.Dv or self.D))
 
     @property
     def key_bytes(self) -> float:
-        """Bytes of keys and values."""
-        return 2.0 * self.B * self.heads[1] * self.Nk * self.D * (4 if self.dtype == "float32" else 2)
+        """Bytes of visible keys and values; values that lie in the keys count once."""
+        columns, keys = self.D if self.Dv else 2 * self.D, VISIBLE if self.few_visible else self.Nk
+        return float(self.B * self.heads[1] * keys * columns * (4 if self.dtype == "float32" else 2))
 
     @property
     def plain(self) -> GpuShape:
         """The same call without its extra; a windowed call stays causal."""
-        return GpuShape(self.B, self.heads, self.Nq, self.Nk, self.D, self.causal, "", self.dtype, self.host)
+        return replace(self, extra="")
 
 
 @dataclass
@@ -75,6 +95,14 @@ class Inputs:
     k: Tensor
     v: Tensor
     options: dict[str, Any]
+
+    @property
+    def on_slice(self) -> Inputs:
+        """The call on a slice of the keys that holds the visible ones. Several queries still need their window."""
+        Nq, window = self.q.shape[2], self.options.get("window")
+        visible = slice(-(VISIBLE + Nq - 1), None) if window else slice(VISIBLE)
+        options = {"window": window} if window and Nq > 1 else {}
+        return Inputs(self.q, self.k[:, :, visible], self.v[:, :, visible], options)
 
 
 def make(shape: GpuShape, device: str) -> Inputs:
@@ -87,11 +115,11 @@ def make(shape: GpuShape, device: str) -> Inputs:
     def normal(*sides: int) -> Tensor:
         return torch.randn(sides, generator=generator, device=device, dtype=dtype)
 
-    sides = ((shape.heads[0], shape.Nq), (shape.heads[1], shape.Nk), (shape.heads[1], shape.Nk))
-    q, k, v = (normal(shape.B, heads, length, shape.D) for heads, length in sides)
+    q, k = (normal(shape.B, h, n, shape.D) for h, n in zip(shape.heads, (shape.Nq, shape.Nk), strict=True))
+    v = k[..., : shape.Dv] if shape.Dv else normal(*k.shape)
     options: dict[str, Any] = {"causal": shape.causal}
     if shape.extra:
-        options |= EXTRAS[shape.extra](shape, generator, device)
+        options |= (EXTRAS | FEW_VISIBLE)[shape.extra](shape, generator, device)
     return Inputs(q, k, v, options)
 
 
@@ -123,12 +151,44 @@ def _sinks(s: GpuShape, generator: Any, device: str) -> dict[str, Any]:
     return {"sinks": SINK_MEAN + torch.randn(s.heads[0], generator=generator, device=device)}
 
 
+def _near_keys(s: GpuShape, generator: Any, device: str) -> dict[str, Any]:
+    return {"window": (VISIBLE - 1, 0)}
+
+
+def _padded_bool(s: GpuShape, generator: Any, device: str) -> dict[str, Any]:
+    """Hide the unused part of a cache that is padded to its capacity."""
+    import torch
+
+    return {"mask": (torch.arange(s.Nk, device=device) < VISIBLE).expand(1, 1, s.Nq, s.Nk).contiguous()}
+
+
+def _padded_additive(s: GpuShape, generator: Any, device: str) -> dict[str, Any]:
+    import torch
+
+    hidden = ~_padded_bool(s, generator, device)["mask"]
+    zeros = torch.zeros(hidden.shape, device=device, dtype=getattr(torch, s.dtype))
+    return {"mask": zeros.masked_fill_(hidden, float("-inf"))}
+
+
+def _padded_mod(s: GpuShape, generator: Any, device: str) -> dict[str, Any]:
+    import torch
+
+    lengths = torch.full((s.B,), VISIBLE, device=device, dtype=torch.int32)
+    return {"mask_mod": lambda b, h, q_idx, kv_idx: kv_idx < lengths[b]}
+
+
 EXTRAS: dict[str, Callable[[GpuShape, Any, str], dict[str, Any]]] = {
     "bool mask": _bool_mask,
     "additive mask": _additive_mask,
     "window": _window,
     "softcap": _softcap,
     "sinks": _sinks,
+}
+FEW_VISIBLE = {
+    f"{VISIBLE} visible by window": _near_keys,
+    f"{VISIBLE} visible by bool mask": _padded_bool,
+    f"{VISIBLE} visible by additive mask": _padded_additive,
+    f"{VISIBLE} visible by mask_mod": _padded_mod,
 }
 
 FORWARD = (
@@ -148,6 +208,18 @@ DECODE = (
     (1, (16, 2), 256, (32768, 131072)),
     (1, (16, 2), 512, (32768, 131072)),
 )
+EXTEND = (
+    GpuShape(1, (64, 1), 1, 32768, 128),
+    GpuShape(8, (64, 1), 1, 8192, 128),
+    GpuShape(8, (32, 8), 4, 8192, 128),
+    GpuShape(64, (32, 8), 4, 4096, 128),
+    *(GpuShape(1, (32, 8), Nq, 32768, 128) for Nq in (8, 16, 64, 128)),
+    GpuShape(8, (32, 8), 16, 8192, 128),
+    GpuShape(1, (16, 2), 16, 32768, 256),
+    GpuShape(1, (8, 8), 9, 131072, 64),
+    GpuShape(128, (128, 1), 1, 4096, 576, Dv=512),
+    GpuShape(32, (16, 1), 1, 8192, 576, Dv=512),
+)
 
 
 def _shapes() -> Iterator[GpuShape]:
@@ -156,11 +228,13 @@ def _shapes() -> Iterator[GpuShape]:
     yield GpuShape(1, (4, 2), 1, 128, 64, host=True)
     for B, heads, D, lengths in DECODE:
         yield from (GpuShape(B, heads, 1, N, D) for N in lengths)
+    yield from EXTEND
     for B, heads, N, D in FORWARD:
         yield from (GpuShape(B, heads, N, N, D, causal) for causal in (False, True))
     for extra in EXTRAS:
         N = MASKED_LENGTH if "mask" in extra else LONG
         yield GpuShape(1, (16, 16), N, N, 128, extra == "window", extra)
+    yield from (GpuShape(64, (32, 8), 1, 32768, 128, extra=extra) for extra in FEW_VISIBLE)
 
 
 ROWS = tuple(_shapes())
@@ -168,6 +242,8 @@ QUICK = {
     *(row for row in ROWS if row.host),
     GpuShape(1, (32, 8), 1, 32768, 128),
     GpuShape(1, (16, 2), 1, 131072, 512),
+    GpuShape(1, (32, 8), 16, 32768, 128),
+    GpuShape(128, (128, 1), 1, 4096, 576, Dv=512),
     GpuShape(1, (32, 32), LONG, LONG, 64, True),
     *(GpuShape(1, (16, 16), LONG, LONG, 128, causal) for causal in (False, True)),
     GpuShape(1, (8, 8), LONG, LONG, 256),

@@ -71,7 +71,7 @@ def run(
     quick, only = options.quick, options.only
     wanted = [s for s in shapes if (suite.matches(s.name, only) if only else s.quick or not quick)]
     if not wanted:
-        raise MonotileError(f"no row matches the filter {only!r}; try prefill, decode, D128 or causal")
+        raise MonotileError(f"no row matches the filter {only!r}; try prefill, decode, extend, D128 or causal")
     begin, gpu = time.perf_counter(), gpu or CudaTimer()
     lists: Report = {name: [] for name in ("doubts", "rows", "wrong", "starts", "left_out")}
     report: Report = {**_setting(gpu, options), "filter": only, **lists}
@@ -166,11 +166,16 @@ def _device(
     """Time a row on the GPU beside torch, and compare it with the limits `best`."""
     torch = try_variants(shape, inputs, sample, gpu, options.flex)
     entries = {"monotile": mine, **{f"torch {name}": run for name, run in torch.pop("runs").items()}}
-    if shape.extra:
+    if shape.few_visible:
+        part = inputs.on_slice
+        entries["slice"] = partial(ops.attention, part.q, part.k, part.v, **part.options, backend="nvidia")
+        off = exact.distance(sample, entries["slice"]())
+        assert off <= SAME_WORK, f"the slice computes something else: its error is {off}"
+    elif shape.extra:
         entries["no option"] = partial(
             ops.attention, inputs.q, inputs.k, inputs.v, causal=shape.causal, backend="nvidia"
         )
-    times, notes = interleave(entries, gpu, options.round_limits, cold=shape.Nq == 1)
+    times, notes = interleave(entries, gpu, options.round_limits, cold=shape.kind != "prefill")
     summaries = {name: summary(t) for name, t in times.items()}
     variants = {name: summaries.pop(name) for name in list(summaries) if name.startswith("torch ")}
     if variants:
@@ -181,11 +186,19 @@ def _device(
     ratios = {name: t["median_s"] / median for name, t in summaries.items() if name != "monotile"}
     if "no option" in ratios:  # of rates: a window has less work
         ratios["no option"] *= shape.flops / shape.plain.flops
-    kind, work = ("read", shape.key_bytes) if shape.Nq == 1 else ("flop", shape.flops)
-    limit = {"kind": kind, "rate_per_s": work / median, "best_per_s": best[kind]["best_per_s"]}
-    limit["share"] = limit["rate_per_s"] / limit["best_per_s"]
+    limit = row_limit(shape, median, best)
     about = {"torch": torch, "rounds": len(times["monotile"]), "note": "; ".join(notes)}
     return {**about, "times": summaries, "ratios": ratios, "limit": limit}
+
+
+def row_limit(shape: GpuShape, seconds: float, best: Report) -> Report:
+    """Return a row's rate beside its limit: reading for decode, products for prefill, and for extend the one of both
+    that takes longer at best."""
+    amounts = {"read": shape.key_bytes, "flop": shape.flops}
+    kinds = {"decode": ["read"], "prefill": ["flop"]}.get(shape.kind, ["read", "flop"])
+    kind = max(kinds, key=lambda kind: amounts[kind] / best[kind]["best_per_s"])
+    rate, best_rate = amounts[kind] / seconds, best[kind]["best_per_s"]
+    return {"kind": kind, "rate_per_s": rate, "best_per_s": best_rate, "share": rate / best_rate}
 
 
 def try_variants(shape: GpuShape, inputs: Inputs, sample: Sample, gpu: CudaTimer, flex: peers.Flex) -> Report:

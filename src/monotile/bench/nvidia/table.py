@@ -69,6 +69,8 @@ def cells(row: Report) -> list[str]:
     note = row.get("note", "")
     if "no option" in row["ratios"]:
         note = "; ".join(filter(None, [f"{row['ratios']['no option']:.2f} x the rate without", note]))
+    if "slice" in row["ratios"]:
+        note = "; ".join(filter(None, [f"{1 / row['ratios']['slice']:.2f} x the time of the slice", note]))
     return [row["name"], time(mine["median_s"]), f"{mine['spread']:.0%}", rate, share, _torch(row), note]
 
 

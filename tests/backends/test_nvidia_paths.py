@@ -87,7 +87,8 @@ def test_a_program_knows_its_path() -> None:
 def test_a_kernel_that_cannot_use_gluon_says_why() -> None:
     schedule, path, why = BACKEND.explain(user_kernel(), SM_90.schedule)
     assert schedule == (
-        "schedule: 2 consumers of 4 warps, 2 stages, 232 registers per consumer thread, one tile per consumer"
+        "schedule: 2 consumers of 4 warps, 2 stages, 1 in masked loops, "
+        "232 registers per consumer thread, one tile per consumer"
     )
     assert path.startswith("path: plain Triton for sm_90 with the rule's schedule: ")
     assert why == "why: The right operand of a dot is not a tile of memory that TMA can copy in that loop."

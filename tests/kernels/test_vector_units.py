@@ -42,11 +42,11 @@ def test_split_decode_of_a_row_depends_on_no_other_row(unit: str, options: dict[
 @every_unit
 @with_options
 def test_attention_of_a_row_depends_on_no_other_row(unit: str, options: dict[str, Any]) -> None:
-    """Blocks of queries of every size, and every head, give the same bits."""
+    """Blocks of rows in panels of every size, and every head, give the same bits. (Up to 24 rows are streamed.)"""
     q, k, v = qkv(150, 200, 24, Hq=2)
     run: Any = {"return_lse": True, "backend": f"cpu:{unit}", **options}
     whole = monotile.attention(q, k, v, **run)
-    for heads, queries in ((1, 20), (2, 40), (1, 70)):
+    for heads, queries in ((1, 30), (2, 40), (1, 70)):
         alone = monotile.attention(q[:, :heads, :queries], k, v, **run)
         equal(tuple(x[:, :heads, :queries] for x in whole), tuple(alone))
 

@@ -91,6 +91,8 @@ def test_a_window_is_split_like_its_slice() -> None:
         alone = choices.attention(problem(device, 1, 512))
         assert (seen.splits, seen.blocks_per_split) == (alone.splits, alone.blocks_per_split)
         assert seen.splits == 0 or seen.first_block * seen.key_block == 16384 - 512
+        cut = choices.attention(replace(problem(device, 1, 16400), left=511, right=0))  # begins inside a block
+        assert cut.splits <= alone.splits + 1 and (alone.splits or not cut.splits)
 
 
 # ---- the model -------------------------------------------------------------------------------------------------------

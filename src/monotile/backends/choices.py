@@ -133,11 +133,12 @@ class AttentionChoice(Choice):
         return replace(self, splits=splits, blocks_per_split=max(1, cdiv(keys_per_split, self.key_block)))
 
     def divided(self, problem: AttentionProblem, per_split: int) -> AttentionChoice:
-        """This choice with `per_split` blocks of visible keys in a split; as it is where one would do."""
+        """This choice with `per_split` blocks of visible keys in a split; as it is where one would do, or one and the
+        block that a window cuts."""
         low, end = problem.visible_range
         first = low // self.key_block
         blocks = cdiv(end, self.key_block) - first
-        if blocks <= per_split:
+        if blocks <= per_split + (low % self.key_block > 0):
             return self
         return replace(self, splits=cdiv(blocks, per_split), first_block=first, blocks_per_split=per_split)
 

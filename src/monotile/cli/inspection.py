@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from .. import backends, dtypes
-from ..backends.choices import Choice
+from ..backends.choices import AttentionChoice, Choice
 from ..backends.cpu.target import UNITS
 from ..backends.nvidia.device import DESCRIBED, gpu
 from ..ir import Kernel as KernelIR
@@ -91,6 +91,9 @@ def explanation(place: str, request: Request, backend: str, device: str | None =
         lines.append(f"   constants: {constants}")
         if choice.why:
             lines.append(f"   choice: {choice.why}")
+        if isinstance(choice, AttentionChoice):
+            keys = choice.blocks_per_split * choice.key_block
+            lines.append(f"   splits: {f'{choice.splits}, of {keys} keys' if choice.splits else 'none'}")
         lines += [f"   {line}" for line in found.explain(form, choice.schedule, _architecture(device))]
     return "\n".join(lines) + "\n"
 

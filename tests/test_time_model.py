@@ -84,6 +84,15 @@ def test_hopper_packs_the_rows_of_a_group() -> None:
     assert not long.packed and not long.splits
 
 
+def test_other_gpus_have_small_blocks_for_few_queries() -> None:
+    """Their shared memory is less than Hopper's, and nothing was measured on them."""
+    for architecture in ("sm_80", "sm_89", "sm_120"):
+        for heads in ((32, 8), (64, 1), (128, 1)):
+            for queries in (1, 4, 8):
+                choice = NvidiaChoices().attention(problem(architecture, queries, 32768, heads))
+                assert choice.row_block <= 8 and choice.key_block <= 64 and choice.packed
+
+
 def test_a_window_is_split_like_its_slice() -> None:
     for name in ("cpu", "sm_90", "metal"):
         choices, device = CHOICES[name]

@@ -43,7 +43,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("heads", GROUPS, ids=str)
 def test_any_number_of_rows(heads: tuple[int, int], options: dict[str, Any], backend: str) -> None:
-    for Nq, Nk in ((1, 700), (3, 257), (5, 1300), (9, 64), (17, 513), (33, 700)):
+    for Nq, Nk in ((1, 700), (3, 257), (9, 64), (17, 1300)):
         check(*qkv(Nq, Nk, 32, B=2, Hq=heads[0], Hkv=heads[1]), backend, **options)
 
 
@@ -167,7 +167,7 @@ class Forced(CpuChoices):
         return chosen.divided(problem, per_split)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_results_do_not_depend_on_how_a_call_is_divided(data: st.DataObject) -> None:
     """Rows of a block, packed or not, keys of a block and of a split: what is computed is the same."""

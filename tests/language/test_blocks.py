@@ -209,11 +209,11 @@ def packed_oracle(x: Any, visible: Any, shift: int, n: int) -> Any:
 
 
 @pytest.mark.parametrize("name", POSITIONS)
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 11, 18, 100])
+@pytest.mark.parametrize("n", [1, 3, 4, 7, 18, 100])
 def test_visible_by_remainders(backend: str, name: str, n: int) -> None:
     """Blocks of rows that hold several whole periods, a part of one, and the seam between two."""
     visible, x = POSITIONS[name], random((18, 41), "int32")
-    for shift in (-7, 0, 9, 30):
+    for shift in (-7, 0, 30):
         expected = packed_oracle(x, visible, shift, n)
         for known in (True, False):
             y = poisoned(18, "int32")
@@ -229,7 +229,7 @@ def test_visible_by_remainders_of_a_negative_number(backend: str, n: int) -> Non
     """They lie between it and 0; nothing is known of them."""
     x = random((18, 41), "int32")
     for visible in POSITIONS.values():
-        for shift in (0, 9, 30):
+        for shift in (0, 30):
             y = poisoned(18, "int32")
             packed_sum(x, y, shift, n, visible=visible, known=False, backend=backend)
             same(y, packed_oracle(x, visible, shift, n))

@@ -45,7 +45,7 @@ class NvidiaChoices(Choices):
     def attention(self, problem: AttentionProblem, keys_per_split: int | None = None) -> AttentionChoice:
         """Few rows are multiplied without matrix units; others in blocks for them, packed where a head has few."""
         fixed = keys_per_split is not None
-        if fixed or problem.rows <= ROW_BLOCKS[-1]:
+        if fixed or self._is_few(problem):
             few = self._split_few(problem, fixed)
             if fixed or not self._prefers_matrix_units(problem, few):
                 return few
@@ -56,6 +56,12 @@ class NvidiaChoices(Choices):
                 chosen, schedule=replace(schedule, persistent=False, edge_stages=1, triggers_dependents=True)
             )
         return chosen
+
+    def _is_few(self, problem: AttentionProblem) -> bool:
+        """True for few rows. Where nothing was measured, also for few queries: blocks for matrix units are chosen for
+        the shared memory of Hopper, of which other GPUs have less."""
+        unknown = gpu(problem.device).architecture != MEASURED
+        return problem.rows <= ROW_BLOCKS[-1] or (unknown and problem.queries <= ROW_BLOCKS[-1])
 
     def _prefers_matrix_units(self, problem: AttentionProblem, few: AttentionChoice) -> bool:
         """True where a producer warp is worth rows that are mostly padding: with block cases, which plain Triton cannot

@@ -15,7 +15,7 @@ from .schedule import Schedule
 # By the consumers of a CTA, which have 64 rows each. At D 128 three of them have registers for blocks of 64 keys only.
 BLOCK_TIME = {1: 1.10, 2: 1.55, 3: 2.15}
 BLOCK_TIME_HALVED = 2.74
-START_TIME = {1: 4.0, 2: 9.0, 3: 9.0}  # each consumer has code of its own, which a CTA reads once
+START_TIME = {1: 4.0, 2: 9.0, 3: 9.0}  # each consumer has code of its own, the likely cause
 DEPTHS = ((64, 0.65), (128, 1.0), (256, 2.4), (576, 4.6))  # the time of a block up to a head size, relative to D 128
 PLAIN_BLOCK_TIME, PLAIN_ROW_TIME, PLAIN_START = 0.6, 0.02, 3.0  # of plain Triton: a block of 128 keys, and a row of it
 ROWS = (16, 32, 64, 128)  # of a program with matrix units in plain Triton

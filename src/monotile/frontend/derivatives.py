@@ -37,9 +37,8 @@ def _differentiate(
     if not isinstance(value, Value | int | float):
         found = f"a function with a derivative returns one tile or number, found {describe(value)}"
         raise s.fail(NotDifferentiable, found, "return the one result whose derivative is asked for")
-    ops = b.block.ops[b.block.ops.index(argument) + 1 :]
     try:
-        slope = derivative(b, ops, argument.result, value) if isinstance(value, Value) else None
+        slope = derivative(b, argument, value) if isinstance(value, Value) else None
     except KernelError as error:
         if loc is not None:
             error.calls.append(loc)

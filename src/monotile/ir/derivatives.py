@@ -28,11 +28,13 @@ class Tangent(NamedTuple):
 Maybe: TypeAlias = Tangent | None  # None: the value does not depend on the input
 
 
-def derivative(builder: Builder, ops: Sequence[Op], x: Value, result: Value) -> Value | None:
-    """Build the derivative of `result` by `x` behind the ops that compute one from the other; None if it is zero. Each
-    element of the result may depend on one element of x only: other ops raise NotDifferentiable."""
-    loc = builder.loc
-    forward = _Forward(builder, x)
+def derivative(builder: Builder, x: Op, result: Value) -> Value | None:
+    """Build the derivative of a value by the result of `x`, an op of the current block, among the ops behind `x`. None
+    if it is zero. Each element may depend on one element of x only: other ops raise NotDifferentiable."""
+    loc, block = builder.loc, builder.block
+    at = block.ops.index(x) + 1
+    ops, block.ops = block.ops[at:], block.ops[:at]
+    forward = _Forward(builder, x.result)
     forward.run(ops)
     builder.loc = loc
     tangent = forward.tangents.get(result)
@@ -48,6 +50,7 @@ class _Forward:
         self.tangents: dict[Value, Tangent] = {x: Tangent(builder.const(1.0, float32))}
 
     def run(self, ops: Sequence[Op]) -> None:
+        """Append the ops to the current block, each with its tangent behind it."""
         for op in ops:
             self.b.loc = op.loc
             if op.kind == "if":
@@ -55,7 +58,8 @@ class _Forward:
             elif op.kind == "for":
                 if any(v in self.tangents for v in (*op.operands, *_read(op.blocks[0]))):
                     raise self.fail("a run-time loop", "unroll it: for n in static_range(...)")
-            elif any(v in self.tangents for v in op.operands):
+            self.b.block.ops.append(op)
+            if op.kind not in ("if", "for") and any(v in self.tangents for v in op.operands):
                 self.apply(op)
 
     def apply(self, op: Op) -> None:
@@ -82,8 +86,8 @@ class _Forward:
         ends = []
         for block in op.blocks:
             outer, self.b.block = self.b.block, block
-            end = block.ops.pop()
-            self.run(tuple(block.ops))
+            (*ops, end), block.ops = block.ops, []
+            self.run(ops)
             block.ops.append(end)
             self.b.block = outer
             ends.append([self.tangents.get(v) for v in end.operands])

@@ -81,7 +81,8 @@ def test_against_finite_differences(seed: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("backend", usable("interpreter", "cpu", "metal", *TRITON))
 @pytest.mark.parametrize("seed", SEEDS[:2])
 def test_on_every_backend(seed: int, backend: str, tmp_path: Path) -> None:
-    """In float32 the error is that of arguments that are off by a few units in the last place."""
+    """Differences of two exact expressions cancel, so that float32 has few digits of some; where a shift of x by 1e-5
+    changes the result, it has fewer."""
     _, functions, x = arguments(seed, tmp_path)
     y, d = (np.full((COUNT, x.size), np.nan, np.float32) for _ in "yd")
     all_of_them(x.astype(np.float32), y, d, 0.5, functions=functions, backend=backend)
@@ -92,7 +93,7 @@ def test_on_every_backend(seed: int, backend: str, tmp_path: Path) -> None:
         with np.errstate(all="ignore"):
             spread = sum(np.abs(other[n] - expected[n]) for other in shifted)
             usual = np.isfinite(expected[n]) & (np.abs(spread) < 1e-2 * (1 + np.abs(expected[n])))
-            wrong = usual & ~(np.abs(found - expected[n]) <= 3 * spread + 2e-5 * (1 + np.abs(expected[n])))
+            wrong = usual & ~(np.abs(found - expected[n]) <= 3 * spread + 5e-4 * (1 + np.abs(expected[n])))
         assert not wrong.any(), (np.argwhere(wrong)[:3], found[wrong][:3], expected[n][wrong][:3])
         compared += int(usual.sum())
     assert compared > 0.6 * 2 * d.size

@@ -157,7 +157,7 @@ def min(x: Any, axis: int) -> Any:
 def grad(function: Callable[..., Any]) -> Any:
     """The derivative of an elementwise function by its first argument: `grad(f)(x, ...)` is a float32 tile.
 
-    Each element of f(x, ...) may depend on one element of x. Where f has no derivative, words.md says what counts."""
+    Each element of f(x, ...) may depend on one element of x. docs/guide/derivatives.md has the rules."""
 
 
 @word

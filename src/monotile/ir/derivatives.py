@@ -55,10 +55,9 @@ class _Forward:
             self.b.loc = op.loc
             if op.kind == "if":
                 self.branches(op)
-            elif op.kind == "for":
-                if any(v in self.tangents for v in (*op.operands, *_read(op.blocks[0]))):
-                    raise self.fail("a run-time loop", "unroll it: for n in static_range(...)")
             self.b.block.ops.append(op)
+            if op.kind == "for" and any(v in self.tangents for v in (*op.operands, *_read(op.blocks[0]))):
+                raise self.fail("a run-time loop", "unroll it: for n in static_range(...)")
             if op.kind not in ("if", "for") and any(v in self.tangents for v in op.operands):
                 self.apply(op)
 

@@ -15,13 +15,17 @@ from monotile.language import (
     Tensor,
     arange,
     blocks,
+    cdiv,
     dot,
     float16,
     float32,
     full,
+    inf,
     int32,
     int64,
     kernel,
+    maximum,
+    program_id,
     where,
     zeros,
 )
@@ -351,3 +355,21 @@ def test_comparisons_of_wrapped_numbers(backend: str) -> None:
     for n, expected in ((2**31 - 1, [1, 0]), (-(2**31), [0, 1]), (5, [0, 0])):
         successor(y, n, backend=backend)
         assert y.tolist() == expected
+
+
+@kernel
+def shifted_maxima(q: Tensor["R D"], k: Tensor["N D"], y: Tensor["R"], *, D: Const, BR: Const, BK: Const = 16):
+    rows = program_id(cdiv(q.shape[0], BR)) * BR + arange(BR)
+    shift = rows[:, None].astype(float32)  # the same in every iteration
+    top = full(BR, -inf)
+    for j in range(0, k.shape[0], BK):
+        top = maximum(top, (dot(q[rows], k[j + arange(BK)].T) + shift).max(axis=1))
+    y[rows] = top
+
+
+@pytest.mark.parametrize("BR", [32, 64, 128])
+def test_float_positions_outside_a_loop(backend: str, BR: int) -> None:
+    """cpu: every panel of rows but the first read the floats of the first panel's positions."""
+    q, k, y = whole((100, 16)), whole((48, 16), 1), poisoned(100)
+    shifted_maxima(q, k, y, BR=BR, backend=backend)
+    same(y, (q @ k.T).max(axis=1) + np.arange(100, dtype=np.float32))

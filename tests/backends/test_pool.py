@@ -211,9 +211,37 @@ def test_a_worker_stays_where_it_was_put_while_it_slept() -> None:
         assert os.sched_getaffinity(worker.native_id) == allowed
 
 
-def test_polling_workers_take_part(fresh_teams: None, monkeypatch: pytest.MonkeyPatch) -> None:
+# Semaphores of Grand Central Dispatch, by those of POSIX.
+SEMAPHORES = """
+define ptr @dispatch_semaphore_create(i64 %value) nounwind {
+  %semaphore = call ptr @calloc(i64 1, i64 64)
+  %r = call i32 @sem_init(ptr %semaphore, i32 0, i32 0)
+  ret ptr %semaphore
+}
+define i64 @dispatch_semaphore_signal(ptr %semaphore) nounwind { %r = call i32 @sem_post(ptr %semaphore) ret i64 0 }
+define i64 @dispatch_semaphore_wait(ptr %semaphore, i64 %until) nounwind {
+  %r = call i32 @sem_wait(ptr %semaphore)
+  ret i64 0
+}
+declare ptr @calloc(i64, i64)
+declare i32 @sem_init(ptr, i32, i32)
+declare i32 @sem_post(ptr)
+declare i32 @sem_wait(ptr)
+"""
+
+
+def other_sleep(system: str) -> str:
+    """The pool for this processor, and for a system that has no futex."""
+    text = native_text(f"{host().triple.partition('-')[0]}-{system}")
+    kept = [line for line in text.splitlines() if not (line.startswith("declare") and "dispatch" in line)]
+    return "\n".join(kept) + (SEMAPHORES if "apple" in system else "")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the stand-in for semaphores is that of Linux")
+@pytest.mark.parametrize("system", ["apple-darwin", "other"])
+def test_workers_of_other_systems_take_part(system: str, fresh_teams: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sleep of systems without a futex, which this one can run as well."""
-    data = jit.compile_code(native_text(host().triple.replace("linux", "other").replace("apple", "other")))
+    data = jit.compile_code(other_sleep(system))
     monkeypatch.setattr(pool, "native_code", lambda: data)
     native = pool._native.__wrapped__()
     UNLOADED_NEVER.append(native)
@@ -221,6 +249,14 @@ def test_polling_workers_take_part(fresh_teams: None, monkeypatch: pytest.Monkey
     for pause_us in (0, 1000, 3000) * 5:
         time.sleep(pause_us * 1e-6)
         assert launch("count", arguments(40, 2000), 3) == [1] * 40
+    slots = pool._teams.with_workers()._shared.slots
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        while not (slots[1].asleep and slots[2].asleep) and time.monotonic() < deadline:
+            time.sleep(0.002)
+        if len(set(launch("mark", arguments(100, MILLISECOND // 2, 64), 3))) == 3:
+            return
+    raise AssertionError("a sleeping worker did not wake up")
 
 
 @pytest.mark.usefixtures("fresh_teams")

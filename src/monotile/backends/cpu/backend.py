@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import struct
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -62,6 +63,10 @@ class CpuBackend(Backend):
         return host() if self._unit is None else target.host_for(self._unit)
 
     def why_not(self) -> str | None:
+        if sys.platform == "win32" and not loader.takes_images():
+            return (
+                "on Windows it needs a Python for x86-64 (AMD64), which Windows on ARM runs as well; install that one"
+            )
         return None if self._unit is None else target.why_not(self._unit)
 
     def accepts(self, device: str) -> bool:

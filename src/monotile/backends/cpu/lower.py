@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ...ir import ELEMENTWISE, Block, Kernel, Op
 from .emit import Index, Reg
 from .fuse import Segment
+from .half_conversions import half_conversions
 from .loop_state import LoopState
 from .point import Point
 from .program_order import comes_longest_first, emit_longest_first, emit_positions
@@ -44,7 +45,8 @@ def lower(kernel: Kernel, target: Target, triple: str) -> Lowered:
         counter.e.function(f"define i64 @programs(ptr %args) {attributes}"),
         *sorted(f"{d}\n" for d in main.e.declarations | counter.e.declarations),
     ]
-    return Lowered("\n".join(parts), scratch_bytes, main.longest_first)
+    text = "\n".join(parts)
+    return Lowered(text + half_conversions(target, triple, text), scratch_bytes, main.longest_first)
 
 
 class ProgramCounter(Scalars):

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import mmap
 import os
 import threading
 from functools import cache
@@ -70,7 +69,7 @@ def run(
 
 class _Slot(ctypes.Structure):
     """One thread's cache line. `thread` is its id in the system, `next` to `end` are the programs it has taken,
-    `sleeper` is what it sleeps with, and `range_next` to `range_end` are the programs of its range still to be taken."""
+    `sleeper` is what it sleeps with, and `range_next` to `range_end` are programs of its range still to be taken."""
 
     _fields_ = (
         ("state", ctypes.c_int32),
@@ -216,10 +215,9 @@ class Arena:
         self._length = whole + memory.PAGE + (unit if huge else 0)
         self._mapping = memory.map_pages(self._length)
         self.address = -(-self._mapping // unit) * unit
-        if huge and hasattr(mmap, "MADV_HUGEPAGE"):
-            # Caches are indexed by physical address: scattered small pages cost a few percent and make times vary. It
-            # is advice: a system without huge pages refuses it, which is harmless.
-            memory.libc().madvise(self.address, whole, mmap.MADV_HUGEPAGE)
+        if huge:
+            # Caches are indexed by physical address: scattered small pages cost a few percent and make times vary.
+            memory.advise_huge_pages(self.address, whole)
 
     def free(self) -> None:
         memory.unmap_pages(self._mapping, self._length)

@@ -103,7 +103,7 @@ def quota() -> float | None:
 
 def _group_folders() -> Iterator[tuple[str, bool]]:
     """Yield the folders of this process's groups and of those around them, and True for version 1."""
-    paths = {}  # by controllers; "" is version 2
+    paths: dict[str, str] = {}  # by controller; "" is version 2
     for line in _lines(_GROUPS):
         _, controllers, path = line.split(":", 2)
         paths.update((name, path) for name in controllers.split(","))

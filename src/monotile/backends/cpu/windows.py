@@ -55,30 +55,28 @@ def cores() -> list[frozenset[int]]:
     return [_numbers(entry.mask) for entry in found if entry.kind == _CORE]
 
 
-def symbol(name: str) -> int | None:
-    """Return the address of a function that compiled code calls: of the C library, of the system, or the stack probe of
-    ntdll; None if there is none."""
-    for library in libraries():
-        try:
-            return ctypes.cast(getattr(library, name), ctypes.c_void_p).value
-        except AttributeError:
-            continue
-    return None
-
-
 def _numbers(mask: int) -> frozenset[int]:
     return frozenset(n for n in range(mask.bit_length()) if mask >> n & 1)
 
 
+def is_x86() -> bool:
+    """True if this Python is a program for x86-64; on an ARM machine Windows runs those, too."""
+    import sysconfig
+
+    return sysconfig.get_platform() == "win-amd64"
+
+
 @cache
 def libraries() -> list[Any]:
-    names = ("kernel32", "api-ms-win-core-synch-l1-2-0", "ucrtbase", "ntdll")
+    """Return the libraries with functions that compiled code may call: those of the system and of C, and ntdll for
+    `__chkstk`, which LLVM calls in functions with more than a page of variables."""
+    names = ("kernel32.dll", "api-ms-win-core-synch-l1-2-0.dll", "ucrtbase.dll", "ntdll.dll")
     return [ctypes.WinDLL(name) for name in names]  # type: ignore[attr-defined]
 
 
 @cache
 def kernel32() -> Any:
-    library = ctypes.WinDLL("kernel32", use_last_error=True)  # type: ignore[attr-defined]
+    library = ctypes.WinDLL("kernel32.dll")  # type: ignore[attr-defined]
     address, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint32
     library.VirtualAlloc.argtypes, library.VirtualAlloc.restype = (address, size, number, number), address
     library.VirtualFree.argtypes = (address, size, number)

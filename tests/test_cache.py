@@ -63,6 +63,24 @@ def test_default_directory_is_the_users(tmp_path: Path, monkeypatch: pytest.Monk
     assert cache.directory() == tmp_path / "xdg/monotile"
     monkeypatch.setattr(sys, "platform", "darwin")
     assert cache.directory() == tmp_path / "Library/Caches/monotile"
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "Local"))
+    assert cache.directory() == tmp_path / "Local/monotile"
+    monkeypatch.delenv("LOCALAPPDATA")
+    assert cache.directory() == tmp_path / "AppData/Local/monotile"
+
+
+def test_a_file_that_another_process_reads_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows refuses to replace a file that is open elsewhere: the old one stays, and nothing is left behind."""
+    cache.store(KEY, "o", b"old")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Access is denied")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    cache.store(KEY, "o", b"new")
+    assert cache.load(KEY, "o") == b"old"
+    only_file(folder)
 
 
 def test_every_truncation_is_absent(folder: Path) -> None:

@@ -23,8 +23,8 @@ MAX_PAGE, MAX_COLUMNS = 200, 120
 MAX_PATH = 6000  # lines that a reader needs for one call
 # Pages that are still longer, or have longer lines.
 OPTIONAL = ("torch", "triton", "mlx")
-# Besides monotile's own two, the one by which a desktop says where caches go.
-VARIABLES = {"MONOTILE_CACHE_DIR", "MONOTILE_THREADS", "XDG_CACHE_HOME"}
+# Besides monotile's own two, those by which systems say where caches go, and users how many threads a process has.
+VARIABLES = {"MONOTILE_CACHE_DIR", "MONOTILE_THREADS", "XDG_CACHE_HOME", "LOCALAPPDATA", "OMP_NUM_THREADS"}
 
 
 def files() -> Iterator[Path]:

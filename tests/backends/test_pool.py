@@ -18,9 +18,10 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
-from monotile.backends.cpu import jit, machine_code, pool
+import monotile
+from monotile.backends.cpu import jit, machine_code, pool, processors
 from monotile.backends.cpu.host import host
-from monotile.backends.cpu.pool_native import native_text
+from monotile.backends.cpu.pool_native import FAN_OUT, native_text
 from monotile.errors import BadThreadCount, InternalError
 
 SOURCES = str(Path(pool.__file__).parents[3])
@@ -77,7 +78,6 @@ define void @mark(ptr %args, i64 %program, ptr %scratch) nounwind {
 """
 UNLOADED_NEVER: list[object] = []  # code that workers of a test still run when it is over
 MILLISECOND = 1_000_000  # loop iterations: between half a millisecond and a few
-SLEEPING = 3  # the state of a worker's slot
 
 
 @cache
@@ -97,8 +97,10 @@ def arguments(programs: int, spins: int = 0, scratch_bytes: int = 0) -> np.ndarr
     return args
 
 
-def launch(name: str, args: np.ndarray[Any, np.dtype[np.int64]], threads: int | None) -> list[int]:
-    pool.run(code().address(name), code().address("programs"), args.ctypes.data, int(args[2]), threads)
+def launch(
+    name: str, args: np.ndarray[Any, np.dtype[np.int64]], threads: int | None, longest_first: bool = False
+) -> list[int]:
+    pool.run(code().address(name), code().address("programs"), args.ctypes.data, int(args[2]), threads, longest_first)
     return [int(value) for value in args[8:]]
 
 
@@ -113,17 +115,46 @@ def fresh_teams(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def fresh_default() -> Iterator[None]:
-    pool.default_threads.cache_clear()
+    processors._chosen_threads.cache_clear()
     yield
-    pool.default_threads.cache_clear()
+    processors._chosen_threads.cache_clear()
 
 
+@pytest.mark.parametrize("longest_first", [False, True])
 @pytest.mark.parametrize("threads", [1, 2, 4, None])
 @pytest.mark.parametrize("programs", [0, 1, 2, 1000])
-def test_every_program_runs_once(programs: int, threads: int | None) -> None:
+def test_every_program_runs_once(programs: int, threads: int | None, longest_first: bool) -> None:
     for spins in (0, 200):
         for _ in range(20):
-            assert launch("count", arguments(programs, spins), threads) == [1] * programs
+            assert launch("count", arguments(programs, spins), threads, longest_first) == [1] * programs
+
+
+@pytest.mark.usefixtures("fresh_teams")
+@pytest.mark.parametrize("threads", [16, 64])
+def test_many_more_threads_than_processors(threads: int) -> None:
+    """Workers are met asleep, awake and on their way; some wake after the launch is over."""
+    for programs in (threads, threads + 1, 3 * threads - 1, 2000):
+        for longest_first in (False, True):
+            for pause_us in (0, 100, 2000):
+                time.sleep(pause_us * 1e-6)
+                assert launch("count", arguments(programs, 2000), threads, longest_first) == [1] * programs
+    assert -1 not in launch("mark", arguments(500, 2000, 4096), threads)
+
+
+@pytest.mark.usefixtures("fresh_teams")
+def test_a_worker_wakes_those_behind_it() -> None:
+    """The caller wakes FAN_OUT workers; all the others must be woken by these."""
+    threads = 1 + FAN_OUT + FAN_OUT**2
+    launch("count", arguments(threads, 0), threads)
+    slots = pool._teams.with_workers()._shared.slots
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        while not all(slots[n].asleep for n in range(1, threads)) and time.monotonic() < deadline:
+            time.sleep(0.002)
+        scratch = launch("mark", arguments(40 * threads, MILLISECOND // 2, 64), threads)
+        if len(set(scratch)) == threads:
+            return
+    raise AssertionError(f"of {threads} threads {len(set(scratch))} took part")
 
 
 def test_launches_after_pauses_of_every_length() -> None:
@@ -137,9 +168,9 @@ def wait_until_asleep() -> None:
     """Wait until the first worker sleeps, with its own affinity mask; a busy machine takes a while to get there."""
     slot = pool._teams.with_workers()._shared.slots[1]
     deadline = time.monotonic() + 10
-    while slot.state != SLEEPING and time.monotonic() < deadline:
+    while not slot.asleep and time.monotonic() < deadline:
         time.sleep(0.005)
-    assert slot.state == SLEEPING
+    assert slot.asleep
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not say where threads may run")
@@ -180,9 +211,37 @@ def test_a_worker_stays_where_it_was_put_while_it_slept() -> None:
         assert os.sched_getaffinity(worker.native_id) == allowed
 
 
-def test_polling_workers_take_part(fresh_teams: None, monkeypatch: pytest.MonkeyPatch) -> None:
+# Semaphores of Grand Central Dispatch, by those of POSIX.
+SEMAPHORES = """
+define ptr @dispatch_semaphore_create(i64 %value) nounwind {
+  %semaphore = call ptr @calloc(i64 1, i64 64)
+  %r = call i32 @sem_init(ptr %semaphore, i32 0, i32 0)
+  ret ptr %semaphore
+}
+define i64 @dispatch_semaphore_signal(ptr %semaphore) nounwind { %r = call i32 @sem_post(ptr %semaphore) ret i64 0 }
+define i64 @dispatch_semaphore_wait(ptr %semaphore, i64 %until) nounwind {
+  %r = call i32 @sem_wait(ptr %semaphore)
+  ret i64 0
+}
+declare ptr @calloc(i64, i64)
+declare i32 @sem_init(ptr, i32, i32)
+declare i32 @sem_post(ptr)
+declare i32 @sem_wait(ptr)
+"""
+
+
+def other_sleep(system: str) -> str:
+    """The pool for this processor, and for a system that has no futex."""
+    text = native_text(f"{host().triple.partition('-')[0]}-{system}")
+    kept = [line for line in text.splitlines() if not (line.startswith("declare") and "dispatch" in line)]
+    return "\n".join(kept) + (SEMAPHORES if "apple" in system else "")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the stand-in for semaphores is that of Linux")
+@pytest.mark.parametrize("system", ["apple-darwin", "other"])
+def test_workers_of_other_systems_take_part(system: str, fresh_teams: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sleep of systems without a futex, which this one can run as well."""
-    data = jit.compile_code(native_text(host().triple.replace("linux", "other").replace("apple", "other")))
+    data = jit.compile_code(other_sleep(system))
     monkeypatch.setattr(pool, "native_code", lambda: data)
     native = pool._native.__wrapped__()
     UNLOADED_NEVER.append(native)
@@ -190,6 +249,14 @@ def test_polling_workers_take_part(fresh_teams: None, monkeypatch: pytest.Monkey
     for pause_us in (0, 1000, 3000) * 5:
         time.sleep(pause_us * 1e-6)
         assert launch("count", arguments(40, 2000), 3) == [1] * 40
+    slots = pool._teams.with_workers()._shared.slots
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        while not (slots[1].asleep and slots[2].asleep) and time.monotonic() < deadline:
+            time.sleep(0.002)
+        if len(set(launch("mark", arguments(100, MILLISECOND // 2, 64), 3))) == 3:
+            return
+    raise AssertionError("a sleeping worker did not wake up")
 
 
 @pytest.mark.usefixtures("fresh_teams")
@@ -225,6 +292,25 @@ def test_threads_take_runs_of_programs() -> None:
     """Programs next to each other are mostly run by one thread: what they read lies next to each other, too."""
     owners = launch("mark", arguments(400, MILLISECOND // 50, 64), 2)
     assert sum(a != b for a, b in pairwise(owners)) < 50
+
+
+def test_a_thread_has_the_same_range_in_every_launch() -> None:
+    """So it finds what it read before in its caches, and memory that it touched first on its node."""
+    for _ in range(50):
+        owners = [launch("mark", arguments(64, MILLISECOND // 20, 64), 2) for _ in range(4)]
+        shared = [sum(a == b for a, b in zip(*pair, strict=True)) for pair in pairwise(owners)]
+        if min(shared) >= 48:
+            return
+    raise AssertionError(f"of 64 programs only {min(shared)} had the same thread twice")
+
+
+def test_longest_first_is_taken_one_by_one() -> None:
+    """Two threads at work alternate, so that neither is left with a run of long programs."""
+    for _ in range(20):
+        owners = launch("mark", arguments(400, MILLISECOND // 50, 64), 2, longest_first=True)
+        if sum(a != b for a, b in pairwise(owners)) > 50:
+            return
+    raise AssertionError("one thread took runs of programs")
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
@@ -403,6 +489,23 @@ def test_bad_thread_argument(threads: int) -> None:
         launch("count", arguments(2), threads)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_attention_in_a_forked_child() -> None:
+    """As in a worker process of a data loader: prepared calls are inherited, threads are not."""
+    q, k, v = (np.ones((1, 8, 300, 64), np.float32) for _ in "qkv")
+    before = monotile.attention(q, k, v, causal=True, threads=3)
+    child = os.fork()
+    if child == 0:
+        try:
+            same = np.array_equal(monotile.attention(q, k, v, causal=True, threads=3), before)
+            new = monotile.attention(q[..., :32], k[..., :32], v, threads=2)
+            os._exit(0 if same and np.array_equal(new, np.ones_like(new)) else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert np.array_equal(monotile.attention(q, k, v, causal=True, threads=3), before)
+
+
 @pytest.mark.usefixtures("fresh_default")
 @pytest.mark.parametrize("value", ["two", "0", "-1", "1.5", "²", "99999999999999999999"])
 def test_bad_thread_variable(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,18 +518,27 @@ def test_bad_thread_variable(value: str, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_thread_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MONOTILE_THREADS", " 3 ")
     assert pool.default_threads() == 3
-    pool.default_threads.cache_clear()
+    processors._chosen_threads.cache_clear()
     monkeypatch.setenv("MONOTILE_THREADS", "")
     assert 1 <= pool.default_threads() <= (os.cpu_count() or 1)
 
 
-@pytest.mark.parametrize("triple", ["aarch64-unknown-linux-gnu", "arm64-apple-darwin", "x86_64-apple-darwin"])
+SLEEPS = {
+    "aarch64-unknown-linux-gnu": "syscall",
+    "arm64-apple-darwin": "dispatch_semaphore_wait",
+    "x86_64-apple-darwin": "dispatch_semaphore_wait",
+    "x86_64-pc-windows-msvc": "WaitOnAddress",
+    "x86_64-unknown-freebsd": "usleep",
+}
+
+
+@pytest.mark.parametrize("triple", SLEEPS)
 def test_pool_compiles_for_other_machines(triple: str) -> None:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     machine = llvm.Target.from_triple(triple).create_target_machine(reloc="pic", codemodel="small")
     assembly = machine.emit_assembly(llvm.parse_assembly(native_text(triple)))
-    assert ("ulock_wait" if "apple" in triple else "syscall") in assembly
+    assert SLEEPS[triple] in assembly
 
 
 def test_wrong_code_is_an_internal_error() -> None:

@@ -45,11 +45,11 @@ class TimeModel:
     def _best_splits(self, problem: AttentionProblem, kind: RowKind) -> AttentionChoice:
         """Numbers of splits that fill whole waves are compared."""
         packed = problem.packs(kind.rows)
-        groups, rows = (problem.kv_heads, problem.rows) if packed else (problem.query_heads, problem.queries)
+        groups, rows = self.grid(problem, packed=packed)
         programs = max(1, problem.batch * groups * cdiv(rows, kind.rows))
         blocks = max(1, cdiv(problem.visible_keys, kind.key_block))
         reading = problem.key_bytes / self.bytes_per_time + kind.start
-        best, least_time = blocks, max(reading, self._waves(programs, blocks, kind))
+        best, least_time = blocks, max(reading, self.unsplit(problem, kind, packed=packed))
         for waves in range(1, MOST_WAVES + 1):
             splits = min(waves * self.slots // programs, blocks * kind.key_block // max(1, self.least))
             if splits > 1:
@@ -61,6 +61,16 @@ class TimeModel:
         chosen = kind.choice
         words = {**chosen.blocks, "packed": packed}
         return AttentionChoice(words, chosen.schedule, chosen.why, time=least_time).divided(problem, best)
+
+    def grid(self, problem: AttentionProblem, *, packed: bool) -> tuple[int, int]:
+        """Groups of rows, and rows of each."""
+        return (problem.kv_heads, problem.rows) if packed else (problem.query_heads, problem.queries)
+
+    def unsplit(self, problem: AttentionProblem, kind: RowKind, *, packed: bool) -> float:
+        """The time of a call whose keys are not split."""
+        groups, rows = self.grid(problem, packed=packed)
+        programs = max(1, problem.batch * groups * cdiv(rows, kind.rows))
+        return self._waves(programs, max(1, cdiv(problem.visible_keys, kind.key_block)), kind)
 
     def _waves(self, programs: int, blocks: int, kind: RowKind) -> float:
         return cdiv(programs, self.slots) * (blocks * kind.block_time + kind.start)

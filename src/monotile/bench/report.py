@@ -17,7 +17,8 @@ import numpy as np
 
 from .. import __version__
 from ..backends.cpu import host as processor
-from ..backends.cpu import pool, target
+from ..backends.cpu import target
+from ..backends.cpu.processors import default_threads
 from ..errors import BadThreadCount, MonotileError
 from ..runtime import machine
 from . import cold_start, limits, peers, suite
@@ -43,7 +44,7 @@ def run(*, quick: bool, only: str, threads: int | None, console: Console) -> Rep
     """Measure the rows that the filter `only` matches, on one thread and on `threads` (default: every processor)."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    most = threads if threads is not None else pool.default_threads()
+    most = threads if threads is not None else default_threads()
     if most < 1:
         raise BadThreadCount(f"threads must be a positive whole number, found {most}")
     groups, load = sorted({1, most}), os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
@@ -135,7 +136,7 @@ def _setting(quick: bool) -> Report:
             "processor": machine.processor(),
             "llvm_name": host.cpu,
             "vectors": target.target(host).name,
-            "processors": pool.default_threads(),
+            "processors": default_threads(),
             "last_level_cache_bytes": limits.last_level_cache(),
             "system": platform.system(),
         },

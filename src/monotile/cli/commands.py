@@ -81,13 +81,14 @@ def _details(name: str) -> str:
         return "\n".join(f"{runtime}: {why_not() or 'yes'}" for runtime, why_not in RUNTIMES.items())
     if name != "cpu":
         return "NumPy, one operation at a time: defines the language, for tests" if name == "interpreter" else ""
-    from ..backends.cpu import pool, target
+    from ..backends.cpu import target
     from ..backends.cpu.host import host as this_host
+    from ..backends.cpu.processors import default_threads
 
     host = this_host()
     chosen = target.target(host)
     vectors = f"{chosen.name}, {chosen.lanes} float32 lanes"
-    return f"{machine.processor()} ({host.cpu})\n{vectors}\n{pool.default_threads()} threads\nLLVM {host.llvm}"
+    return f"{machine.processor()} ({host.cpu})\n{vectors}\n{default_threads()} threads\nLLVM {host.llvm}"
 
 
 KERNELS = "attention, merge, ..., path/to/file.py:NAME or package.module:NAME"

@@ -133,6 +133,8 @@ def _source_state() -> tuple[str, int]:
     for path, found in _source_files():
         lines.append(f"{path} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino} {found.st_dev}")
         newest = max(newest, found.st_ctime_ns)
+        if sys.platform == "win32":  # where the other one is the time of creation
+            newest = max(newest, found.st_mtime_ns)
     return "\n".join(lines), newest
 
 
@@ -173,9 +175,17 @@ def _folder() -> str:
 def _chosen_folder() -> str:
     chosen = os.environ.get("MONOTILE_CACHE_DIR")
     if not chosen:
-        caches = "~/Library/Caches" if sys.platform == "darwin" else os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        chosen = os.path.join(caches, "monotile")
+        chosen = os.path.join(_users_caches(), "monotile")
     return os.path.abspath(os.path.expanduser(chosen))
+
+
+def _users_caches() -> str:
+    """Return the folder in which a system keeps this user's caches."""
+    if sys.platform == "darwin":
+        return "~/Library/Caches"
+    if sys.platform == "win32":
+        return os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
+    return os.environ.get("XDG_CACHE_HOME") or "~/.cache"
 
 
 def _why_untrusted(found: os.stat_result) -> str | None:

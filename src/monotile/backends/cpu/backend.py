@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import struct
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,14 +17,15 @@ from .host import host
 from .llvm import Host
 
 KIND = "cpu"  # of the files in the disk cache
+_HEADER = struct.Struct("<q?7x")  # of such a file: scratch_bytes, longest_first
 
 
 class CpuProgram(Program):
     """A loaded kernel. A bound launch is the argument block without addresses and scalars."""
 
     def __init__(self, kernel: ir.Kernel, payload: bytes) -> None:
-        (self.scratch_bytes,) = struct.unpack_from("<q", payload)
-        self._code = machine_code.load(payload[8:])
+        self.scratch_bytes, self._longest_first = _HEADER.unpack_from(payload)
+        self._code = machine_code.load(payload[_HEADER.size :])
         self._kernel, self._programs = self._code.address("kernel"), self._code.address("programs")
         self._ranks = [tensor.rank for tensor in kernel.tensors]
         self._emit_ready = "".join("f4x" if dtype.is_float else "q" for _, dtype in kernel.scalars)
@@ -44,7 +46,8 @@ class CpuProgram(Program):
         pack, values = bound
         values = values.copy()
         values[::2] = addresses
-        pool.run(self._kernel, self._programs, pack(*values, *scalars), self.scratch_bytes, threads)
+        args = pack(*values, *scalars)
+        pool.run(self._kernel, self._programs, args, self.scratch_bytes, threads, self._longest_first)
 
 
 class CpuBackend(Backend):
@@ -60,6 +63,10 @@ class CpuBackend(Backend):
         return host() if self._unit is None else target.host_for(self._unit)
 
     def why_not(self) -> str | None:
+        if sys.platform == "win32" and not loader.takes_images():
+            return (
+                "on Windows it needs a Python for x86-64 (AMD64), which Windows on ARM runs as well; install that one"
+            )
         return None if self._unit is None else target.why_not(self._unit)
 
     def accepts(self, device: str) -> bool:
@@ -85,7 +92,8 @@ class CpuBackend(Backend):
 
         processor = self.processor
         lowered = to_llvm(kernel, processor)
-        payload = struct.pack("<q", lowered.scratch_bytes) + jit.compile_code(lowered.text, processor)
+        header = _HEADER.pack(lowered.scratch_bytes, lowered.longest_first)
+        payload = header + jit.compile_code(lowered.text, processor)
         cache.store_compiled(key, KIND, payload)
         return CpuProgram(kernel, payload)
 

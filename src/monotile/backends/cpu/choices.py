@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 from functools import cache
 
 from ..choices import KEYS_PER_SPLIT, AttentionChoice, AttentionProblem, Choice, Choices, cdiv
-from ..time_model import RowKind, TimeModel
+from ..time_model import RowKind
 from .host import host
+from .makespan import CpuTimeModel
+from .processors import all_processors, default_threads, physical_cores
 from .target import STREAMED_ROWS, host_for, target
 
 # The least work for which another thread is woken: about twice the cost of waking it.
@@ -16,10 +17,12 @@ FLOPS_PER_THREAD = 2_000_000
 BYTES_PER_THREAD = 256_000
 STRIPS = (8, 4)  # rows of a mask read at a time: as many memory streams as a core follows
 TILE_BYTES = 32768
-MAX_SLOTS = 64  # processors beyond these get no splits of their own
+MAX_SLOTS = 64  # cores beyond these get no splits of their own
 # Of the time model, whose unit is one row with one key: what a key costs beside its rows, in panels and streamed; what
 # a program costs beside its keys (for a row), and a merge. Measured on Zen 4, one thread, D 64.
 PANEL_KEY, STREAMED_KEY, START, MERGE = 1.0, 3.0, 64.0, 16384.0
+LEAST_PANEL = 32  # rows
+HALVED = 1.03  # what half the rows must gain: keys are read twice as often, and another program may have to be compiled
 
 
 class CpuChoices(Choices):
@@ -36,16 +39,28 @@ class CpuChoices(Choices):
         most, why = _rows_in_l2(problem)
         kinds = []
         for size in dict.fromkeys((problem.rows, problem.queries)):
-            kinds += [_panel(problem, self._panel_rows(size, most), why)]
+            largest = self._panel_rows(size, most)
+            kinds += [_panel(problem, largest, why)]
             kinds += [_streamed_twice(problem, size)] if size <= 2 * STREAMED_ROWS else []
-        return TimeModel(cores(), merge=MERGE, bytes_per_time=math.inf, least=KEYS_PER_SPLIT).choose(problem, kinds)
+            kinds += [_panel(problem, rows, why, halved=n) for n, rows in self._smaller(largest)]
+        model = CpuTimeModel(cores(), merge=MERGE, bytes_per_time=math.inf, least=KEYS_PER_SPLIT)
+        return model.choose(problem, kinds)
+
+    def _smaller(self, rows: int) -> list[tuple[int, int]]:
+        """Blocks of fewer rows, which share a call with few heads out among many cores: how often the largest block is
+        halved, and the rows. A row's bits depend on the block of keys alone."""
+        halves = {cdiv(cdiv(rows, 2**n), self._lanes) * self._lanes: n for n in (3, 2, 1)}
+        return [(n, half) for half, n in sorted(halves.items(), reverse=True) if LEAST_PANEL <= half < rows]
+
+    @property
+    def _lanes(self) -> int:
+        return max(8, target(host() if self._unit is None else host_for(self._unit)).lanes)
 
     def _panel_rows(self, size: int, most: int) -> int:
         """Rows of a block in whole vectors: as many as fit, or all rows, or half of them. More than two blocks are as
         large as possible, so that new lengths need no new program."""
         blocks = cdiv(size, most)
-        lanes = max(8, target(host() if self._unit is None else host_for(self._unit)).lanes)
-        return most if blocks > 2 else min(most, cdiv(cdiv(size, blocks), lanes) * lanes)
+        return most if blocks > 2 else min(most, cdiv(cdiv(size, blocks), self._lanes) * self._lanes)
 
     def marks_covered(self, problem: AttentionProblem) -> bool:
         """The map is read in strips; those of an additive mask seldom hide anything, and where positions hide nothing
@@ -59,16 +74,18 @@ class CpuChoices(Choices):
         strip = next((rows for rows in STRIPS if BQ % rows == 0), BQ)
         return Choice({"STRIP": strip, "SPAN": None}, why="strips are read in the order of memory")
 
-    def threads(self, flops: int, bytes_: int) -> int:
-        from .pool import default_threads
+    def threads(self, flops: int, bytes_: int) -> int | None:
+        """As many as have enough to do; None for the default, which may have changed when the call is repeated."""
+        worth = max(1, flops // FLOPS_PER_THREAD, bytes_ // BYTES_PER_THREAD)
+        return None if 1 < worth >= default_threads() else worth
 
-        return min(default_threads(), max(1, flops // FLOPS_PER_THREAD, bytes_ // BYTES_PER_THREAD))
 
-
-def _panel(problem: AttentionProblem, rows: int, why: str) -> RowKind:
+def _panel(problem: AttentionProblem, rows: int, why: str, halved: int = 0) -> RowKind:
     keys = 64 if problem.head_size > 256 else 128
+    if halved:
+        why = f"larger blocks would leave some of {cores()} cores idle"
     choice = Choice({"BR": rows, "BK": keys}, why=f"panels of {rows} rows; {why}")
-    return RowKind(rows, choice, keys * (rows + PANEL_KEY), START * rows)
+    return RowKind(rows, choice, keys * (rows + PANEL_KEY) * HALVED**halved, START * rows)
 
 
 def _streamed_twice(problem: AttentionProblem, size: int) -> RowKind:
@@ -105,8 +122,8 @@ def _rows_in_l2(problem: AttentionProblem) -> tuple[int, str]:
 
 @cache
 def cores() -> int:
-    """Processors of this machine, whichever a process or a call may use: results do not depend on those."""
-    return min(os.cpu_count() or 1, MAX_SLOTS)
+    """Cores of this machine, whichever a process or a call may use: results do not depend on those."""
+    return min(physical_cores(all_processors()), MAX_SLOTS)
 
 
 @cache

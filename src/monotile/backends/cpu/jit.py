@@ -37,6 +37,10 @@ def compile_object(text: str, processor: Host | None = None) -> bytes:
 
 def compile_code(text: str, processor: Host | None = None) -> bytes:
     """Compile a module to the form that `machine_code.load` takes: an image, or an object file on other systems."""
+    processor = processor or host()
+    if "windows" in processor.triple:
+        # LLVM's own name for ELF objects with the calling convention of Windows, which its JIT compilers use there.
+        processor = processor._replace(triple=f"{processor.triple}-elf")
     data = compile_object(text, processor)
     if loader.takes_images():
         # An object that cannot be linked to an image is linked by LLVM in every process that loads it.
@@ -80,7 +84,7 @@ def _target_machine(processor: Host) -> Any:
     # Position-independent code in the small model reaches its constants relative to the program counter, as operands
     # of the arithmetic; the JIT's default large model would load the address of each one first.
     binding = llvm.binding()
-    if processor.triple != host().triple:  # another architecture, whose text is asked for
+    if processor.triple.removesuffix("-elf") != host().triple:  # another architecture, whose text is asked for
         binding.initialize_all_targets()
         binding.initialize_all_asmprinters()
     return binding.Target.from_triple(processor.triple).create_target_machine(

@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 from ...errors import InternalError
-from . import memory
+from . import memory, windows
 
 # MAGIC, length of the code, length of the table; then the code; then the table, a line for each name:
 # `name offset` of a function in the image, or `?name offset` of the word that is to hold an import's address.
@@ -26,11 +26,18 @@ IMPORT = "?"
 
 @cache
 def takes_images() -> bool:
-    """True if this process can run images: on Linux, on processors whose relocations image.py knows."""
-    if not sys.platform.startswith("linux") or sys.maxsize < 2**32:
+    """True if this process can run images: on Linux and Windows, on processors whose relocations image.py knows."""
+    if sys.maxsize < 2**32:
         return False
-    machine = os.uname().machine
-    return machine == "x86_64" or (machine == "aarch64" and symbol("__clear_cache") is not None)
+    if sys.platform == "win32":
+        return windows.is_x86()
+    if not sys.platform.startswith("linux"):
+        return False
+    return os.uname().machine == "x86_64" or (_is_arm() and symbol("__clear_cache") is not None)
+
+
+def _is_arm() -> bool:
+    return sys.platform.startswith("linux") and os.uname().machine == "aarch64"
 
 
 class Code:
@@ -45,7 +52,7 @@ class Code:
         for offset, address in addresses.items():
             ctypes.c_uint64.from_address(self._base + offset).value = address
         memory.make_executable(self._base, self.size)
-        if os.uname().machine == "aarch64":
+        if _is_arm():
             # Instruction and data caches are not coherent there.
             begin, end = ctypes.c_void_p(self._base), ctypes.c_void_p(self._base + self.size)
             ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(_import("__clear_cache"))(begin, end)
@@ -65,7 +72,7 @@ class Code:
 
 def symbol(name: str) -> int | None:
     """Return the address of a function of the C library or libgcc; None if this process has none."""
-    for library in (memory.libc(), _helpers()):
+    for library in windows.libraries() if sys.platform == "win32" else (memory.libc(), _helpers()):
         if library is not None:
             try:
                 return ctypes.cast(getattr(library, name), ctypes.c_void_p).value
@@ -76,7 +83,7 @@ def symbol(name: str) -> int | None:
 
 @cache
 def _helpers() -> Any:
-    """Load libgcc: float16 conversions of old processors, and the function that flushes the instruction cache."""
+    """Load libgcc for the function that flushes the instruction cache of AArch64."""
     try:
         return ctypes.CDLL("libgcc_s.so.1")
     except OSError:

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from ...ir import ELEMENTWISE, Block, Kernel, Op
 from .emit import Index, Reg
 from .fuse import Segment
+from .half_conversions import half_conversions
 from .loop_state import LoopState
 from .point import Point
+from .program_order import comes_longest_first, emit_longest_first, emit_positions
 from .row_skipping import SkippableRows, find_skippable_rows, visible_rows
 from .scalars import Scalars
 from .streamed_dots import StreamedDotEmitter
@@ -26,6 +28,7 @@ COUNTABLE = ELEMENTWISE | {"const", "dim", "param"}  # ops that the size of a gr
 class Lowered:
     text: str
     scratch_bytes: int
+    longest_first: bool  # programs are to start in the order of their numbers
 
 
 def lower(kernel: Kernel, target: Target, triple: str) -> Lowered:
@@ -42,7 +45,8 @@ def lower(kernel: Kernel, target: Target, triple: str) -> Lowered:
         counter.e.function(f"define i64 @programs(ptr %args) {attributes}"),
         *sorted(f"{d}\n" for d in main.e.declarations | counter.e.declarations),
     ]
-    return Lowered("\n".join(parts), scratch_bytes)
+    text = "\n".join(parts)
+    return Lowered(text + half_conversions(target, triple, text), scratch_bytes, main.longest_first)
 
 
 class ProgramCounter(Scalars):
@@ -69,6 +73,8 @@ class Lowering(LoopState):
         self.nests = StreamedDotEmitter(self.e, target, self.fusion, self.ev)
         self.nests.layout = self.layout
         self._skippable: SkippableRows | None = None  # of the innermost loop
+        # Streamed tiles are read once, in the order of memory, which is the order of the grid.
+        self.longest_first = self.layout.panel_axis is not None and comes_longest_first(kernel)
 
     def run(self) -> None:
         self.block(self.kernel.body)
@@ -229,10 +235,7 @@ class Lowering(LoopState):
         return left
 
     def _program(self, op: Op) -> None:
-        """Split the program's number into the positions of the grid; the last size runs fastest."""
-        e = self.e
-        rest: Index = "%program"
-        for size, result in reversed(list(zip(op.operands, op.results, strict=True))):
-            n = self.index(size)
-            self.ev.scalars[result] = Reg(e.op(f"trunc i64 {e.op(f'urem i64 {rest}, {n}')} to i32"), "i32")
-            rest = e.op(f"udiv i64 {rest}, {n}")
+        """Split the program's number into the positions of the grid."""
+        sizes = (self.index(size) for size in reversed(op.operands))
+        positions = (emit_longest_first if self.longest_first else emit_positions)(self.e, sizes)
+        self.ev.scalars.update(zip(op.results, positions, strict=True))

@@ -1,19 +1,19 @@
 """Run the programs of a kernel on native threads, each with private scratch memory.
 
 A team is one calling thread and its workers. They communicate through a block of memory, whose layout the native code
-(pool_native.py) and the `_Team` structure both declare. A worker's slot has four states:
+(pool_native.py) and the `_Team` structure both declare. A worker's slot has three states:
 
     idle -> posted    by the caller, who offers it a share of a launch
     posted -> running by the worker, which then takes programs until none is left, and goes back to idle
     posted -> idle    by the caller, who finished before the worker woke up and does not wait for it
-    idle -> sleeping  by the worker, when nothing was offered for a while
+
+A worker to which nothing was offered for a while sleeps. The caller wakes the first few, and each of them the next.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
-import mmap
 import os
 import threading
 from functools import cache
@@ -23,28 +23,38 @@ from ...errors import BadThreadCount
 from ...runtime import cache as disk
 from . import loader, machine_code, memory
 from .host import host
+from .processors import MAX_THREADS, available, default_threads
 
-MAX_THREADS = 1024
-_SPINS = 20_000  # a fraction of a millisecond: back-to-back launches find the workers awake
-_SPINS_WITHOUT_CORE = 200  # a worker beyond the number of cores only takes time from the others
+# Workers spin for about as long as it takes to wake one (60 us): then neither spinning in vain nor sleeping too soon
+# costs more than twice the best. A worker beyond the number of processors only takes time from the others.
+_SPIN_SHIFT, _SPIN_SHIFT_WITHOUT_PROCESSOR = 10, 18  # of the ticks of a sixteenth of a second
 _HUGE_PAGE = 1 << 21
 
 # Status of the native `launch` and `drive`; a negative one is minus the number of threads that must be made ready.
 _DONE, _UNFINISHED, _BUSY = 0, 1, 2
 
 
-def run(kernel: int, programs: int, args: int | bytes, scratch_bytes: int, threads: int | None = None) -> None:
+def run(
+    kernel: int,
+    programs: int,
+    args: int | bytes,
+    scratch_bytes: int,
+    threads: int | None = None,
+    longest_first: bool = False,
+) -> None:
     """Run every program of one launch and return when all are done.
 
-    `kernel` and `programs` are addresses of `void (ptr args, i64 program, ptr scratch)` and `i64 (ptr args)`.
-    Exceptions raised by signal handlers, such as KeyboardInterrupt, stop the launch between two programs.
+    `kernel` and `programs` are addresses of `void (ptr args, i64 program, ptr scratch)` and `i64 (ptr args)`. Each
+    thread has a range of the programs and helps the others when it is done; programs that come `longest_first` are
+    taken one by one instead, in their order. Exceptions raised by signal handlers, such as KeyboardInterrupt, stop the
+    launch between two programs.
     """
     if threads is None:
         threads = default_threads()
     elif not 1 <= threads <= MAX_THREADS:
         raise BadThreadCount(f"threads is {threads}: expected a whole number from 1 to {MAX_THREADS}")
     teams = _teams
-    if threads > 1 and teams.with_workers().launch(kernel, programs, args, scratch_bytes, threads):
+    if threads > 1 and teams.with_workers().launch(kernel, programs, args, scratch_bytes, threads, longest_first):
         return
     for team in teams.without_workers:
         if team.launch(kernel, programs, args, scratch_bytes, 1):
@@ -54,50 +64,31 @@ def run(kernel: int, programs: int, args: int | bytes, scratch_bytes: int, threa
     teams.without_workers.append(team)
 
 
-@cache
-def default_threads() -> int:
-    """Return MONOTILE_THREADS, or else the number of processors this process may use; read once."""
-    chosen = os.environ.get("MONOTILE_THREADS", "").strip()
-    if not chosen:
-        return min(_processors(), MAX_THREADS)
-    if not (chosen.isascii() and chosen.isdigit()) or not 1 <= int(chosen) <= MAX_THREADS:
-        raise BadThreadCount(
-            f"MONOTILE_THREADS is {chosen!r}: expected a whole number from 1 to {MAX_THREADS}; "
-            "unset it to use every processor"
-        )
-    return int(chosen)
-
-
-def _processors() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 # ---- teams -----------------------------------------------------------------------------------------------------------
 
 
 class _Slot(ctypes.Structure):
-    """One thread's cache line. `thread` is its id in the system, `next` to `end` are the programs it has taken, and
-    `affinity` points to the processors it may run on."""
+    """One thread's cache line. `thread` is its id in the system, `next` to `end` are the programs it has taken,
+    `sleeper` is what it sleeps with, and `range_next` to `range_end` are programs of its range still to be taken."""
 
     _fields_ = (
         ("state", ctypes.c_int32),
+        ("asleep", ctypes.c_int32),
         ("scratch", ctypes.c_void_p),
         ("thread", ctypes.c_int64),
         ("next", ctypes.c_int64),
         ("end", ctypes.c_int64),
-        ("affinity", ctypes.c_void_p),
-        ("_padding", ctypes.c_int64 * 2),
+        ("sleeper", ctypes.c_void_p),
+        ("range_next", ctypes.c_int64),
+        ("range_end", ctypes.c_int64),
     )
 
 
 class _Team(ctypes.Structure):
-    """The memory that the threads of a team share. The program counter, which all of them write, has its own cache
-    line."""
+    """The memory that the threads of a team share."""
 
     _fields_ = (
-        ("next", ctypes.c_int64),
+        ("cancelled", ctypes.c_int64),
         ("_padding", ctypes.c_int64 * 7),
         ("owner", ctypes.c_int64),
         ("programs", ctypes.c_int64),
@@ -106,7 +97,7 @@ class _Team(ctypes.Structure):
         ("size", ctypes.c_int64),
         ("ready", ctypes.c_int64),
         ("scratch_bytes", ctypes.c_int64),
-        ("_reserved", ctypes.c_int64),
+        ("ranges", ctypes.c_int64),
         ("slots", _Slot * MAX_THREADS),
     )
 
@@ -123,13 +114,21 @@ class Team:
         self._arenas: list[Arena] = []
         self._workers = 0
 
-    def launch(self, kernel: int, programs: int, args: int | bytes, scratch_bytes: int, threads: int) -> bool:
+    def launch(
+        self,
+        kernel: int,
+        programs: int,
+        args: int | bytes,
+        scratch_bytes: int,
+        threads: int,
+        longest_first: bool = False,
+    ) -> bool:
         """Run a launch to its end. Return False, with nothing done, if another caller owns the team."""
         # The owner is a token in native memory, because an interrupt can arrive between any two steps here: whatever
         # happened before it, cancelling stops this launch if it is running and does nothing otherwise.
         native, team, token = self._native, self._address, next(self._tokens)
         try:
-            status = native.launch(team, kernel, programs, args, scratch_bytes, threads, token)
+            status = native.launch(team, kernel, programs, args, scratch_bytes, threads, longest_first, token)
             while status != _DONE:
                 if status == _BUSY:
                     return False
@@ -137,7 +136,7 @@ class Team:
                     status = native.drive(team)
                 else:
                     threads = min(threads, self._grow(-status, scratch_bytes))
-                    status = native.launch(team, kernel, programs, args, scratch_bytes, threads, token)
+                    status = native.launch(team, kernel, programs, args, scratch_bytes, threads, longest_first, token)
         except BaseException:
             native.cancel(team, token)
             raise
@@ -163,8 +162,8 @@ class Team:
     def _start_worker(self, slot: int) -> bool:
         """Start the worker of a slot. Return False if the system gives this process no more threads."""
         # A daemon thread inside a native call does not hold the GIL, and the interpreter does not wait for it at exit.
-        spins = _SPINS if slot < _processors() else _SPINS_WITHOUT_CORE
-        arguments = (self._address, slot, spins)
+        shift = _SPIN_SHIFT if slot < len(available()) else _SPIN_SHIFT_WITHOUT_PROCESSOR
+        arguments = (self._address, slot, shift)
         worker = threading.Thread(target=self._native.work, args=arguments, name=f"monotile-{slot}", daemon=True)
         try:
             worker.start()
@@ -216,10 +215,9 @@ class Arena:
         self._length = whole + memory.PAGE + (unit if huge else 0)
         self._mapping = memory.map_pages(self._length)
         self.address = -(-self._mapping // unit) * unit
-        if huge and hasattr(mmap, "MADV_HUGEPAGE"):
-            # Caches are indexed by physical address: scattered small pages cost a few percent and make times vary. It
-            # is advice: a system without huge pages refuses it, which is harmless.
-            memory.libc().madvise(self.address, whole, mmap.MADV_HUGEPAGE)
+        if huge:
+            # Caches are indexed by physical address: scattered small pages cost a few percent and make times vary.
+            memory.advise_huge_pages(self.address, whole)
 
     def free(self) -> None:
         memory.unmap_pages(self._mapping, self._length)
@@ -259,7 +257,7 @@ def _native() -> _Native:
 
     return _Native(
         code,
-        function("launch", number, *[address] * 7),  # integers too: ctypes converts an address twice as fast
+        function("launch", number, *[address] * 8),  # integers too: ctypes converts an address twice as fast
         function("drive", number, address),
         function("cancel", None, address, number),
         function("work", None, address, number, number),

@@ -9,15 +9,17 @@ both sums to each other, and that to the register; what is below 2^-126 is zero 
 from __future__ import annotations
 
 import struct
-from functools import cache
 from typing import Any
+
+import pytest
 
 from monotile import ir
 from monotile.backends.cpu import amx, jit
+from monotile.backends.cpu import backend as cpu_backend
 from monotile.backends.cpu.backend import CpuBackend, CpuProgram
 from monotile.backends.cpu.compiler import to_llvm
 from monotile.backends.cpu.host import host
-from monotile.backends.cpu.target import target
+from monotile.backends.cpu.target import target, why_not
 
 NAMES = ("ldtilecfg", "tilerelease", "tilezero", "tileloadd64", "tilestored64", "tdpbf16ps")
 
@@ -35,7 +37,12 @@ def emulated(text: str) -> str:
         if line == "entry:" and "@emulated_" not in text and "@llvm.x86.tdpbf16ps" in text:
             lines.append("  %registers = alloca [8256 x i8], align 64")
     expected = ", ".join(f"i8 {byte}" for byte in amx.CONFIGURATION)
-    return "\n".join(lines) + FUNCTIONS.replace("EXPECTED", expected)
+    lines += [line for line in FUNCTIONS.replace("EXPECTED", expected).split("\n") if not _declared(line, lines)]
+    return "\n".join(lines)
+
+
+def _declared(line: str, lines: list[str]) -> bool:
+    return line.startswith("declare") and line in lines
 
 
 class EmulatedBackend(CpuBackend):
@@ -43,6 +50,7 @@ class EmulatedBackend(CpuBackend):
 
     def __init__(self) -> None:
         super().__init__("avx512-amx")
+        self.name = EMULATED
 
     def why_not(self) -> str | None:
         here = target(host())
@@ -58,9 +66,14 @@ class EmulatedBackend(CpuBackend):
         return CpuProgram(kernel, payload)
 
 
-@cache
-def emulated_backend() -> EmulatedBackend:
-    return EmulatedBackend()
+REAL, EMULATED = "cpu:avx512-amx", "cpu:emulated-amx"
+BACKEND = EMULATED if why_not("avx512-amx") else REAL
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let EMULATED name the backend."""
+    plain, emulation = cpu_backend.for_unit, EmulatedBackend()
+    monkeypatch.setattr(cpu_backend, "for_unit", lambda unit: emulation if unit == "emulated-amx" else plain(unit))
 
 
 # Registers 0 to 7 are 1024 bytes each; their configuration follows, all zeros before it is loaded.

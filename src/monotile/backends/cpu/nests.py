@@ -31,6 +31,7 @@ class NestEmitter:
         self.e, self.target, self.fusion, self.ev = emitter, target, fusion, evaluator
         self.axes = fusion.axes
         self.vectors = target.vectors  # of a register group
+        self.panel_lanes = target.lanes * target.vectors
         self.height: int | None = None  # rows of a register block, where its vectors do not decide
         self.stored_total = False  # the total of a dot is in its storage already
         self.active_rows: tuple[Axis, Index, Index] | None = None  # an axis and its rows that are not skipped
@@ -135,7 +136,8 @@ class NestEmitter:
             else:
                 self.prepare(nest, points, {nest.lane})
                 low, high = self.row_range(rows)
-                step = next(s for s in (4, 2, 1) if rows.extent % s == 0 and self.target.rows % s == 0)
+                most = 4 if len(points) <= self.target.vectors else 2
+                step = next(s for s in (most, 2, 1) if rows.extent % s == 0 and self.target.rows % s == 0)
                 step = 1 if edge else step
                 if self.paired_buffers(nest):
                     step = max(step, 2)
@@ -220,7 +222,7 @@ class NestEmitter:
             return
         if panel is not None:
             number, lanes = panel
-            first = e.mul(number, group)
+            first = e.mul(number, self.panel_lanes)
             parts = [(n, _partial(lanes - n * width, width)) for n in range(-(-lanes // width))]
             body([Point(at | {lane: e.add(first, n * width)}, lane, valid, edge, (number, n)) for n, valid in parts])
             return

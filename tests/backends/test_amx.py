@@ -7,32 +7,35 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
 import pytest
 
 import monotile
-from fuzz.harness import check as check_program
-from fuzz.harness import compiled
-from fuzz.programs import program
+from fuzz import harness, programs
+from fuzz.arguments import Program
 from kernels.cases import check, check_output, equal, normal, qkv
 from kernels.test_attention import OPTIONS
-from monotile import backends
+from monotile import backends, dtypes, ir
+from monotile.backends.cpu import amx, image, jit
 from monotile.backends.cpu import host as processor
-from monotile.backends.cpu import image, jit
+from monotile.backends.cpu.compiler import OPTIONS as PASSES
 from monotile.backends.cpu.compiler import to_llvm
 from monotile.backends.cpu.host import host
-from monotile.backends.cpu.target import UNITS, host_for, target, why_not
-from monotile.kernels.attention import attention as attention_kernel
+from monotile.backends.cpu.lower import lower
+from monotile.backends.cpu.target import UNITS, Target, host_for, target
+from monotile.ir import Value
+from monotile.ir.builder import Builder
 from monotile.kernels.examples import matmul
 from monotile.language import Const, Tensor, arange, bfloat16, blocks, cdiv, dot, kernel, program_id, zeros
+from monotile.passes import pipeline
 
-from .amx_emulation import BACKEND, EmulatedBackend, emulated, install
+from .amx_emulation import BACKEND, REAL, EmulatedBackend, emulated, install
 
-runnable = pytest.mark.skipif(
-    BACKEND != "cpu:avx512-amx" and EmulatedBackend().why_not() is not None, reason="needs AVX512-BF16"
-)
+runnable = pytest.mark.skipif(BACKEND != REAL and EmulatedBackend().why_not() is not None, reason="needs AVX512-BF16")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -141,7 +144,9 @@ def gradients(
 def test_dots_of_gradients(sizes: tuple[int, int, int, int]) -> None:
     BR, BK, D, Dv = sizes
     N, M = 100, 150
-    q, k, v, do = (normal(*shape, dtype="bfloat16", seed=n) for n, shape in enumerate([(N, D), (M, D), (M, Dv), (N, Dv)]))
+    q, k, v, do = (
+        normal(*shape, dtype="bfloat16", seed=n) for n, shape in enumerate([(N, D), (M, D), (M, Dv), (N, Dv)])
+    )
     found = []
     for backend in (BACKEND, "interpreter"):
         dk, dv = normal(M, D), normal(M, Dv)
@@ -151,9 +156,78 @@ def test_dots_of_gradients(sizes: tuple[int, int, int, int]) -> None:
         np.testing.assert_allclose(mine, right, rtol=2e-2, atol=2e-2 * np.abs(right).max())
 
 
+class NarrowBuilder(Builder):
+    """All numbers of random kernels that dots read are whole and small: exact in bfloat16."""
+
+    def dot(self, a: Value, b: Value) -> Value:
+        return super().dot(self.cast(a, dtypes.bfloat16), self.cast(b, dtypes.bfloat16))
+
+
+@runnable
+def test_random_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the fuzz tests, with scratch full of NaN and every dot in bfloat16: the first that use tiles."""
+
+    def lowered(kernel: ir.Kernel, unit: Target, triple: str) -> Any:
+        found = lower(kernel, unit, triple)
+        return found if BACKEND == REAL else replace(found, text=emulated(found.text))
+
+    def uses_tiles(program: Program) -> bool:
+        kernel = ir.copy(program.kernel)
+        pipeline.run(kernel, PASSES)
+        has_dot = any(op.kind == "dot" for op in ir.walk(kernel.body))
+        return has_dot and amx.BFLOAT16.intrinsic in lower(kernel, UNITS["avx512-amx"], host().triple).text
+
+    monkeypatch.setattr(programs, "Builder", NarrowBuilder)
+    monkeypatch.setattr(harness, "lower", lowered)
+    found = (program for seed in count() if uses_tiles(program := programs.program(random.Random(seed))))
+    for program in islice(found, 15):
+        harness.check(program, (UNITS["avx512-amx"],))
+
+
 @runnable
 def test_matrix_product() -> None:
     a, b, c = normal(70, 90, dtype="bfloat16"), normal(90, 50, dtype="bfloat16", seed=1), normal(70, 50)
     matmul(a, b, c, backend=BACKEND)
     exact = a.astype(np.float64) @ b.astype(np.float64)
     np.testing.assert_allclose(c, exact, atol=1e-5 * np.abs(exact).max())
+
+
+# ---- the unit --------------------------------------------------------------------------------------------------------
+
+
+def amx_text(dtype: str) -> str:
+    a = normal(64, 64, dtype=dtype)
+    return to_llvm(matmul.ir(a, a, normal(64, 64)), host_for("avx512-amx")).text
+
+
+def test_assembly() -> None:
+    """Registers are configured before the first tile and released at the end; nothing is called or relocated."""
+    assembly = jit.assembly(amx_text("bfloat16"), host_for("avx512-amx"))
+    order = [assembly.index(word) for word in ("ldtilecfg", "tilezero", "tileloadd", "tdpbf16ps", "tilestored")]
+    assert order == sorted(order) and assembly.rindex("tilestored") < assembly.index("tilerelease")
+    assert "callq" not in assembly
+    image.link(jit.compile_object(amx_text("bfloat16"), host_for("avx512-amx")))  # raises for an unknown relocation
+
+
+def test_other_types_need_no_tiles() -> None:
+    for dtype in ("float32", "float16"):
+        assert "tile" not in amx_text(dtype)
+
+
+def test_where_the_system_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The unit is AVX-512 without permission, and the key of compiled code another."""
+    able = host_for("avx512-amx")
+    monkeypatch.setattr(processor, "_detected", lambda: able)
+    names = []
+    for allowed in (True, False):
+        monkeypatch.setattr(processor, "_may_use_tiles", lambda allowed=allowed: allowed)
+        processor.host.cache_clear()
+        names.append(target(processor.host()).name)
+    processor.host.cache_clear()
+    assert names == ["avx512-amx", "avx512"]
+
+
+def test_inspect() -> None:
+    a = normal(64, 64, dtype="bfloat16")
+    found = backends.get("cpu").explain(matmul.ir(a, a, normal(64, 64)), device="avx512-amx")
+    assert "AMX" in found[0]

@@ -93,7 +93,8 @@ def completed(kernel: Kernel, request: Request, backend: str, device: str | None
 
 def _with_blocks(kernel: Kernel, request: Request, backend: str, device: str | None) -> tuple[dict[str, Any], Choice]:
     """The values with head sizes and block sizes that are not given, and the choice they are of."""
-    values, choices = dict(request.values), backends.get(backend).choices
+    unit = f":{device}" if backend == "cpu" and device not in (None, "cpu") else ""
+    values, choices = dict(request.values), backends.get(backend + unit).choices
     where = device_of(backend, device)
     if kernel is mask_blocks.mask_blocks:
         values = {"BQ": MASK_BLOCK, "BK": MASK_BLOCK, **values}

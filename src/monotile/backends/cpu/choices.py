@@ -9,7 +9,7 @@ from functools import cache
 from ..choices import KEYS_PER_SPLIT, AttentionChoice, AttentionProblem, Choice, Choices, cdiv
 from ..time_model import RowKind, TimeModel
 from .host import host
-from .target import STREAMED_ROWS, host_for, target
+from .target import STREAMED_ROWS, Target, host_for, target
 
 # The least work for which another thread is woken: about twice the cost of waking it.
 FLOPS_PER_THREAD = 2_000_000
@@ -20,6 +20,10 @@ MAX_SLOTS = 64  # processors beyond these get no splits of their own
 # Of the time model, whose unit is one row with one key: what a key costs beside its rows, in panels and streamed; what
 # a program costs beside its keys (for a row), and a merge. Measured on Zen 4, one thread, D 64.
 PANEL_KEY, STREAMED_KEY, START, MERGE = 1.0, 3.0, 64.0, 16384.0
+
+# The same for panels that AMX multiplies, whose rows cost a part of the others' and whose keys are packed. Measured on
+# Emerald Rapids, where blocks of 256 keys are faster than those of 64 and 128 for head sizes from 64 to 512.
+AMX_ROW, AMX_KEY, AMX_KEYS = 0.2, 3.0, 256
 
 
 class CpuChoices(Choices):
@@ -35,17 +39,14 @@ class CpuChoices(Choices):
             return _streamed(problem, keys_per_split)
         most, why = _rows_in_l2(problem)
         kinds = []
+        unit = self._target()
         for size in dict.fromkeys((problem.rows, problem.queries)):
-            kinds += [_panel(problem, self._panel_rows(size, most), why)]
+            kinds += [_panel(problem, _panel_rows(size, most, max(8, unit.lanes)), why, amx=unit.amx)]
             kinds += [_streamed_twice(problem, size)] if size <= 2 * STREAMED_ROWS else []
         return TimeModel(cores(), merge=MERGE, bytes_per_time=math.inf, least=KEYS_PER_SPLIT).choose(problem, kinds)
 
-    def _panel_rows(self, size: int, most: int) -> int:
-        """Rows of a block in whole vectors: as many as fit, or all rows, or half of them. More than two blocks are as
-        large as possible, so that new lengths need no new program."""
-        blocks = cdiv(size, most)
-        lanes = max(8, target(host() if self._unit is None else host_for(self._unit)).lanes)
-        return most if blocks > 2 else min(most, cdiv(cdiv(size, blocks), lanes) * lanes)
+    def _target(self) -> Target:
+        return target(host() if self._unit is None else host_for(self._unit))
 
     def marks_covered(self, problem: AttentionProblem) -> bool:
         """The map is read in strips; those of an additive mask seldom hide anything, and where positions hide nothing
@@ -65,7 +66,19 @@ class CpuChoices(Choices):
         return min(default_threads(), max(1, flops // FLOPS_PER_THREAD, bytes_ // BYTES_PER_THREAD))
 
 
-def _panel(problem: AttentionProblem, rows: int, why: str) -> RowKind:
+def _panel_rows(size: int, most: int, lanes: int) -> int:
+    """Rows of a block in whole vectors: as many as fit, or all rows, or half of them. More than two blocks are as large
+    as possible, so that new lengths need no new program."""
+    blocks = cdiv(size, most)
+    return most if blocks > 2 else min(most, cdiv(cdiv(size, blocks), lanes) * lanes)
+
+
+def _panel(problem: AttentionProblem, rows: int, why: str, *, amx: bool) -> RowKind:
+    """Blocks of keys in panels. AMX multiplies so fast that rescaling the accumulators once a block would show: it gets
+    longer ones."""
+    if amx and problem.dtype.name == "bfloat16":
+        choice = Choice({"BR": rows, "BK": AMX_KEYS}, why=f"panels of {rows} rows, multiplied by AMX; {why}")
+        return RowKind(rows, choice, AMX_KEYS * (rows * AMX_ROW + AMX_KEY), START * rows)
     keys = 64 if problem.head_size > 256 else 128
     choice = Choice({"BR": rows, "BK": keys}, why=f"panels of {rows} rows; {why}")
     return RowKind(rows, choice, keys * (rows + PANEL_KEY), START * rows)

@@ -18,8 +18,6 @@ from .axes import Axes, Axis
 from .fuse import unviewed
 from .target import STREAMED_ROWS, Target
 
-TILED_VECTORS = 4  # of a panel whose dots all use AMX
-
 
 class Layout:
     def __init__(self, kernel: Kernel, axes: Axes, target: Target) -> None:
@@ -28,7 +26,6 @@ class Layout:
         self._dots = [op for op in self._ops if op.kind == "dot"]
         self._users = uses(kernel.body)
         self.panel_axis = self._choose_panel_axis(kernel)
-        self.tiled = {dot for dot in self._dots if self._fills_tiles(dot)}
         self.panel = self._panel_lanes()
         self._required: dict[Value, Axis] = {}
         self._preferred = self._vote()
@@ -55,6 +52,7 @@ class Layout:
         self.eager = {op for op in self._ops if op.kind == "load" and op.result.shape and self._needs_copy(op, kernel)}
         self.next_iteration = self._transposed_loads() | self._strips()
         self.shared = self._shared_tiles(kernel)
+        self.tiled = {dot for dot in self._dots if self._fills_tiles(dot)}
         self.paired = {dot for dot in self._dots if self._pairs_bfloat16(dot)}
         self.narrow = {op for op in self.eager if self._stays_bfloat16(op)}
         self.in_place = {op for op in self.eager if self._may_stay_in_place(op, kernel)}
@@ -87,11 +85,9 @@ class Layout:
         return None if all(self._read_once(dot, chosen, kernel) for dot in self._dots) else chosen
 
     def _panel_lanes(self) -> int:
-        """Return the lanes of a panel: those of a register block, or fewer whole vectors that hold the panel axis. Where
-        all dots use AMX, two blocks of tiles share the rows that they read from L2."""
+        """Return the lanes of a panel: those of a register block, or fewer whole vectors that hold the panel axis."""
         extent = self.panel_axis.extent if self.panel_axis is not None else self.target.lanes
-        vectors = TILED_VECTORS if self.tiled and self.tiled == set(self._dots) else self.target.vectors
-        return self.target.lanes * min(vectors, -(-extent // self.target.lanes))
+        return self.target.lanes * min(self.target.vectors, -(-extent // self.target.lanes))
 
     def _read_once(self, dot: Op, lane: Axis | None, kernel: Kernel) -> bool:
         """True if a dot has few rows and its tile with the lanes can be streamed, which beats a copy in panels."""

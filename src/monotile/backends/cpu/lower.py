@@ -69,7 +69,7 @@ class Lowering(LoopState):
     def __init__(self, kernel: Kernel, target: Target) -> None:
         super().__init__(kernel, target)
         self.nests = TiledDotEmitter(self.e, target, self.fusion, self.ev)
-        self.nests.layout, self.nests.panel_lanes = self.layout, self.layout.panel
+        self.nests.layout = self.layout
         self._skippable: SkippableRows | None = None  # of the innermost loop
 
     def run(self) -> None:

@@ -31,7 +31,6 @@ class NestEmitter:
         self.e, self.target, self.fusion, self.ev = emitter, target, fusion, evaluator
         self.axes = fusion.axes
         self.vectors = target.vectors  # of a register group
-        self.panel_lanes = target.lanes * target.vectors
         self.height: int | None = None  # rows of a register block, where its vectors do not decide
         self.stored_total = False  # the total of a dot is in its storage already
         self.active_rows: tuple[Axis, Index, Index] | None = None  # an axis and its rows that are not skipped
@@ -136,20 +135,19 @@ class NestEmitter:
             else:
                 self.prepare(nest, points, {nest.lane})
                 low, high = self.row_range(rows)
-                most = 4 if len(points) <= self.target.vectors else 2
-                step = next(s for s in (most, 2, 1) if rows.extent % s == 0 and self.target.rows % s == 0)
+                step = next(s for s in (4, 2, 1) if rows.extent % s == 0 and self.target.rows % s == 0)
                 step = 1 if edge else step
                 if self.paired_buffers(nest):
                     step = max(step, 2)
                 end = high - high % step if isinstance(high, int) else high
 
                 def body(row: Index, count: int = step) -> None:
+                    here = []
                     for i in range(count):
                         for n, pt in enumerate(points):
-                            here = Point(
-                                pt.at | {rows: self.e.add(row, i)}, pt.lane, pt.valid, edge, pt.panel, dict(pt.memo)
-                            )
-                            self.finish(nest, here, [t[n] for t in totals])
+                            at = pt.at | {rows: self.e.add(row, i)}
+                            here.append((Point(at, pt.lane, pt.valid, edge, pt.panel, dict(pt.memo)), n))
+                    self.finish_all(nest, here, totals)
 
                 self.e.loop(low, end, step, body)
                 if end != high:
@@ -222,7 +220,7 @@ class NestEmitter:
             return
         if panel is not None:
             number, lanes = panel
-            first = e.mul(number, self.panel_lanes)
+            first = e.mul(number, group)
             parts = [(n, _partial(lanes - n * width, width)) for n in range(-(-lanes // width))]
             body([Point(at | {lane: e.add(first, n * width)}, lane, valid, edge, (number, n)) for n, valid in parts])
             return
@@ -261,6 +259,15 @@ class NestEmitter:
 
     # ---- one point ---------------------------------------------------------------------------------------------------
 
+    def finish_all(self, nest: Nest, points: list[tuple[Point, int]], totals: list[list[Var]]) -> None:
+        """Emit points, each with the number of its vector. The arithmetic of some of them is interleaved."""
+        together = self.target.interleaved
+        for some in (points[first : first + together] for first in range(0, len(points), together)):
+            if together > 1:
+                self.e.interleave([partial(self._compute, nest, pt) for pt, _ in some])
+            for pt, n in some:
+                self.finish(nest, pt, [t[n] for t in totals])
+
     def finish(self, nest: Nest, pt: Point, totals: list[Var]) -> None:
         """Emit the folds and then the writes of a point. All values are computed before any is written, so a value may
         be updated in place."""
@@ -290,6 +297,15 @@ class NestEmitter:
             self.ev.scratch.write(self.ev.buffers[value], pt, reg)
         for op, reg in stores:
             self.ev.tensors.write(op, pt, reg)
+
+    def _compute(self, nest: Nest, pt: Point) -> None:
+        """Compute what `finish` folds and stores."""
+        for op in nest.folds:
+            if counted_bools(nest, op) is None:
+                self.ev.value(op.operands[0], pt)
+        for value in nest.values:
+            if value in self.ev.buffers and value is not nest.total:
+                self._to_store(value, pt)
 
     def _to_store(self, value: Value, pt: Point) -> Reg:
         """Return a value to be stored; storage of pairs rounds to bfloat16 itself."""

@@ -83,12 +83,12 @@ class PrefetchEmitter(DotEmitter):
         _, row_operand, rows = self.operands(nest, nest.dot)
         found = self.layout.shared.get(row_operand.base)
         if found is None or panel is None or rows is None:
-            return nothing
+            return _nothing
         load, shift = found
         tile = self.ev.tensors.tiles[load]
         rows_dim, columns_dim = tile.dims
         if columns_dim.stride != 1:
-            return nothing
+            return _nothing
         e, size = self.e, BYTES[tile.element]
         lines = -(-columns_dim.extent * size // LINE)  # of a row
         blocks = -(-rows.extent // height)
@@ -110,7 +110,7 @@ class PrefetchEmitter(DotEmitter):
         if parts > 1:
             return lambda k: prefetch(self._div(k, steps))
         prefetch(0)
-        return nothing
+        return _nothing
 
     def _div(self, a: Index, b: int) -> Index:
         return a // b if isinstance(a, int) else self.e.op(f"udiv i64 {a}, {b}")
@@ -155,5 +155,5 @@ class PrefetchEmitter(DotEmitter):
         self._prefetch(at)
 
 
-def nothing(k: Index) -> None:
+def _nothing(k: Index) -> None:
     """Prefetch nothing."""

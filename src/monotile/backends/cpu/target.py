@@ -31,6 +31,7 @@ class Target:
     heights: tuple[int, ...]
     registers: int  # that hold a vector
     bfloat16_pairs: bool = False  # an instruction that adds two products of bfloat16 to a float32
+    interleaved: int = 1  # points of a nest whose arithmetic is interleaved
     amx: bool = False  # registers of 16 x 16 sums, to which an instruction adds products of bfloat16
 
     @property
@@ -54,11 +55,12 @@ class Target:
 
 
 # Accumulators, one row of lane vectors and a broadcast must fit the registers.
+_AVX512 = Target("avx512", lanes=16, rows=8, vectors=2, heights=(16, 8), registers=32, bfloat16_pairs=True)
 UNITS = {
     unit.name: unit
     for unit in (
-        Target("avx512-amx", lanes=16, rows=8, vectors=2, heights=(16, 8), registers=32, bfloat16_pairs=True, amx=True),
-        Target("avx512", lanes=16, rows=8, vectors=2, heights=(16, 8), registers=32, bfloat16_pairs=True),
+        replace(_AVX512, name="avx512-amx", interleaved=4, amx=True),
+        _AVX512,
         Target("avx2", lanes=8, rows=4, vectors=2, heights=(12, 6), registers=16),
         Target("neon", lanes=4, rows=4, vectors=4, heights=(16, 8, 4, 4), registers=32),
         Target("baseline", lanes=4, rows=2, vectors=2, heights=(4, 2), registers=16),
@@ -87,7 +89,7 @@ def target(host: Host) -> Target:
     if "+avx512f" in features and "+avx512vl" in features and "+avx512bw" in features:
         if all(feature in features for feature in _AMX):
             return UNITS["avx512-amx"]
-        return replace(UNITS["avx512"], bfloat16_pairs="+avx512bf16" in features)
+        return replace(_AVX512, bfloat16_pairs="+avx512bf16" in features)
     if "+avx2" in features and "+fma" in features:
         return UNITS["avx2"]
     return UNITS["neon" if host.triple.startswith(("aarch64", "arm64")) else "baseline"]

@@ -22,17 +22,14 @@ from .fuse import Fusion, Nest
 from .nests import Panel
 from .packed_tiles import PackedTiles
 from .point import Point
-from .prefetch import nothing
 from .scratch import Buffer
 from .streamed_dots import StreamedDotEmitter
 from .target import Target
 from .vectors import BYTES
 
-# Registers hold 2 x 2 tiles of sums, or 4 x 1 if a panel has one vector, then the B tile of each vector, then two A
+# Tiles of a block along the rows, for so many vectors. Registers hold the sums, a B tile of each vector, and two A
 # tiles in turn.
-VECTORS = 2
 TILE_ROWS = {1: 4, 2: 2}
-BLOCK_ROWS = 64  # rows of sums that are stored before their elementwise work: it need not wait for the multiplication
 FINISHED_ROWS = 4  # rows of sums whose elementwise work is one iteration
 
 
@@ -69,41 +66,41 @@ class TiledDotEmitter(StreamedDotEmitter):
         lanes = lane_operand.buffer if lane_operand.buffer.pairs is not None else self._pack_lanes(lane_operand, points)
         totals = self.open_folds(nest, len(points))
         self.prepare(nest, points, {nest.lane})
+        most = TILE_ROWS[len(points)] * ROWS
 
         def block(row: Index, height: int) -> None:
             tiles = -(-height // ROWS)
             sums = self._place_sums(nest, rows, points, row, tiles)
-            for first in range(0, tiles, most):
-                at = self.e.add(row, first * ROWS)
-                prefetch = self.prefetch_shared(nest, panel, at, most * ROWS, BFLOAT16.steps)
-                for some in (points[n : n + VECTORS] for n in range(0, len(points), VECTORS)):
-                    self._multiply(dot, lanes, some, at, min(most, tiles - first), prefetch)
-                    self._store_sums(sums, some, at, min(most, tiles - first))
-                    prefetch = nothing
+            prefetch = self.prefetch_shared(nest, panel, row, most, BFLOAT16.steps)
+            self._multiply(dot, lanes, points, row, tiles, prefetch)
+            for tile in range(tiles):
+                for n, pt in enumerate(points):
+                    at = sums.address(self.e.add(row, tile * ROWS), pt)
+                    amx.store(self.e, tile * len(points) + n, at, sums.stride_bytes)
             if not sums.in_place or nest.folds or nest.stores or len(nest.values) > 1:
                 self._finish_rows(nest, rows, points, row, height, sums, totals)
 
-        most = TILE_ROWS[min(len(points), VECTORS)]
-        self._tile_blocks(*self.row_range(rows), block)
+        self._tile_blocks(*self.row_range(rows), most, block)
         for n, pt in enumerate(points):
             self.close_folds(nest, pt, [t[n] for t in totals])
         self.end_pairs(nest, points)
         self.stored_total = False
 
-    def _tile_blocks(self, low: Index, high: Index, block: Callable[[Index, int], None]) -> None:
-        """Loop over rows in blocks of BLOCK_ROWS. A range known only when the kernel runs has whole units of
+    def _tile_blocks(self, low: Index, high: Index, most: int, block: Callable[[Index, int], None]) -> None:
+        """Loop over rows in blocks of at most `most`. A range known only when the kernel runs has whole units of
         `layout.skipped_rows`."""
         e = self.e
         if isinstance(low, int) and isinstance(high, int):
-            whole = high - high % BLOCK_ROWS
-            e.loop(low, whole, BLOCK_ROWS, lambda row: block(row, BLOCK_ROWS))
+            whole = high - high % most
+            e.loop(low, whole, most, lambda row: block(row, most))
             if high > whole:
                 block(whole, high - whole)
             return
-        end = e.sub(high, e.op(f"urem i64 {e.sub(high, low)}, {BLOCK_ROWS}"))
-        e.loop(low, end, BLOCK_ROWS, lambda row: block(row, BLOCK_ROWS))
-        unit = self.layout.skipped_rows
-        if unit < BLOCK_ROWS:
+        unit, end = self.layout.skipped_rows, high
+        if most > unit:
+            end = e.sub(high, e.op(f"urem i64 {e.sub(high, low)}, {most}"))
+        e.loop(low, end, most, lambda row: block(row, most))
+        if most > unit:
             e.loop(end, high, unit, lambda row: block(row, unit))
 
     def _multiply(
@@ -129,12 +126,6 @@ class TiledDotEmitter(StreamedDotEmitter):
                     amx.add_products(e, BFLOAT16, tile * vectors + n, a, first_b + n)
 
         e.loop(*self.row_range(packed.axis), BFLOAT16.steps, step)
-
-    def _store_sums(self, sums: Sums, points: list[Point], row: Index, tiles: int) -> None:
-        for tile in range(tiles):
-            for n, pt in enumerate(points):
-                at = sums.address(self.e.add(row, tile * ROWS), pt)
-                amx.store(self.e, tile * len(points) + n, at, sums.stride_bytes)
 
     def _pack_lanes(self, lane_operand: DotOperand, points: list[Point]) -> Buffer:
         """Pack one panel of the operand with the lanes into words of two steps."""
@@ -199,13 +190,15 @@ class TiledDotEmitter(StreamedDotEmitter):
         e = self.e
 
         def several(first: Index, count: int = FINISHED_ROWS) -> None:
+            here = []
             for i in range(count):
                 at = e.add(row, e.add(first, i))
                 for n, group in enumerate(points):
                     pt = self.row_point(group, rows, at)
                     value = e.load(sums.address(at, group), e.vector_type("float"), BYTES["float"])
                     self.add_total(nest, pt, Reg(value, "float", True), group)
-                    self.finish(nest, pt, [t[n] for t in totals])
+                    here.append((pt, n))
+            self.finish_all(nest, here, totals)
 
         whole = height - height % FINISHED_ROWS
         e.loop(0, whole, FINISHED_ROWS, several)

@@ -23,7 +23,7 @@ PANEL_KEY, STREAMED_KEY, START, MERGE = 1.0, 3.0, 64.0, 16384.0
 
 # The same for panels that AMX multiplies, whose rows cost a part of the others' and whose keys are packed. Measured on
 # Emerald Rapids, where blocks of 256 keys are faster than those of 64 and 128 for head sizes from 64 to 512.
-AMX_ROW, AMX_KEY, AMX_KEYS = 0.2, 3.0, 256
+AMX_ROW, AMX_KEY, AMX_KEYS = 0.2, 6.0, 256
 
 
 class CpuChoices(Choices):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import zip_longest
 
 Index = int | str
 
@@ -84,18 +83,6 @@ class Emitter:
             self.do(text)
             return ""
         return self.op(text)
-
-    def interleave(self, parts: list[Callable[[], None]]) -> None:
-        """Emit straight-line code of independent parts, an instruction of each in turn: a processor that runs out of
-        room for waiting instructions finds some that need not wait."""
-        outside, texts = self.lines, []
-        for part in parts:
-            self.lines = []
-            part()
-            texts.append(self.lines)
-        self.lines = outside
-        for line in zip_longest(*texts):
-            self.lines += [text for text in line if text is not None]
 
     # ---- i64 indices -------------------------------------------------------------------------------------------------
 

@@ -142,12 +142,12 @@ class NestEmitter:
                 end = high - high % step if isinstance(high, int) else high
 
                 def body(row: Index, count: int = step) -> None:
-                    here = []
                     for i in range(count):
                         for n, pt in enumerate(points):
-                            at = pt.at | {rows: self.e.add(row, i)}
-                            here.append((Point(at, pt.lane, pt.valid, edge, pt.panel, dict(pt.memo)), n))
-                    self.finish_all(nest, here, totals)
+                            here = Point(
+                                pt.at | {rows: self.e.add(row, i)}, pt.lane, pt.valid, edge, pt.panel, dict(pt.memo)
+                            )
+                            self.finish(nest, here, [t[n] for t in totals])
 
                 self.e.loop(low, end, step, body)
                 if end != high:
@@ -259,15 +259,6 @@ class NestEmitter:
 
     # ---- one point ---------------------------------------------------------------------------------------------------
 
-    def finish_all(self, nest: Nest, points: list[tuple[Point, int]], totals: list[list[Var]]) -> None:
-        """Emit points, each with the number of its vector. The arithmetic of some of them is interleaved."""
-        together = self.target.interleaved
-        for some in (points[first : first + together] for first in range(0, len(points), together)):
-            if together > 1:
-                self.e.interleave([partial(self._compute, nest, pt) for pt, _ in some])
-            for pt, n in some:
-                self.finish(nest, pt, [t[n] for t in totals])
-
     def finish(self, nest: Nest, pt: Point, totals: list[Var]) -> None:
         """Emit the folds and then the writes of a point. All values are computed before any is written, so a value may
         be updated in place."""
@@ -297,15 +288,6 @@ class NestEmitter:
             self.ev.scratch.write(self.ev.buffers[value], pt, reg)
         for op, reg in stores:
             self.ev.tensors.write(op, pt, reg)
-
-    def _compute(self, nest: Nest, pt: Point) -> None:
-        """Compute what `finish` folds and stores."""
-        for op in nest.folds:
-            if counted_bools(nest, op) is None:
-                self.ev.value(op.operands[0], pt)
-        for value in nest.values:
-            if value in self.ev.buffers and value is not nest.total:
-                self._to_store(value, pt)
 
     def _to_store(self, value: Value, pt: Point) -> Reg:
         """Return a value to be stored; storage of pairs rounds to bfloat16 itself."""

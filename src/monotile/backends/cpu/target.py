@@ -31,7 +31,6 @@ class Target:
     heights: tuple[int, ...]
     registers: int  # that hold a vector
     bfloat16_pairs: bool = False  # an instruction that adds two products of bfloat16 to a float32
-    interleaved: int = 1  # points of a nest whose arithmetic is interleaved
     amx: bool = False  # registers of 16 x 16 sums, to which an instruction adds products of bfloat16
 
     @property
@@ -59,7 +58,7 @@ _AVX512 = Target("avx512", lanes=16, rows=8, vectors=2, heights=(16, 8), registe
 UNITS = {
     unit.name: unit
     for unit in (
-        replace(_AVX512, name="avx512-amx", interleaved=4, amx=True),
+        replace(_AVX512, name="avx512-amx", amx=True),
         _AVX512,
         Target("avx2", lanes=8, rows=4, vectors=2, heights=(12, 6), registers=16),
         Target("neon", lanes=4, rows=4, vectors=4, heights=(16, 8, 4, 4), registers=32),

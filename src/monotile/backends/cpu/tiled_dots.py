@@ -190,15 +190,13 @@ class TiledDotEmitter(StreamedDotEmitter):
         e = self.e
 
         def several(first: Index, count: int = FINISHED_ROWS) -> None:
-            here = []
             for i in range(count):
                 at = e.add(row, e.add(first, i))
                 for n, group in enumerate(points):
                     pt = self.row_point(group, rows, at)
                     value = e.load(sums.address(at, group), e.vector_type("float"), BYTES["float"])
                     self.add_total(nest, pt, Reg(value, "float", True), group)
-                    here.append((pt, n))
-            self.finish_all(nest, here, totals)
+                    self.finish(nest, pt, [t[n] for t in totals])
 
         whole = height - height % FINISHED_ROWS
         e.loop(0, whole, FINISHED_ROWS, several)

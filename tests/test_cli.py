@@ -147,7 +147,10 @@ def test_a_function_shows_the_text_of_every_launch() -> None:
         ("attention --D=600 --explain", "it must be from 1 to 576"),
         ("attention --causal=sideways --explain", "is not a constant"),
         ("softmax --explain", "no kernel of monotile is called 'softmax'"),
-        ("attention --device avx9 --explain", "knows no device 'avx9'; it has avx512, avx2, neon, baseline"),
+        (
+            "attention --device avx9 --explain",
+            "knows no device 'avx9'; it has avx512-amx, avx512, avx2, neon, baseline",
+        ),
         ("attention --device sm_95 --stage ptx", "knows no device 'sm_95'; it has sm_80"),
         ("attention --backend metal --device sm_90", "backend 'metal' knows no device 'sm_90'; it has mps"),
         ("merge --backend interpreter --device avx2", "none to choose from"),

@@ -27,6 +27,11 @@ def device_of(backend: str, device: str | None) -> str:
     return device if backend == "nvidia" and device is not None else DEVICES.get(backend, "cpu")
 
 
+def chooser(backend: str, device: str | None) -> str:
+    """The backend whose choices are shown: on a CPU that of the vector unit."""
+    return f"cpu:{device}" if backend == "cpu" and device not in (None, "cpu") else backend
+
+
 # ---- kernels ---------------------------------------------------------------------------------------------------------
 
 
@@ -93,7 +98,7 @@ def completed(kernel: Kernel, request: Request, backend: str, device: str | None
 
 def _with_blocks(kernel: Kernel, request: Request, backend: str, device: str | None) -> tuple[dict[str, Any], Choice]:
     """The values with head sizes and block sizes that are not given, and the choice they are of."""
-    values, choices = dict(request.values), backends.get(backend).choices
+    values, choices = dict(request.values), backends.get(chooser(backend, device)).choices
     where = device_of(backend, device)
     if kernel is mask_blocks.mask_blocks:
         values = {"BQ": MASK_BLOCK, "BK": MASK_BLOCK, **values}
@@ -191,7 +196,7 @@ def described_call(name: str, request: Request, backend: str, device: str | None
             found = f"{name} has no option, length or array {other!r}"
             hint = "block sizes are the backend's choice"
             raise BadRequest(f"{found}; it has {', '.join(sorted({*known, *defaults.arrays}))} ({hint})")
-    values = {**OPTIONS, **window, **request.values, "backend": backend, "threads": None}
+    values = {**OPTIONS, **window, **request.values, "backend": chooser(backend, device), "threads": None}
     options = defaults.options(*[values.get(field) for field in defaults.options._fields])
     element, views = request.dtypes.get("", ELEMENTS.get(backend, float32)), {}
     for array, dims in defaults.arrays.items():

@@ -18,6 +18,7 @@ from .llvm import Host
 
 KIND = "cpu"  # of the files in the disk cache
 _HEADER = struct.Struct("<q?7x")  # of such a file: scratch_bytes, longest_first
+AMX_DOTS = "bfloat16 dots of more rows in AMX tiles, blocks of 32 rows x 2 vectors"
 
 
 class CpuProgram(Program):
@@ -117,7 +118,7 @@ class CpuBackend(Backend):
         return [
             f"path: LLVM IR for {unit.name}, {unit.lanes} float32 lanes; dots in register blocks of "
             f"{unit.block_rows(unit.vectors)} rows x {unit.vectors} vectors, "
-            f"streamed with {target.STREAMED_ROWS} rows or fewer"
+            f"streamed with {target.STREAMED_ROWS} rows or fewer" + (f"; {AMX_DOTS}" if unit.amx else "")
         ]
 
     def emit(self, kernel: ir.Kernel, schedule: Any = None, device: str | None = None) -> Emitted:
@@ -135,6 +136,6 @@ BACKEND = CpuBackend()
 
 @functools.cache
 def for_unit(unit: str) -> CpuBackend:
-    """Return the backend that compiles for a vector unit: "avx512", "avx2", "neon" or "baseline"."""
+    """Return the backend that compiles for a vector unit: "avx512-amx", "avx512", "avx2", "neon" or "baseline"."""
     target.host_for(unit)  # raises for an unknown one
     return CpuBackend(unit)

@@ -10,7 +10,7 @@ from ..time_model import RowKind
 from .host import host
 from .makespan import CpuTimeModel
 from .processors import all_processors, default_threads, physical_cores
-from .target import STREAMED_ROWS, host_for, target
+from .target import STREAMED_ROWS, Target, host_for, target
 
 # The least work for which another thread is woken: about twice the cost of waking it.
 FLOPS_PER_THREAD = 2_000_000
@@ -23,6 +23,10 @@ MAX_SLOTS = 64  # cores beyond these get no splits of their own
 PANEL_KEY, STREAMED_KEY, START, MERGE = 1.0, 3.0, 64.0, 16384.0
 LEAST_PANEL = 32  # rows
 HALVED = 1.03  # what half the rows must gain: keys are read twice as often, and another program may have to be compiled
+
+# The same for panels that AMX multiplies, whose rows cost a part of the others' and whose keys are packed. Measured on
+# Emerald Rapids, where blocks of 256 keys are faster than those of 64 and 128 for head sizes from 64 to 512.
+AMX_ROW, AMX_KEY, AMX_KEYS = 0.2, 6.0, 256
 
 
 class CpuChoices(Choices):
@@ -38,11 +42,12 @@ class CpuChoices(Choices):
             return _streamed(problem, keys_per_split)
         most, why = _rows_in_l2(problem)
         kinds = []
+        unit = self._target()
         for size in dict.fromkeys((problem.rows, problem.queries)):
-            largest = self._panel_rows(size, most)
-            kinds += [_panel(problem, largest, why)]
+            largest = _panel_rows(size, most, self._lanes)
+            kinds += [_panel(problem, largest, why, amx=unit.amx)]
             kinds += [_streamed_twice(problem, size)] if size <= 2 * STREAMED_ROWS else []
-            kinds += [_panel(problem, rows, why, halved=n) for n, rows in self._smaller(largest)]
+            kinds += [_panel(problem, rows, why, amx=unit.amx, halved=n) for n, rows in self._smaller(largest)]
         model = CpuTimeModel(cores(), merge=MERGE, bytes_per_time=math.inf, least=KEYS_PER_SPLIT)
         return model.choose(problem, kinds)
 
@@ -54,13 +59,10 @@ class CpuChoices(Choices):
 
     @property
     def _lanes(self) -> int:
-        return max(8, target(host() if self._unit is None else host_for(self._unit)).lanes)
+        return max(8, self._target().lanes)
 
-    def _panel_rows(self, size: int, most: int) -> int:
-        """Rows of a block in whole vectors: as many as fit, or all rows, or half of them. More than two blocks are as
-        large as possible, so that new lengths need no new program."""
-        blocks = cdiv(size, most)
-        return most if blocks > 2 else min(most, cdiv(cdiv(size, blocks), self._lanes) * self._lanes)
+    def _target(self) -> Target:
+        return target(host() if self._unit is None else host_for(self._unit))
 
     def marks_covered(self, problem: AttentionProblem) -> bool:
         """The map is read in strips; those of an additive mask seldom hide anything, and where positions hide nothing
@@ -80,10 +82,22 @@ class CpuChoices(Choices):
         return None if 1 < worth >= default_threads() else worth
 
 
-def _panel(problem: AttentionProblem, rows: int, why: str, halved: int = 0) -> RowKind:
-    keys = 64 if problem.head_size > 256 else 128
+def _panel_rows(size: int, most: int, lanes: int) -> int:
+    """Rows of a block in whole vectors: as many as fit, or all rows, or half of them. More than two blocks are as large
+    as possible, so that new lengths need no new program."""
+    blocks = cdiv(size, most)
+    return most if blocks > 2 else min(most, cdiv(cdiv(size, blocks), lanes) * lanes)
+
+
+def _panel(problem: AttentionProblem, rows: int, why: str, *, amx: bool, halved: int = 0) -> RowKind:
+    """Blocks of keys in panels. AMX multiplies so fast that rescaling the accumulators once a block would show: it gets
+    longer ones."""
     if halved:
         why = f"larger blocks would leave some of {cores()} cores idle"
+    if amx and problem.dtype.name == "bfloat16":
+        choice = Choice({"BR": rows, "BK": AMX_KEYS}, why=f"panels of {rows} rows, multiplied by AMX; {why}")
+        return RowKind(rows, choice, AMX_KEYS * (rows * AMX_ROW + AMX_KEY) * HALVED**halved, START * rows)
+    keys = 64 if problem.head_size > 256 else 128
     choice = Choice({"BR": rows, "BK": keys}, why=f"panels of {rows} rows; {why}")
     return RowKind(rows, choice, keys * (rows + PANEL_KEY) * HALVED**halved, START * rows)
 

@@ -143,16 +143,18 @@ class DotEmitter(NestEmitter):
             totals = self.open_folds(nest, len(points))
             self.prepare(nest, points, {nest.lane})
 
+            height = self.height or self.target.block_rows(len(points))
+
             def block(row: Index, count: int) -> None:
                 grid = [[self.row_point(pt, rows, self.e.add(row, i)) for pt in points] for i in range(count)]
-                prefetch = self.prefetch_shared(nest, rows, panel, row, contraction)
+                prefetch = self.prefetch_shared(nest, panel, row, height, UNROLL)
                 sums = self._accumulate(points, row, count, contraction, prefetch)
                 for line, values in zip(grid, sums, strict=True):
                     for i, (pt, value) in enumerate(zip(line, values, strict=True)):
                         self.add_total(nest, pt, value, points[i])
                         self.finish(nest, pt, [t[i] for t in totals])
 
-            self._row_blocks(low, high, self.height or self.target.block_rows(len(points)), block)
+            self._row_blocks(low, high, height, block)
             for i, pt in enumerate(points):
                 self.close_folds(nest, pt, [t[i] for t in totals])
 
@@ -181,11 +183,9 @@ class DotEmitter(NestEmitter):
             low = end_rows
         e.loop(low, high, unit, lambda row: block(row, unit))
 
-    def prefetch_shared(
-        self, nest: Nest, rows: Axis | None, panel: Panel, row: Index, contraction: Contraction
-    ) -> Callable[[Index], None]:
-        """Return the function that prefetches, at every UNROLL positions of the contraction, a part of what the dot
-        reads in the next iteration of a loop, if nothing else does."""
+    def prefetch_shared(self, nest: Nest, panel: Panel, row: Index, height: int, steps: int) -> Callable[[Index], None]:
+        """Return the function that prefetches, at every `steps` positions of the contraction, a part of what the dot
+        reads in the next iteration of a loop, if nothing else does. A register block has `height` rows."""
         return lambda k: None
 
     def row_point(self, pt: Point, rows: Axis | None, row: Index) -> Point:

@@ -26,9 +26,29 @@ _XGETBV = bytes.fromhex("31c9 0f01d0 48c1e220 4809d0 c3")
 _XGETBV_AT = 64
 
 
+# arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) on x86-64
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
+
+
 @cache
 def host() -> Host:
-    """Return the processor this process runs on."""
+    """Return the processor this process runs on, as far as the system lets the process use it."""
+    found = _detected()
+    if "+amx-tile" not in found.features.split(",") or _may_use_tiles():
+        return found
+    return found._replace(features=",".join(f for f in found.features.split(",") if not f.startswith("+amx-")))
+
+
+def _may_use_tiles() -> bool:
+    """Ask Linux for the registers of AMX. A process must ask once, for all of its threads and those it forks; where a
+    signal stack is too small for them, or a sandbox forbids the call, it is refused. Other systems are not asked."""
+    if not sys.platform.startswith("linux"):
+        return False
+    words = (ctypes.c_long(n) for n in (_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA))
+    return bool(memory.libc().syscall(*words) == 0)
+
+
+def _detected() -> Host:
     seen, library = processor(), llvmlite_files()
     if seen is None or library is None:
         return llvm.detect_host()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...ir import Block, Kernel, Op, Value, walk
+from .amx import BFLOAT16
 from .fuse import Fusion, Nest, Segment, unviewed
 from .layout import Layout
 from .scalars import Scalars
@@ -122,6 +123,9 @@ class LoopState(Scalars):
         if lane is None:
             return self.scratch.new(element, {}, None, 1)
         other = next((a for a in axes if a is not lane), None)
+        if other is not None and self._stores_pairs(value):
+            panels = 1 if value in self.local else -(-lane.extent // self.layout.panel)
+            return self.scratch.new_pairs(lane, other, self.layout.panel, BFLOAT16.steps, panels)
         height = other.extent if other is not None else 1
         if lane is self.layout.panel_axis:
             width = self.layout.panel
@@ -135,6 +139,14 @@ class LoopState(Scalars):
             width += self.target.lanes  # rows a power of two apart would share few cache sets
         strides = {lane: 1} | ({other: width} if other is not None else {})
         return self.scratch.new(element, strides, lane, height * width)
+
+    def _stores_pairs(self, value: Value) -> bool:
+        """True if a nest writes a tile of panels, row by row, that AMX alone reads."""
+        home = self.fusion.home.get(value)
+        if home is None or value.op not in home.made or self.layout.lane(value) is not self.layout.panel_axis:
+            return False
+        in_order = home.dot is None or home.dot in self.layout.tiled
+        return in_order and value.dtype.name == "bfloat16" and self.layout.only_tiles(value)
 
     def _find_local(self) -> set[Value]:
         """Return the values that only the nests of one segment read: one panel of storage is enough."""

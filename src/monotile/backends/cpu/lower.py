@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...ir import ELEMENTWISE, Block, Kernel, Op
+from . import amx
 from .emit import Index, Reg
 from .fuse import Segment
 from .half_conversions import half_conversions
@@ -17,8 +18,8 @@ from .point import Point
 from .program_order import comes_longest_first, emit_longest_first, emit_positions
 from .row_skipping import SkippableRows, find_skippable_rows, visible_rows
 from .scalars import Scalars
-from .streamed_dots import StreamedDotEmitter
 from .target import Target
+from .tiled_dots import TiledDotEmitter
 from .vectors import register_type
 
 COUNTABLE = ELEMENTWISE | {"const", "dim", "param"}  # ops that the size of a grid may be computed from
@@ -41,6 +42,7 @@ def lower(kernel: Kernel, target: Target, triple: str) -> Lowered:
     parts = [
         f'target triple = "{triple}"\n',
         "@zero = private constant [16 x i8] zeroinitializer, align 16\n@ones = private constant i16 -1\n",
+        *([amx.constants()] if main.layout.tiled else []),
         main.e.function(f"define void @kernel(ptr noalias %args, i64 %program, ptr noalias %scratch) {attributes}"),
         counter.e.function(f"define i64 @programs(ptr %args) {attributes}"),
         *sorted(f"{d}\n" for d in main.e.declarations | counter.e.declarations),
@@ -70,14 +72,18 @@ class Lowering(LoopState):
 
     def __init__(self, kernel: Kernel, target: Target) -> None:
         super().__init__(kernel, target)
-        self.nests = StreamedDotEmitter(self.e, target, self.fusion, self.ev)
+        self.nests = TiledDotEmitter(self.e, target, self.fusion, self.ev)
         self.nests.layout = self.layout
         self._skippable: SkippableRows | None = None  # of the innermost loop
         # Streamed tiles are read once, in the order of memory, which is the order of the grid.
         self.longest_first = self.layout.panel_axis is not None and comes_longest_first(kernel)
 
     def run(self) -> None:
+        if self.layout.tiled:
+            amx.configure(self.e)
         self.block(self.kernel.body)
+        if self.layout.tiled:
+            amx.release(self.e)
         self.e.do("ret void")
 
     # ---- blocks ------------------------------------------------------------------------------------------------------
@@ -113,7 +119,7 @@ class Lowering(LoopState):
         began = self.scratch.clock
 
         outer = self._skippable
-        self._skippable = find_skippable_rows(body, self.axes, self.layout.panel_axis, self.target.rows)
+        self._skippable = find_skippable_rows(body, self.axes, self.layout.panel_axis, self.layout.skipped_rows)
 
         def iteration(counter: Index) -> None:
             text = str(counter) if isinstance(counter, int) else e.op(f"trunc i64 {counter} to i32")
@@ -211,7 +217,7 @@ class Lowering(LoopState):
             for value, factor in limit.rest.terms.items():
                 rest = e.add(rest, e.mul(self.index(value), factor))
             rests.append(rest)
-        return visible_rows(e, skippable, rests, e.mul(panel, self.layout.panel), lanes, self.target.rows)
+        return visible_rows(e, skippable, rests, e.mul(panel, self.layout.panel), lanes, self.layout.skipped_rows)
 
     def _emit_ready(self, waiting: list[Op]) -> list[Op]:
         """Emit every waiting scalar and tile address whose inputs are known; return the rest."""

@@ -18,6 +18,7 @@ from .emit import Emitter, Index, Reg, Var
 from .evaluate import Evaluator
 from .fuse import Fusion, Nest
 from .point import Point
+from .scratch import Buffer
 from .target import Target
 from .transpose import transpose
 from .vectors import lane_mask
@@ -31,6 +32,7 @@ class NestEmitter:
         self.axes = fusion.axes
         self.vectors = target.vectors  # of a register group
         self.height: int | None = None  # rows of a register block, where its vectors do not decide
+        self.stored_total = False  # the total of a dot is in its storage already
         self.active_rows: tuple[Axis, Index, Index] | None = None  # an axis and its rows that are not skipped
 
     def emit(self, nest: Nest, panel: Panel) -> None:
@@ -135,18 +137,24 @@ class NestEmitter:
                 low, high = self.row_range(rows)
                 step = next(s for s in (4, 2, 1) if rows.extent % s == 0 and self.target.rows % s == 0)
                 step = 1 if edge else step
+                if self.paired_buffers(nest):
+                    step = max(step, 2)
+                end = high - high % step if isinstance(high, int) else high
 
-                def body(row: Index) -> None:
-                    for i in range(step):
+                def body(row: Index, count: int = step) -> None:
+                    for i in range(count):
                         for n, pt in enumerate(points):
                             here = Point(
                                 pt.at | {rows: self.e.add(row, i)}, pt.lane, pt.valid, edge, pt.panel, dict(pt.memo)
                             )
                             self.finish(nest, here, [t[n] for t in totals])
 
-                self.e.loop(low, high, step, body)
+                self.e.loop(low, end, step, body)
+                if end != high:
+                    body(end, 1)
             for n, pt in enumerate(points):
                 self.close_folds(nest, pt, [t[n] for t in totals])
+            self.end_pairs(nest, points)
 
         self.each_group(nest.lane, panel, edge, {}, group)
 
@@ -272,13 +280,32 @@ class NestEmitter:
         for op in nest.made:
             if not op.result.shape:
                 self._keep(op.result, self.ev.only_element(op, pt), pt)
-        kept = [(v, self.ev.value(v, pt)) for v in nest.values if v in self.ev.buffers]
+        made = [v for v in nest.values if v in self.ev.buffers and not (self.stored_total and v is nest.total)]
+        kept = [(v, self._to_store(v, pt)) for v in made]
         kept += [(target, self.ev.moved(source, target, pt)) for source, target in nest.moves]
         stores = [(op, self.ev.value(op.operands[0], pt)) for op in nest.stores]
         for value, reg in kept:
             self.ev.scratch.write(self.ev.buffers[value], pt, reg)
         for op, reg in stores:
             self.ev.tensors.write(op, pt, reg)
+
+    def _to_store(self, value: Value, pt: Point) -> Reg:
+        """Return a value to be stored; storage of pairs rounds to bfloat16 itself."""
+        op = value.op
+        if op is not None and op.kind == "cast" and self.ev.buffers[value].pairs is not None:
+            return self.ev.operand(op, op.operands[0], pt)
+        return self.ev.value(value, pt)
+
+    def paired_buffers(self, nest: Nest) -> list[Buffer]:
+        """Return the storage of values that a nest writes two rows at a time."""
+        stored = (self.ev.buffers[v] for v in nest.values if v in self.ev.buffers)
+        return [buffer for buffer in stored if buffer.pairs is not None]
+
+    def end_pairs(self, nest: Nest, points: list[Point]) -> None:
+        """Complete the pairs of all rows."""
+        for buffer in self.paired_buffers(nest):
+            for pt in points:
+                self.ev.scratch.end_pairs(buffer, pt)
 
     def _count(self, variable: Var, fold: Op, pt: Point) -> None:
         """Add the number of true lanes."""
@@ -378,6 +405,7 @@ class NestEmitter:
                 e.loop(0, whole, width, partial(square, pt, count=width))
                 if rows.extent - whole:
                     square(pt, whole, rows.extent - whole)
+            self.end_pairs(nest, points)
 
         self.each_group(lane, panel, edge, {}, group)
 

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...ir import Op
-from .axes import Axis
-from .dots import UNROLL, Contraction, DotEmitter
+from .dots import DotEmitter
 from .emit import Index
 from .fuse import Nest
 from .nests import Panel
@@ -76,14 +75,13 @@ class PrefetchEmitter(DotEmitter):
 
     # ---- tiles that panels share -------------------------------------------------------------------------------------
 
-    def prefetch_shared(
-        self, nest: Nest, rows: Axis | None, panel: Panel, row: Index, contraction: Contraction
-    ) -> Callable[[Index], None]:
+    def prefetch_shared(self, nest: Nest, panel: Panel, row: Index, height: int, steps: int) -> Callable[[Index], None]:
         """Prefetch this register block's share of the next tile. The blocks of all panels divide its lines among them:
         spread over the arithmetic of an iteration, no request waits for another. A large share is spread over the
         contraction."""
         assert nest.dot is not None
-        found = self.layout.shared.get(self.operands(nest, nest.dot)[1].base)
+        _, row_operand, rows = self.operands(nest, nest.dot)
+        found = self.layout.shared.get(row_operand.base)
         if found is None or panel is None or rows is None:
             return _nothing
         load, shift = found
@@ -93,10 +91,10 @@ class PrefetchEmitter(DotEmitter):
             return _nothing
         e, size = self.e, BYTES[tile.element]
         lines = -(-columns_dim.extent * size // LINE)  # of a row
-        height = self.target.block_rows(-(-panel[1] // self.target.lanes))
         blocks = -(-rows.extent // height)
+        depth = row_operand.contracted.extent if row_operand.contracted is not None else 1
         total = blocks * -(-nest.lane.extent // self.layout.panel) if nest.lane is not None else blocks
-        parts = 1 if lines * rows_dim.extent <= BURST * total else max(1, contraction.depth // UNROLL)
+        parts = 1 if lines * rows_dim.extent <= BURST * total else max(1, depth // steps)
         wanted = -(-lines * rows_dim.extent // (total * parts))
         each = next((n for n in range(wanted, lines) if lines % n == 0), -(-wanted // lines) * lines)
         block = e.add(e.mul(panel[0], blocks), self._div(row, height))
@@ -110,7 +108,7 @@ class PrefetchEmitter(DotEmitter):
                 self._prefetch(e.element(tile.base, e.add(self._offset(tile, shift), at), tile.element))
 
         if parts > 1:
-            return lambda k: prefetch(self._div(k, UNROLL))
+            return lambda k: prefetch(self._div(k, steps))
         prefetch(0)
         return _nothing
 

@@ -31,11 +31,12 @@ class Target:
     heights: tuple[int, ...]
     registers: int  # that hold a vector
     bfloat16_pairs: bool = False  # an instruction that adds two products of bfloat16 to a float32
+    amx: bool = False  # registers of 16 x 16 sums, to which an instruction adds products of bfloat16
 
     @property
     def has_scalef(self) -> bool:
         """True if an instruction scales whole vectors by powers of two (VSCALEFPS)."""
-        return self.name == "avx512"
+        return self.name.startswith("avx512")
 
     @property
     def accumulators(self) -> int:
@@ -53,22 +54,27 @@ class Target:
 
 
 # Accumulators, one row of lane vectors and a broadcast must fit the registers.
+_AVX512 = Target("avx512", lanes=16, rows=8, vectors=2, heights=(16, 8), registers=32, bfloat16_pairs=True)
 UNITS = {
     unit.name: unit
     for unit in (
-        Target("avx512", lanes=16, rows=8, vectors=2, heights=(16, 8), registers=32, bfloat16_pairs=True),
+        replace(_AVX512, name="avx512-amx", amx=True),
+        _AVX512,
         Target("avx2", lanes=8, rows=4, vectors=2, heights=(12, 6), registers=16),
         Target("neon", lanes=4, rows=4, vectors=4, heights=(16, 8, 4, 4), registers=32),
         Target("baseline", lanes=4, rows=2, vectors=2, heights=(4, 2), registers=16),
     )
 }
+_AMX = ("+avx512bf16", "+amx-tile", "+amx-bf16")
 NEEDED = {
+    "avx512-amx": ("+avx512f", "+avx512vl", "+avx512bw", "+avx512dq", "+avx512cd", *_AMX),
     "avx512": ("+avx512f", "+avx512vl", "+avx512bw", "+avx512dq", "+avx512cd"),
     "avx2": ("+avx2", "+fma", "+f16c", "+bmi2"),
 }
 _X86 = "x86_64-unknown-linux-gnu"
 # The least processor with each unit: triple, LLVM's name for it, features. `host_for` prefers this machine's own.
 _PROCESSORS = {
+    "avx512-amx": (_X86, "x86-64-v4", "+avx512f,+avx512vl,+avx512bw,+avx512bf16,+amx-tile,+amx-bf16"),
     "avx512": (_X86, "x86-64-v4", "+avx512f,+avx512vl,+avx512bw,+avx512bf16"),
     "avx2": (_X86, "x86-64-v3", "+avx2,+fma"),
     "neon": ("aarch64-unknown-linux-gnu", "generic", "+neon"),
@@ -80,7 +86,9 @@ def target(host: Host) -> Target:
     """Return the vector unit of a processor."""
     features = host.features.split(",")
     if "+avx512f" in features and "+avx512vl" in features and "+avx512bw" in features:
-        return replace(UNITS["avx512"], bfloat16_pairs="+avx512bf16" in features)
+        if all(feature in features for feature in _AMX):
+            return UNITS["avx512-amx"]
+        return replace(_AVX512, bfloat16_pairs="+avx512bf16" in features)
     if "+avx2" in features and "+fma" in features:
         return UNITS["avx2"]
     return UNITS["neon" if host.triple.startswith(("aarch64", "arm64")) else "baseline"]

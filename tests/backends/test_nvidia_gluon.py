@@ -90,6 +90,14 @@ CASES: dict[str, tuple[Schedule, dict[str, Any]]] = {
     "one row and one key": (two(), {"rows": 1, "keys": 1}),
     "pieces of a side": (two(), {"D": 96, "Dv": 96}),
     "a padded piece": (two(3), {"D": 72, "Dv": 72}),
+    "pieces of a side and of the output": (two(), {"D": 192, "Dv": 192, "causal": "lower_right"}),
+    "pieces of the output in splits": (two(3), {"D": 80, "Dv": 80, "splits": 2}),
+    "pieces of the output, rows of values zeroed": (
+        two(),
+        {"D": 96, "Dv": 96, "causal": "lower_right", "left": 40},
+    ),
+    "pieces of the output that lie in the keys": (two(), {"D": 192, "Dv": 96, "columns": True}),
+    "warps that share rows, pieces of the output": (eight_warps(1), {"D": 320, "Dv": 320}),
     "persistent tiles, pieces of a side": (two(persistent=True), {"D": 80, "Dv": 64, "rows": 300}),
     "values in the keys, whole tiles": (two(), {"D": 64, "Dv": 64, "columns": True}),
     "values in a piece of the keys": (two(), {"D": 80, "Dv": 64, "columns": True}),
@@ -121,8 +129,9 @@ def test_attention(name: str) -> None:
 @compiled
 @needs_gluon
 @pytest.mark.parametrize("columns", [False, True], ids=["values", "columns"])
+@pytest.mark.parametrize(("D", "Dv"), [(80, 64), (80, 80)])
 @pytest.mark.parametrize("kind", ["bool", "additive"])
-def test_masks(kind: str, columns: bool) -> None:
+def test_masks(kind: str, D: int, Dv: int, columns: bool) -> None:
     """Blocks that no row sees, that all do, that some do, and a key that no row sees."""
     rows, keys, BK = 128, 192, 32
     mask = torch.rand(rows, keys) < 0.5
@@ -136,4 +145,4 @@ def test_masks(kind: str, columns: bool) -> None:
         "block_map": states.to(torch.uint8),
     }
     given = {name: tensor.expand(2, 1, *tensor.shape).contiguous() for name, tensor in given.items()}
-    assert attend(two(), 80, 64, rows, keys, columns=columns, **given) < 0.01
+    assert attend(two(), D, Dv, rows, keys, columns=columns, **given) < 0.01

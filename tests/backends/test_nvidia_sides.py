@@ -26,7 +26,7 @@ from monotile.backends.nvidia.sides import pieces
 from monotile.backends.nvidia.triton.module import render_triton
 from monotile.kernels.attention import attention
 from monotile.kernels.scores import Options
-from monotile.language import Const, Tensor, dot, kernel
+from monotile.language import Const, Tensor, arange, dot, kernel
 
 MLA = {"D": 576, "Dv": 512}
 TWO_SLOTS = Schedule(8, 2, consumers=1)
@@ -85,6 +85,32 @@ def test_contracted_sides_are_split(D: int, parts: list[int]) -> None:
         "k": {(64, side) for side in parts},
         "v": {(64, 64)},
     }
+
+
+@pytest.mark.parametrize(("Dv", "parts"), [(80, [64, 16]), (96, [64, 32]), (192, [128, 64])])
+@pytest.mark.parametrize("splits", [0, 3])
+def test_columns_of_the_output_are_split(Dv: int, parts: list[int], splits: int) -> None:
+    """From the values to the stores, through the loops that carry the accumulators."""
+    found = lowered(call(64, Dv, splits=splits))
+    assert loads(found)["v"] == {(64, side) for side in parts}
+    stores = [op for op in ir.walk(found.body) if op.kind == "store" and len(op.operands[0].shape) == 2]
+    assert [op.operands[0].shape for op in stores] == [(64, side) for side in parts]
+    tiles = {value.shape for op in ir.walk(found.body) for value in op.results if len(value.shape) == 2}
+    assert not any(Dv in shape for shape in tiles)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda a, b: dot(a, b) + dot(a, b).sum(axis=1)[:, None],
+        lambda a, b: dot(a, b) + arange(96),
+        lambda a, b: dot(a, b) + dot(dot(a, b), dot(b.T, b)),
+    ],
+    ids=["a fold", "positions", "a contraction"],
+)
+def test_columns_that_stay_whole(use: Any) -> None:
+    a, b, c = random((32, 32)), random((32, 96)), random((32, 96))
+    assert loads(lowered(products.ir(a, b, c, use=use)))["b"] == {(32, 96)}
 
 
 def test_values_in_the_columns_of_the_keys_are_loaded_once() -> None:
@@ -157,7 +183,7 @@ def exact_attention(q: Array, k: Array, v: Array, scale: float) -> Array:
 @interpreted
 @pytest.mark.parametrize("shares", [False, True], ids=["values", "columns"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("Dv", [64, 96, 512])
+@pytest.mark.parametrize("Dv", [64, 80, 96, 192, 512])
 @pytest.mark.parametrize("D", [80, 96, 192, 576])
 def test_attention(D: int, Dv: int, dtype: str, shares: bool) -> None:
     if shares and Dv > D:
@@ -225,4 +251,5 @@ def test_plain_triton_multiplies_pieces() -> None:
 
 
 def test_the_pass_is_shown() -> None:
-    assert "# split_sides" in BACKEND.stages(call(96, 64))["passes"]()
+    shown = BACKEND.stages(call(96, 64))["passes"]()
+    assert "# split_sides" in shown and "# split_columns" in shown

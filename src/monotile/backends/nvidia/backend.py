@@ -14,12 +14,13 @@ from ...passes.peel import peel_with_bounds
 from ..base import Backend, Emitted, Program
 from . import build, paths
 from .choices import NvidiaChoices
+from .columns import split_columns
 from .gluon import support
 from .program import NvidiaProgram
 from .schedule import Schedule, choose
 from .sides import split_sides
 
-OPTIONS = pipeline.PipelineOptions(peel_bounds=True, last=(split_sides,))
+OPTIONS = pipeline.PipelineOptions(peel_bounds=True, last=(split_sides, split_columns))
 
 
 class NvidiaBackend(Backend):

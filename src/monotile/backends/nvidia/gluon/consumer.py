@@ -313,11 +313,11 @@ class Consumer(TritonRenderer):
         """Copy a fetched tile to the consumer's scratch tile with masked rows replaced by zero."""
         self.wait_for(op.operands[1])
         shape = padded_shape(op.result.shape)
-        name, layout = self.pipeline.ring(self.pipeline.zeroed[op.result]).name, RegisterLayout(f"blocked_{shape[1]}")
+        ring, layout = self.pipeline.ring(self.pipeline.zeroed[op.result]), RegisterLayout(f"blocked_{shape[1]}")
         seen = self.in_layout(self.value(op.operands[0]), layout)
         tile = f"{self.value(op.operands[1])}.load({layout})"
-        scratch = f"{name}_scratch.index({self.pipeline.scratch_tile_index('CONSUMER')})"
-        if self.pipeline.private:  # which was read from the same memory
+        scratch = f"{ring.name}_scratch.index({self.pipeline.scratch_tile_index(ring, 'CONSUMER')})"
+        if self.pipeline.holds_private(ring):  # which was read from the same memory
             self.lines.add(self.dialect.barrier)
         self.lines.add(f"{scratch}.store(gl.where({seen}, {tile}, 0.0))")
         self.lines.add("fence_async_shared()")

@@ -279,7 +279,7 @@ class Module(BlockSearch):
         for ring in self.pipeline.zeroed_rings:
             rows, width = (padded(side) for side in ring.load.result.shape)
             layout = f"gl.NVMMASharedLayout({min(128, width * ring.load.result.dtype.bytes)}, 16, 2)"
-            size = self.pipeline.scratch_bytes // tile_bytes(ring.load) if self.pipeline.private else 1
+            size = self.pipeline.scratch_tiles(ring)
             dtype = f"{descriptor_name(ring.name)}.dtype"
             tiles = f"gl.allocate_shared_memory({dtype}, [{consumers * size}, {rows}, {width}], {layout})"
             out.add(f"{ring.name}_scratch = {tiles}")
@@ -291,7 +291,7 @@ class Module(BlockSearch):
             name = self.pipeline.name(op)
             shape = [consumers * self.pipeline.scratch_bytes // tile_bytes(op), *self._block(op)]
             tiles = self._shared_tiles(name, shape)
-            for ring in self.pipeline.zeroed_rings:
+            for ring in self.pipeline.zeroed_rings[:1]:
                 descriptor = descriptor_name(name)
                 tiles = f"{ring.name}_scratch._reinterpret({descriptor}.dtype, {shape}, {descriptor}.layout)"
             out.add(f"{name}_private = {tiles}")

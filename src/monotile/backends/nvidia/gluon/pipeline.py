@@ -101,17 +101,25 @@ class Pipeline:
 
     @property
     def scratch_bytes(self) -> int:
-        """Bytes of a consumer's scratch tile, which is also where its private tile lies."""
-        loads = [ring.load for ring in self.zeroed_rings] + self.private[:1]
+        """Bytes of a consumer's scratch tile of the first zeroed ring, which is also where its private tile lies."""
+        loads = [ring.load for ring in self.zeroed_rings[:1]] + self.private[:1]
         return max((tile_bytes(load) for load in loads), default=0)
 
     def private_tile_index(self, consumer: str) -> str:
         """Index a consumer's private tile in the scratch memory of all consumers."""
         return _times(consumer, self.scratch_bytes // tile_bytes(self.private[0]))
 
-    def scratch_tile_index(self, consumer: str) -> str:
+    def holds_private(self, ring: Ring) -> bool:
+        """True if the private tile lies in the scratch tile of a ring."""
+        return bool(self.private) and ring is self.zeroed_rings[0]
+
+    def scratch_tiles(self, ring: Ring) -> int:
+        """How many tiles of a zeroed ring a consumer's scratch memory for it has room for."""
+        return self.scratch_bytes // tile_bytes(ring.load) if self.holds_private(ring) else 1
+
+    def scratch_tile_index(self, ring: Ring, consumer: str) -> str:
         """Index a consumer's scratch tile."""
-        return _times(consumer, self.scratch_bytes // tile_bytes(self.zeroed_rings[0].load) if self.private else 1)
+        return _times(consumer, self.scratch_tiles(ring))
 
     def ring_load(self, right: Value) -> Op | None:
         """Return the load that a right operand comes from."""
@@ -182,7 +190,7 @@ def _private_loads(pipeline: Pipeline, descriptors: Descriptors) -> list[Op]:
                     found.append(op)
             if sum(op in found for op in inside.ops) > 1:
                 return []
-    return found if len(pipeline.zeroed_rings) <= 1 else []
+    return found
 
 
 def _add_loop(pipeline: Pipeline, loop: Op, descriptors: Descriptors) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 
 from ..choices import KEYS_PER_SPLIT, AttentionChoice, AttentionProblem, Choice, Choices, cdiv
@@ -37,18 +38,22 @@ class CpuChoices(Choices):
         if keys_per_split is not None or problem.rows <= STREAMED_ROWS:
             return _streamed(problem, keys_per_split)
         most, why = _rows_in_l2(problem)
-        kinds = []
+        panels, streamed = [], []
         for size in dict.fromkeys((problem.rows, problem.queries)):
             largest = self._panel_rows(size, most)
-            kinds += [_panel(problem, largest, why)]
-            kinds += [_streamed_twice(problem, size)] if size <= 2 * STREAMED_ROWS else []
-            kinds += [_panel(problem, rows, why, halved=n) for n, rows in self._smaller(largest)]
+            panels += [_panel(problem, largest, why)]
+            panels += [_panel(problem, rows, why, halved=n) for n, rows in self._smaller(largest)]
+            streamed += [_streamed_twice(problem, size)] if size <= 2 * STREAMED_ROWS else []
         model = CpuTimeModel(cores(), merge=MERGE, bytes_per_time=math.inf, least=KEYS_PER_SPLIT)
-        return model.choose(problem, kinds)
+        chosen = model.choose(problem, [*panels, *streamed])
+        if chosen.splits or chosen.row_block <= STREAMED_ROWS or default_threads() >= cores():
+            return chosen
+        # Which rows are in a block changes no bit, so it may depend on the cores that this process has.
+        return replace(model, slots=default_threads(), merge=math.inf).choose(problem, panels)
 
     def _smaller(self, rows: int) -> list[tuple[int, int]]:
         """Blocks of fewer rows, which share a call with few heads out among many cores: how often the largest block is
-        halved, and the rows. A row's bits depend on the block of keys alone."""
+        halved, and the rows."""
         halves = {cdiv(cdiv(rows, 2**n), self._lanes) * self._lanes: n for n in (3, 2, 1)}
         return [(n, half) for half, n in sorted(halves.items(), reverse=True) if LEAST_PANEL <= half < rows]
 
@@ -83,7 +88,7 @@ class CpuChoices(Choices):
 def _panel(problem: AttentionProblem, rows: int, why: str, halved: int = 0) -> RowKind:
     keys = 64 if problem.head_size > 256 else 128
     if halved:
-        why = f"larger blocks would leave some of {cores()} cores idle"
+        why = "larger blocks would leave cores idle"
     choice = Choice({"BR": rows, "BK": keys}, why=f"panels of {rows} rows; {why}")
     return RowKind(rows, choice, keys * (rows + PANEL_KEY) * HALVED**halved, START * rows)
 

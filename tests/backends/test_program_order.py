@@ -77,8 +77,11 @@ def problem(heads: tuple[int, int], length: int, causal: str | None = None, size
     return AttentionProblem("cpu", float32, 1, *heads, length, length, size, causal)
 
 
-def chosen(cores: int, given: AttentionProblem, monkeypatch: pytest.MonkeyPatch) -> AttentionChoice:
+def chosen(
+    cores: int, given: AttentionProblem, monkeypatch: pytest.MonkeyPatch, usable: int | None = None
+) -> AttentionChoice:
     monkeypatch.setattr(choices, "cores", lambda: cores)
+    monkeypatch.setattr(choices, "default_threads", lambda: usable or cores)
     monkeypatch.setattr(choices, "l2_bytes", lambda: 2 << 20)
     return choices.CpuChoices("avx512").attention(given)
 
@@ -116,6 +119,16 @@ def test_the_largest_blocks_are_kept_where_they_do(monkeypatch: pytest.MonkeyPat
     assert chosen(16, problem((2, 1), 1500, CAUSAL, 512), monkeypatch).row_block == 64
 
 
+def test_a_process_with_few_cores_keeps_large_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container on a large machine; but splits, which change the sums, follow from the machine."""
+    given = problem((8, 8), 1500, CAUSAL)
+    assert chosen(64, given, monkeypatch).row_block == 64
+    assert chosen(64, given, monkeypatch, usable=2).row_block == 256
+    few = replace(given, queries=100)
+    machine = chosen(64, few, monkeypatch)
+    assert machine.splits and chosen(64, few, monkeypatch, usable=2) == machine
+
+
 @pytest.mark.parametrize("slots", [2, 16, 64])
 def test_makespan_is_what_threads_need(slots: int) -> None:
     """A lower bound, and close."""
@@ -136,6 +149,7 @@ def test_the_number_of_cores_changes_no_bit(dtype: type, causal: bool, monkeypat
     results, blocks = [], set()
     for cores in (1, 3, 8, 16):
         monkeypatch.setattr(choices, "cores", lambda cores=cores: cores)
+        monkeypatch.setattr(choices, "default_threads", lambda cores=cores: cores)
         monkeypatch.setattr(ops._ATTENTION, "calls", {})
         given = replace(problem((2, 1), 700, CAUSAL if causal else None, 64), dtype=float32)
         blocks.add(choices.CpuChoices().attention(given).row_block)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 
 from ..choices import KEYS_PER_SPLIT, AttentionChoice, AttentionProblem, Choice, Choices, cdiv
@@ -41,19 +42,22 @@ class CpuChoices(Choices):
         if keys_per_split is not None or problem.rows <= STREAMED_ROWS:
             return _streamed(problem, keys_per_split)
         most, why = _rows_in_l2(problem)
-        kinds = []
-        unit = self._target()
+        panels, streamed, amx = [], [], self._target().amx
         for size in dict.fromkeys((problem.rows, problem.queries)):
             largest = _panel_rows(size, most, self._lanes)
-            kinds += [_panel(problem, largest, why, amx=unit.amx)]
-            kinds += [_streamed_twice(problem, size)] if size <= 2 * STREAMED_ROWS else []
-            kinds += [_panel(problem, rows, why, amx=unit.amx, halved=n) for n, rows in self._smaller(largest)]
+            panels += [_panel(problem, largest, why, amx=amx)]
+            panels += [_panel(problem, rows, why, amx=amx, halved=n) for n, rows in self._smaller(largest)]
+            streamed += [_streamed_twice(problem, size)] if size <= 2 * STREAMED_ROWS else []
         model = CpuTimeModel(cores(), merge=MERGE, bytes_per_time=math.inf, least=KEYS_PER_SPLIT)
-        return model.choose(problem, kinds)
+        chosen = model.choose(problem, [*panels, *streamed])
+        if chosen.splits or chosen.row_block <= STREAMED_ROWS or default_threads() >= cores():
+            return chosen
+        # Which rows are in a block changes no bit, so it may depend on the cores that this process has.
+        return replace(model, slots=default_threads(), merge=math.inf).choose(problem, panels)
 
     def _smaller(self, rows: int) -> list[tuple[int, int]]:
         """Blocks of fewer rows, which share a call with few heads out among many cores: how often the largest block is
-        halved, and the rows. A row's bits depend on the block of keys alone."""
+        halved, and the rows."""
         halves = {cdiv(cdiv(rows, 2**n), self._lanes) * self._lanes: n for n in (3, 2, 1)}
         return [(n, half) for half, n in sorted(halves.items(), reverse=True) if LEAST_PANEL <= half < rows]
 
@@ -93,7 +97,7 @@ def _panel(problem: AttentionProblem, rows: int, why: str, *, amx: bool, halved:
     """Blocks of keys in panels. AMX multiplies so fast that rescaling the accumulators once a block would show: it gets
     longer ones."""
     if halved:
-        why = f"larger blocks would leave some of {cores()} cores idle"
+        why = "larger blocks would leave cores idle"
     if amx and problem.dtype.name == "bfloat16":
         choice = Choice({"BR": rows, "BK": AMX_KEYS}, why=f"panels of {rows} rows, multiplied by AMX; {why}")
         return RowKind(rows, choice, AMX_KEYS * (rows * AMX_ROW + AMX_KEY) * HALVED**halved, START * rows)

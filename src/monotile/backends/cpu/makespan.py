@@ -9,6 +9,7 @@ from ..choices import AttentionProblem, cdiv
 from ..time_model import RowKind, TimeModel
 
 _ROUNDS = 32  # programs of a thread from which on their sum is the time, within a few percent
+_BLOCKS = 32  # that are looked at, of as many as there may be
 
 
 class _Seen(NamedTuple):
@@ -23,9 +24,10 @@ class CpuTimeModel(TimeModel):
 
     def unsplit(self, problem: AttentionProblem, kind: RowKind, *, packed: bool) -> float:
         groups, rows = self.grid(problem, packed=packed)
-        blocks = range(0, max(1, rows), kind.rows)
+        alike = max(1, cdiv(cdiv(rows, kind.rows), _BLOCKS))  # neighbours that count as one, as long as the middle one
+        blocks = range(alike // 2 * kind.rows, max(1, rows), alike * kind.rows)
         times = [self._block(problem, kind, first, min(first + kind.rows, rows), packed=packed) for first in blocks]
-        return makespan(sorted(times, reverse=True), problem.batch * groups, self.slots)
+        return makespan(sorted(times, reverse=True), problem.batch * groups * alike, self.slots)
 
     def _block(self, problem: AttentionProblem, kind: RowKind, first: int, end: int, *, packed: bool) -> float:
         """Time of the program with rows `first` to `end`: half the keys of a block on the diagonal are skipped."""

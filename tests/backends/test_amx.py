@@ -156,6 +156,23 @@ def test_dots_of_gradients(sizes: tuple[int, int, int, int]) -> None:
         np.testing.assert_allclose(mine, right, rtol=2e-2, atol=2e-2 * np.abs(right).max())
 
 
+@kernel
+def product_of_casts(a: Tensor["M K"], b: Tensor["K N"], c: Tensor["M N"], *, M: Const, K: Const, N: Const):
+    """c = a @ b, both cast to bfloat16 from whatever they are."""
+    rows, inner, cols = program_id(1) * M + arange(M), arange(K), arange(N)
+    c[rows, cols] = dot(a[rows, inner].astype(bfloat16), b[inner, cols].astype(bfloat16))
+
+
+@runnable
+@pytest.mark.parametrize("dtype", ["int8", "int32", "float16", "float32"])
+def test_products_of_casts(dtype: str) -> None:
+    a, b = ((8 * normal(*shape, seed=n)).astype(dtype) for n, shape in enumerate([(40, 33), (33, 24)]))
+    found = [normal(40, 24), normal(40, 24)]
+    for backend, c in zip((BACKEND, "interpreter"), found, strict=True):
+        product_of_casts(a, b, c, M=40, K=33, N=24, backend=backend)
+    np.testing.assert_allclose(*found, atol=1e-5 * np.abs(found[1]).max())
+
+
 class NarrowBuilder(Builder):
     """All numbers of random kernels that dots read are whole and small: exact in bfloat16."""
 

@@ -293,7 +293,9 @@ class NestEmitter:
         """Return a value to be stored; storage of pairs rounds to bfloat16 itself."""
         op = value.op
         if op is not None and op.kind == "cast" and self.ev.buffers[value].pairs is not None:
-            return self.ev.operand(op, op.operands[0], pt)
+            (source,) = op.operands
+            if source.dtype.is_float:
+                return self.ev.operand(op, source, pt)
         return self.ev.value(value, pt)
 
     def paired_buffers(self, nest: Nest) -> list[Buffer]:

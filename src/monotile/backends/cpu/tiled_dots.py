@@ -134,19 +134,21 @@ class TiledDotEmitter(StreamedDotEmitter):
         assert axis is not None and lane is not None
         buffer = scratch.new_pairs(lane, axis, self.layout.panel, BFLOAT16.steps)
 
+        def place(n: int, k: Index) -> Point:
+            return Point({lane: 0, axis: k}, lane, panel=(0, n))
+
         def pack(k: Index, count: int = 2) -> None:
-            for pt in points:
+            for n, pt in enumerate(points):
                 for i in range(count):
-                    at = Point({lane: 0, axis: e.add(k, i)}, lane, panel=(0, pt.panel[1] if pt.panel else 0))
-                    scratch.write(buffer, at, lane_operand.vector(pt, e.add(k, i)))
+                    scratch.write(buffer, place(n, e.add(k, i)), lane_operand.vector(pt, e.add(k, i)))
 
         low, high = self.row_range(axis)
         whole = high - high % 2 if isinstance(high, int) else high
         e.loop(low, whole, 2, pack)
         if whole != high:
             pack(whole, 1)
-        for pt in points:
-            scratch.end_pairs(buffer, Point({lane: 0}, lane, panel=(0, pt.panel[1] if pt.panel else 0)))
+        for n in range(len(points)):
+            scratch.end_pairs(buffer, place(n, 0))
         return buffer
 
     # ---- results -----------------------------------------------------------------------------------------------------

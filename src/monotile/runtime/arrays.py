@@ -55,7 +55,6 @@ class Torch:
 
     def __init__(self) -> None:
         self.torch = sys.modules["torch"]
-        self.empty_like, self.contiguous_format = self.torch.empty_like, self.torch.contiguous_format
 
     def adopt(self, name: str, array: Any) -> Any:
         if not isinstance(array, self.torch.Tensor):
@@ -68,8 +67,8 @@ class Torch:
         return one.expand(view.shape)
 
     def allocate(self, template: Any) -> tuple[Any, int]:
-        # Half the time of torch.empty with a dtype and a device.
-        tensor = self.empty_like(template, memory_format=self.contiguous_format)
+        torch = self.torch
+        tensor = torch.empty_like(template, memory_format=torch.contiguous_format)  # half the time of torch.empty
         return tensor, tensor.data_ptr()
 
     def contiguous(self, array: Any) -> Any:

@@ -15,10 +15,11 @@ from ..base import Program
 from . import build, launcher, paths
 from .device import gpu, runtime
 from .gluon import persistent, support
+from .launcher import Launcher
 from .paths import LaunchPath
 from .schedule import Schedule, choose
 from .triton import descriptors
-from .triton.descriptors import CachedDescriptor
+from .triton.descriptors import HostDescriptor
 from .triton.memory import INT32_SPAN
 
 MAX_PROGRAMS = 2**31 - 1
@@ -34,9 +35,9 @@ class BoundLaunch:
     lengths: list[Any]  # the lengths and strides that the function takes
     grid: int | None  # None when it depends on scalars
     tiles_per_cta: int = 1
-    compiled: dict[Any, Any] = field(default_factory=dict)  # by alignment of the addresses, scalar types and device
+    compiled: dict[Any, Launcher] = field(default_factory=dict)  # by device, alignment and widths of scalars
     without_descriptors: BoundLaunch | None = None
-    descriptors: dict[tuple[int, int], CachedDescriptor] = field(default_factory=dict)  # by tensor and address
+    descriptors: dict[tuple[int, int], Sequence[Any]] = field(default_factory=dict)  # encoded, by tensor and address
     device: int | None = None  # None for the current one
 
 
@@ -120,27 +121,30 @@ class NvidiaProgram(Program):
         self, bound: BoundLaunch, arrays: Sequence[Any], addresses: Sequence[int], scalars: Sequence[Any],
         threads: int | None,
     ) -> None:  # fmt: skip
-        if bound.without_descriptors is not None:
-            bits = 0
-            for n in bound.variant.described:
-                bits |= addresses[n]
-            if bits % descriptors.ALIGNMENT:  # a power of two
-                bound = bound.without_descriptors
+        bits = 0
+        for address in addresses:
+            bits |= address
+        aligned = bits % descriptors.ALIGNMENT == 0
+        if not aligned and bound.without_descriptors is not None and _misaligned(bound, addresses):
+            bound = bound.without_descriptors
         variant, grid = bound.variant, bound.grid
         if grid is None:
             grid = _checked(variant.source.grid.programs(bound.words, scalars))
         if grid == 0:
             return
-        pointers = [addresses[n] for n in variant.pointers]
-        described = [addresses[tensor.index] for tensor in variant.host_described]
         rest = [*bound.lengths, *[scalars[n] for n in variant.scalars]]
         if variant.persistent:
             rest.append(bound.tiles_per_cta)
         if build.interpreting():
-            _interpret(self.kernel, variant, grid, pointers, rest)
+            _interpret(self.kernel, variant, grid, [addresses[n] for n in variant.pointers], rest)
         else:
-            widths = tuple([_width(scalars[n]) for n in variant.int64_scalars])
-            _launch(self.kernel, bound, grid, described, pointers, rest, widths)
+            widths = tuple([_width(scalars[n]) for n in variant.int64_scalars]) if variant.int64_scalars else ()
+            _launch(self.kernel, bound, grid, addresses, rest, (aligned, widths))
+
+
+def _misaligned(bound: BoundLaunch, addresses: Sequence[int]) -> bool:
+    """Return True if a descriptor cannot have one of the addresses."""
+    return any(addresses[n] % descriptors.ALIGNMENT for n in bound.variant.described)
 
 
 def _checked(programs: int) -> int:
@@ -153,52 +157,51 @@ def _checked(programs: int) -> int:
 
 
 def _launch(
-    kernel: ir.Kernel, bound: BoundLaunch, grid: int, described: list[int], pointers: list[int], rest: list[Any],
-    widths: tuple[int, ...],
+    kernel: ir.Kernel, bound: BoundLaunch, grid: int, addresses: Sequence[int], rest: list[Any],
+    kind: tuple[bool, tuple[int, ...]],
 ) -> None:  # fmt: skip
-    """Launch with the addresses of described tensors and others, and the arguments that come after them."""
+    """Launch on the current stream. `rest` are the arguments after descriptors and pointers; `kind` tells whether all
+    addresses are aligned, and the widths of scalars."""
     gpu = runtime()
     device = gpu.current_device()
     if bound.device is not None and bound.device != device:
         with gpu.device(bound.device):
-            return _launch(kernel, bound, grid, described, pointers, rest, widths)
+            return _launch(kernel, bound, grid, addresses, rest, kind)
     variant = bound.variant
     if variant.described and not variant.host_described:
         gpu.set_allocator(_allocate)
-    bits = 0
-    for pointer in pointers:
-        bits |= pointer
-    aligned = bits & 15 == 0 or tuple([pointer & 15 == 0 for pointer in pointers])
-    compiled = bound.compiled.get((device, aligned, widths))
+    pointers = [addresses[n] for n in variant.pointers]
+    aligned, widths = kind
+    key = device, aligned or tuple([pointer % descriptors.ALIGNMENT == 0 for pointer in pointers]), widths
+    compiled = bound.compiled.get(key)
     if compiled is None:
-        arguments = _typed_arguments(kernel, bound, described, pointers)
-        bound.compiled[device, aligned, widths] = compile_and_launch(variant, grid, arguments, rest)
+        given = _typed_arguments(kernel, bound, addresses, pointers)
+        bound.compiled[key] = compile_and_launch(variant, grid, given, rest)
         return None
-    _, run, function, packed = compiled
-    stream = gpu.current_stream(device)
-    if not described:
-        run(grid, 1, 1, stream, function, packed, None, None, None, *pointers, *rest)
-        return None
-    cached = [bound.descriptors.get(key) or _new_descriptor(bound, *key) for key in enumerate(described)]
-    run(grid, 1, 1, stream, function, packed, None, None, None, *cached, *pointers, *rest)
+    arguments: list[Any] = []
+    for n, tensor in enumerate(variant.host_described):
+        address = addresses[tensor.index]
+        arguments += bound.descriptors.get((n, address)) or _encoded(bound, compiled, n, address)
+    compiled.launch(grid, gpu.current_stream(device), (*arguments, *pointers, *rest))
     return None
 
 
-def _typed_arguments(kernel: ir.Kernel, bound: BoundLaunch, described: list[int], pointers: list[int]) -> list[Any]:
+def _typed_arguments(kernel: ir.Kernel, bound: BoundLaunch, addresses: Sequence[int], pointers: list[int]) -> list[Any]:
     """Return descriptors and pointers as Triton's compiler wants them."""
     found: list[Any] = []
-    for tensor, address in zip(bound.variant.host_described, described, strict=True):
-        base = Pointer(address, descriptors.copied_dtype(kernel.tensors[tensor.index].dtype))
+    for tensor in bound.variant.host_described:
+        base = Pointer(addresses[tensor.index], descriptors.copied_dtype(kernel.tensors[tensor.index].dtype))
         found.append(descriptors.tensor_descriptor(tensor, bound.words, base))
     dtypes = [kernel.tensors[n].dtype for n in bound.variant.pointers]
     return found + [Pointer(pointer, dtype) for pointer, dtype in zip(pointers, dtypes, strict=True)]
 
 
-def _new_descriptor(bound: BoundLaunch, n: int, address: int) -> CachedDescriptor:
-    """Make a descriptor and keep it for the next launch with the same tensor."""
+def _encoded(bound: BoundLaunch, compiled: Launcher, n: int, address: int) -> Sequence[Any]:
+    """Encode a descriptor and keep it for the next launch with the same tensor."""
     if len(bound.descriptors) >= MAX_CACHED_DESCRIPTORS:
         bound.descriptors.clear()
-    found = bound.descriptors[n, address] = CachedDescriptor(address, bound.variant.host_described[n], bound.words)
+    descriptor = HostDescriptor(address, bound.variant.host_described[n], bound.words)
+    found = bound.descriptors[n, address] = compiled.encode(n, descriptor)
     return found
 
 
@@ -226,14 +229,13 @@ class Pointer:
         return self.address
 
 
-def compile_and_launch(variant: Variant, grid: int, arguments: list[Any], rest: list[Any]) -> Any:
-    """Compile for these arguments, launch, and return what later launches need."""
+def compile_and_launch(variant: Variant, grid: int, arguments: list[Any], rest: list[Any]) -> Launcher:
+    """Compile for these arguments, launch, and return the launcher for later ones."""
     try:
         kernel = variant.function[(grid,)](*arguments, *rest, **variant.schedule.options)
     except Exception as error:
         raise build.translated(error, variant.source.name) or error from None
-    run = launcher.with_cached_descriptors(kernel.run) if variant.host_described else kernel.run
-    return kernel, run, kernel.function, kernel.packed_metadata
+    return launcher.launcher(kernel, len(variant.host_described))
 
 
 # ---- in Triton's interpreter -----------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ class Gpu:
     def compile_and_launch(self, variant: Any, grid: int, given: list[Any], tail: list[Any]) -> Any:
         self.compiled.append((variant.source.name, given))
         launch = lambda *launched: self.launched.append(Launched(self.current, *launched))  # noqa: E731
-        return launcher.Launcher(launch, lambda n, descriptor: [descriptor])
+        return launcher.LoadedKernel(launch, lambda n, descriptor: [descriptor])
 
     @contextlib.contextmanager
     def device(self, number: int) -> Iterator[None]:
@@ -157,8 +157,8 @@ def test_descriptors_come_first_and_are_kept(persistent: bool, gpu: Gpu) -> None
     first, second = (call.arguments for call in gpu.launched)
     assert [d.address for d in first[:3]] == ADDRESSES[:3] and first[3] == ADDRESSES[3]
     assert all(a is b for a, b in zip(first[:3], second[:3], strict=True))
-    assert (first[-1] == bound.tiles_per_cta) == persistent
-    assert gpu.launched[0].grid == bound.grid == 8 * -(-16 // (2 * bound.tiles_per_cta))
+    assert bound.tiles == (first[-1:] if persistent else ())
+    assert gpu.launched[0].grid == bound.grid == 8 * -(-16 // (2 * (bound.tiles[0] if persistent else 1)))
 
 
 def test_what_tma_cannot_describe_runs_as_plain_triton(gpu: Gpu) -> None:
@@ -219,7 +219,7 @@ class Compiled:
 
 def launched_twice(compiled: Compiled, descriptors: int) -> list[Any]:
     """What is launched with so many descriptors, a pointer and a number."""
-    found = launcher.launcher(compiled, descriptors)
+    found = launcher.load(compiled, descriptors)
     tile = DescribedTensor(0, 2, (0,), (), (64,))
     for _ in range(2):
         encoded = [a for n in range(descriptors) for a in found.encode(n, HostDescriptor(16 * n + 16, tile, [64]))]

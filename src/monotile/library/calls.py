@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 from .. import backends
+from ..backends.base import picker
 from ..backends.choices import Choice, Choices
 from ..dtypes import DType, uint8
 from ..errors import ArgumentKind, InternalError, MonotileError
 from ..launch.kernel import Kernel, Plan
-from ..launch.signature import capture_pattern, captured_arrays, check_threads, const_key, read_scalar
+from ..launch.signature import captures, check_threads, const_key, read_scalar
 from ..launch.source_keys import GlobalReads
 from ..runtime import arrays, tensors
 from ..runtime.arrays import Library
@@ -135,7 +135,7 @@ class CallBuilder:
     def launch(self, kernel: Kernel, *args: Any, choice: Choice, threads: int | None, **consts: Any) -> None:
         """Add a launch of arrays, None for a tensor that is left out, and scalars, of which SCALE may be one."""
         consts = {**choice.blocks, **consts}
-        captured = captured_arrays(consts.values())
+        captured, _ = captures(consts.values())
         views = [a.view if isinstance(a, ArrayRef) else 1.0 if a is SCALE else a for a in args]
         plan = kernel.plan((*views, *captured), len(args), consts, self.backend, choice.schedule)
         index = {id(array): n for n, array in enumerate(self.captured)}
@@ -167,7 +167,7 @@ class PreparedCall:
         self.steps = []
         for plan, places, scalars, threads in builder.launches:
             takes_scale = bool(scalars) and scalars[0] is SCALE
-            pick = _picker([first[kind] + n for kind, n in places])
+            pick = picker([first[kind] + n for kind, n in places])
             numbers = tuple(builder.scale if number is SCALE else number for number in scalars)
             self.steps.append(LaunchStep(plan.program.launch, plan.bound, pick, takes_scale, numbers, threads))
         self.reads = _foreign([read for planned in builder.launches for read in planned.plan.globals_read])
@@ -222,12 +222,6 @@ class PreparedCall:
             launch(bound, pick(every), pick(addresses), scalars, threads)
 
 
-def _picker(at: list[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    if len(at) > 1:
-        return itemgetter(*at)
-    return lambda items: [items[n] for n in at]
-
-
 def _foreign(reads: Sequence[tuple[dict[str, Any], str, Any]]) -> GlobalReads:
     """The globals that the caller's functions read; the library's own never change."""
     package = __name__.partition(".")[0] + "."
@@ -268,9 +262,11 @@ class LibraryFunction:
     ) -> Any:
         """Find a call by what its functions compile to and capture."""
         signatures, addresses = layouts
-        captured = captured_arrays(options)
+        functions = [option for option in options if type(option) is types.FunctionType]
+        captured, pattern = captures(functions)
         others = tensors.layouts(captured)[0] if captured else ()
-        key: Any = (*signatures, *map(const_key, options), *others, *capture_pattern(options))
+        keys = [const_key(option) if type(option) is types.FunctionType else option for option in options]
+        key: Any = (*signatures, *keys, type(options[-1]), *others, *pattern)
         try:
             prepared = self.calls.get(key)
         except TypeError:

@@ -16,14 +16,14 @@ VERSION = "3.6."
 HOOKS = None, None, None  # metadata of the launch, and what is called before and after it
 
 
-class Launcher(NamedTuple):
+class LoadedKernel(NamedTuple):
     """A compiled kernel, loaded."""
 
     launch: Callable[[int, int, Sequence[Any]], None]  # of a number of CTAs, on a stream, with arguments
     encode: Callable[[int, Any], Sequence[Any]]  # the arguments that become of a descriptor, by its number
 
 
-def launcher(kernel: Any, descriptors: int) -> Launcher:
+def load(kernel: Any, descriptors: int) -> LoadedKernel:
     """Return the launcher of a kernel that Triton compiled, whose first arguments are so many descriptors."""
     run, function, packed = kernel.run, kernel.function, kernel.packed_metadata
     inside = _inside(run, descriptors)
@@ -32,14 +32,14 @@ def launcher(kernel: Any, descriptors: int) -> Launcher:
         def launch(grid: int, stream: int, arguments: Sequence[Any]) -> None:
             run(grid, 1, 1, stream, function, packed, *HOOKS, *arguments)
 
-        return Launcher(launch, lambda n, descriptor: (descriptor,))
+        return LoadedKernel(launch, lambda n, descriptor: (descriptor,))
     under, encodings = inside
     fixed = function, run.launch_cooperative_grid, run.launch_pdl, None, None, packed, *HOOKS  # no scratch memory
 
     def launch_directly(grid: int, stream: int, arguments: Sequence[Any]) -> None:
         under(grid, 1, 1, stream, *fixed, *arguments)
 
-    return Launcher(launch_directly, lambda n, descriptor: _encode(descriptor, encodings[n]))
+    return LoadedKernel(launch_directly, lambda n, descriptor: _encode(descriptor, encodings[n]))
 
 
 def _inside(run: Any, descriptors: int) -> tuple[Callable[..., None], list[Any]] | None:

@@ -11,11 +11,11 @@ from ... import ir
 from ...dtypes import DType, int64
 from ...errors import ArgumentShape
 from ...passes.grid import Grid
-from ..base import Program
+from ..base import Program, picker
 from . import build, launcher, paths
 from .device import gpu, runtime
 from .gluon import persistent, support
-from .launcher import Launcher
+from .launcher import LoadedKernel
 from .paths import LaunchPath
 from .schedule import Schedule, choose
 from .triton import descriptors
@@ -23,7 +23,7 @@ from .triton.descriptors import HostDescriptor
 from .triton.memory import INT32_SPAN
 
 MAX_PROGRAMS = 2**31 - 1
-MAX_CACHED_DESCRIPTORS = 64
+MAX_CACHED_DESCRIPTORS = 1024  # keys, values and queries of a few hundred layers
 
 
 @dataclass(slots=True)
@@ -34,8 +34,8 @@ class BoundLaunch:
     words: Sequence[int]
     lengths: list[Any]  # the lengths and strides that the function takes
     grid: int | None  # None when it depends on scalars
-    tiles_per_cta: int = 1
-    compiled: dict[Any, Launcher] = field(default_factory=dict)  # by device, alignment and widths of scalars
+    tiles: tuple[int, ...] = ()  # the tiles of a persistent CTA
+    compiled: dict[Any, LoadedKernel] = field(default_factory=dict)  # by device, alignment and widths of scalars
     without_descriptors: BoundLaunch | None = None
     descriptors: dict[tuple[int, int], Sequence[Any]] = field(default_factory=dict)  # encoded, by tensor and address
     device: int | None = None  # None for the current one
@@ -52,6 +52,7 @@ class Variant:
         self.pointers = [a.index for a in arguments if a.kind == "pointer"]
         self.words = [a.index for a in arguments if a.kind in ("dim", "stride")]
         self.scalars = [a.index for a in arguments if a.kind == "scalar"]
+        self.pick_pointers, self.pick_scalars = picker(self.pointers), picker(self.scalars)
         # Triton passes an int64 in 32 bits where that is enough, and compiles another kernel then.
         self.int64_scalars = [n for n in self.scalars if kernel.scalars[n][1] is int64]
         self.described = [d.index for d in self.source.described]
@@ -106,15 +107,16 @@ class NvidiaProgram(Program):
         variant = self.variant(wide=False, descriptors=descriptors)
         if any(sum(abs(words[at]) * count for at, count in span) >= INT32_SPAN for span in variant.source.spans):
             variant = self.variant(wide=True, descriptors=descriptors)
-        expression, tiles = variant.source.grid, 1
+        expression = variant.source.grid
+        tiles = (1,) if variant.persistent else ()
         grid = None if expression.needs_scalars else _checked(expression.programs(words, ()))
         _, _, number = device.partition(":")
         index = int(number) if number else None
         if variant.persistent and grid:
             grids = {n: Grid(self.kernel, self.schedule.consumers * n) for n in persistent.CANDIDATES}
             count = runtime().multiprocessors(index)
-            tiles = persistent.tiles_per_cta(lambda n: grids[n].programs(words, ()), count)
-            grid = grids[tiles].programs(words, ())
+            most = persistent.tiles_per_cta(lambda n: grids[n].programs(words, ()), count)
+            grid, tiles = grids[most].programs(words, ()), (most,)
         return BoundLaunch(variant, words, [words[n] for n in variant.words], grid, tiles, device=index)
 
     def launch(
@@ -132,14 +134,31 @@ class NvidiaProgram(Program):
             grid = _checked(variant.source.grid.programs(bound.words, scalars))
         if grid == 0:
             return
-        rest = [*bound.lengths, *[scalars[n] for n in variant.scalars]]
-        if variant.persistent:
-            rest.append(bound.tiles_per_cta)
+        numbers = (*bound.lengths, *variant.pick_scalars(scalars), *bound.tiles)
         if build.interpreting():
-            _interpret(self.kernel, variant, grid, [addresses[n] for n in variant.pointers], rest)
-        else:
-            widths = tuple([_width(scalars[n]) for n in variant.int64_scalars]) if variant.int64_scalars else ()
-            _launch(self.kernel, bound, grid, addresses, rest, (aligned, widths))
+            _interpret(self.kernel, variant, grid, variant.pick_pointers(addresses), numbers)
+            return
+        gpu = runtime()
+        device = gpu.current_device()
+        if bound.device is not None and bound.device != device:
+            with gpu.device(bound.device):
+                self.launch(bound, arrays, addresses, scalars, threads)
+            return
+        if variant.described and not variant.host_described:
+            gpu.set_allocator(_allocate)
+        widths = tuple([_width(scalars[n]) for n in variant.int64_scalars]) if variant.int64_scalars else ()
+        key = device, aligned or _alignments(variant.pick_pointers(addresses)), widths
+        compiled = bound.compiled.get(key)
+        if compiled is None:
+            given = _typed_arguments(self.kernel, bound, addresses)
+            bound.compiled[key] = compile_and_launch(variant, grid, given, numbers)
+            return
+        encoded: list[Any] = []
+        for n, tensor in enumerate(variant.host_described):
+            address = addresses[tensor.index]
+            encoded += bound.descriptors.get((n, address)) or _encoded(bound, compiled, n, address)
+        arguments = (*encoded, *variant.pick_pointers(addresses), *numbers)
+        compiled.launch(grid, gpu.current_stream(device), arguments)
 
 
 def _misaligned(bound: BoundLaunch, addresses: Sequence[int]) -> bool:
@@ -156,47 +175,21 @@ def _checked(programs: int) -> int:
 # ---- on a GPU --------------------------------------------------------------------------------------------------------
 
 
-def _launch(
-    kernel: ir.Kernel, bound: BoundLaunch, grid: int, addresses: Sequence[int], rest: list[Any],
-    kind: tuple[bool, tuple[int, ...]],
-) -> None:  # fmt: skip
-    """Launch on the current stream. `rest` are the arguments after descriptors and pointers; `kind` tells whether all
-    addresses are aligned, and the widths of scalars."""
-    gpu = runtime()
-    device = gpu.current_device()
-    if bound.device is not None and bound.device != device:
-        with gpu.device(bound.device):
-            return _launch(kernel, bound, grid, addresses, rest, kind)
-    variant = bound.variant
-    if variant.described and not variant.host_described:
-        gpu.set_allocator(_allocate)
-    pointers = [addresses[n] for n in variant.pointers]
-    aligned, widths = kind
-    key = device, aligned or tuple([pointer % descriptors.ALIGNMENT == 0 for pointer in pointers]), widths
-    compiled = bound.compiled.get(key)
-    if compiled is None:
-        given = _typed_arguments(kernel, bound, addresses, pointers)
-        bound.compiled[key] = compile_and_launch(variant, grid, given, rest)
-        return None
-    arguments: list[Any] = []
-    for n, tensor in enumerate(variant.host_described):
-        address = addresses[tensor.index]
-        arguments += bound.descriptors.get((n, address)) or _encoded(bound, compiled, n, address)
-    compiled.launch(grid, gpu.current_stream(device), (*arguments, *pointers, *rest))
-    return None
+def _alignments(pointers: Sequence[int]) -> tuple[bool, ...]:
+    """Return which pointers Triton takes to be aligned: it compiles another kernel for others."""
+    return tuple([pointer % descriptors.ALIGNMENT == 0 for pointer in pointers])
 
 
-def _typed_arguments(kernel: ir.Kernel, bound: BoundLaunch, addresses: Sequence[int], pointers: list[int]) -> list[Any]:
+def _typed_arguments(kernel: ir.Kernel, bound: BoundLaunch, addresses: Sequence[int]) -> list[Any]:
     """Return descriptors and pointers as Triton's compiler wants them."""
     found: list[Any] = []
     for tensor in bound.variant.host_described:
         base = Pointer(addresses[tensor.index], descriptors.copied_dtype(kernel.tensors[tensor.index].dtype))
         found.append(descriptors.tensor_descriptor(tensor, bound.words, base))
-    dtypes = [kernel.tensors[n].dtype for n in bound.variant.pointers]
-    return found + [Pointer(pointer, dtype) for pointer, dtype in zip(pointers, dtypes, strict=True)]
+    return found + [Pointer(addresses[n], kernel.tensors[n].dtype) for n in bound.variant.pointers]
 
 
-def _encoded(bound: BoundLaunch, compiled: Launcher, n: int, address: int) -> Sequence[Any]:
+def _encoded(bound: BoundLaunch, compiled: LoadedKernel, n: int, address: int) -> Sequence[Any]:
     """Encode a descriptor and keep it for the next launch with the same tensor."""
     if len(bound.descriptors) >= MAX_CACHED_DESCRIPTORS:
         bound.descriptors.clear()
@@ -229,13 +222,13 @@ class Pointer:
         return self.address
 
 
-def compile_and_launch(variant: Variant, grid: int, arguments: list[Any], rest: list[Any]) -> Launcher:
+def compile_and_launch(variant: Variant, grid: int, arguments: list[Any], rest: Sequence[Any]) -> LoadedKernel:
     """Compile for these arguments, launch, and return the launcher for later ones."""
     try:
         kernel = variant.function[(grid,)](*arguments, *rest, **variant.schedule.options)
     except Exception as error:
         raise build.translated(error, variant.source.name) or error from None
-    return launcher.launcher(kernel, len(variant.host_described))
+    return launcher.load(kernel, len(variant.host_described))
 
 
 # ---- in Triton's interpreter -----------------------------------------------------------------------------------------
@@ -259,7 +252,7 @@ class HostPointer(Pointer):
     storage_offset = size = stride = _nothing
 
 
-def _interpret(kernel: ir.Kernel, variant: Variant, grid: int, pointers: list[int], rest: list[Any]) -> None:
+def _interpret(kernel: ir.Kernel, variant: Variant, grid: int, pointers: Sequence[int], rest: Sequence[Any]) -> None:
     """Run on arrays in this machine's memory. Only their addresses matter: the strides are arguments."""
     dtypes = [kernel.tensors[n].dtype for n in variant.pointers]
     arguments = [HostPointer(pointer, dtype) for pointer, dtype in zip(pointers, dtypes, strict=True)]

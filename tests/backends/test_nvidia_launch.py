@@ -178,8 +178,8 @@ def test_the_plain_variant_has_offsets_of_its_own(gpu: Gpu) -> None:
     made = gluon_program(k=rows)
     near, far = made.bind(words(k=rows)), made.bind(words(k=(512000, 256000, 2**26, 1)))
     assert near.variant is far.variant is made.default
-    assert near.without_descriptors.variant is made.variant(wide=False, descriptors=False)
-    assert far.without_descriptors.variant is made.variant(wide=True, descriptors=False)
+    assert near.without_descriptors().variant is made.variant(wide=False, descriptors=False)
+    assert far.without_descriptors().variant is made.variant(wide=True, descriptors=False)
 
 
 def test_a_gpu_without_wgmma_runs_plain_triton(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:

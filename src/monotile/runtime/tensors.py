@@ -134,10 +134,15 @@ def layouts(arrays: Sequence[Any]) -> Layouts:
     if read is not None and (found := read(arrays)) is not None:
         return found
     torch = sys.modules.get("torch")
-    if torch is not None and type(arrays[0]) is torch.Tensor and not torch.backends.mps.is_available():
+    if torch is not None and type(arrays[0]) is torch.Tensor and _has_address(torch, arrays[0]):
         _READERS[torch.Tensor] = _read_torch_tensors
     addresses = [address(a) if is_array(a) and not is_mlx(a) else 0 for a in arrays]
     return [*map(signature, arrays), functools.reduce(operator.or_, addresses) & ALIGNMENT], addresses
+
+
+def _has_address(torch: Any, tensor: Any) -> bool:
+    """True if this tensor and every later one has an address: none is on an Apple GPU."""
+    return tensor.device.type != "mps" and not torch.backends.mps.is_available()
 
 
 def _read_numpy_arrays(arrays: Sequence[Any]) -> Layouts | None:

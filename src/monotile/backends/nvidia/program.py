@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from ... import ir
@@ -36,7 +37,7 @@ class BoundLaunch:
     grid: int | None  # None when it depends on scalars
     tiles: tuple[int, ...] = ()  # the tiles of a persistent CTA
     compiled: dict[Any, LoadedKernel] = field(default_factory=dict)  # by device, alignment and widths of scalars
-    without_descriptors: BoundLaunch | None = None
+    without_descriptors: Callable[[], BoundLaunch] | None = None  # for addresses that descriptors cannot have
     descriptors: dict[tuple[int, int], Sequence[Any]] = field(default_factory=dict)  # encoded, by tensor and address
     device: int | None = None  # None for the current one
 
@@ -88,13 +89,12 @@ class NvidiaProgram(Program):
         return self.variants[wide, descriptors]
 
     def bind(self, words: Sequence[int], device: str = "cpu") -> BoundLaunch:
-        """Choose a variant by lengths and strides. One with descriptors comes with another for addresses that they
-        cannot have."""
+        """Choose a variant by lengths and strides."""
         tensors = self.default.source.described
         if not tensors or not self._can_run(device) or not descriptors.can_describe(tensors, words):
             return self._bind(words, device, descriptors=False)
         bound = self._bind(words, device, descriptors=True)
-        bound.without_descriptors = self._bind(words, device, descriptors=False)
+        bound.without_descriptors = cache(lambda: self._bind(words, device, descriptors=False))  # rarely needed
         return bound
 
     def _can_run(self, device: str) -> bool:
@@ -128,7 +128,7 @@ class NvidiaProgram(Program):
             bits |= address
         aligned = bits % descriptors.ALIGNMENT == 0
         if not aligned and bound.without_descriptors is not None and _misaligned(bound, addresses):
-            bound = bound.without_descriptors
+            bound = bound.without_descriptors()
         variant, grid = bound.variant, bound.grid
         if grid is None:
             grid = _checked(variant.source.grid.programs(bound.words, scalars))

@@ -127,7 +127,7 @@ def signature(array: Any) -> Any:
 
 
 def layouts(arrays: Sequence[Any]) -> Layouts:
-    """Return the signature of each array of a call and its address, 0 for what is no array. One more signature tells
+    """Return the signature of each array of a call and its address, 0 for what has none. One more signature tells
     how the addresses are aligned. Common kinds of arrays are read in a loop of their own: a function call for each
     array would take as long as the rest of a warm call."""
     read = _READERS.get(type(arrays[0]))
@@ -136,8 +136,15 @@ def layouts(arrays: Sequence[Any]) -> Layouts:
     torch = sys.modules.get("torch")
     if torch is not None and type(arrays[0]) is torch.Tensor and _has_address(torch, arrays[0]):
         _READERS[torch.Tensor] = _read_torch_tensors
-    addresses = [address(a) if is_array(a) and not is_mlx(a) else 0 for a in arrays]
+    addresses = [address(a) if _has_memory(a) else 0 for a in arrays]
     return [*map(signature, arrays), functools.reduce(operator.or_, addresses) & ALIGNMENT], addresses
+
+
+def _has_memory(item: Any) -> bool:
+    """True for arrays whose elements lie in memory by strides: not MLX's, nor sparse tensors."""
+    if isinstance(item, np.ndarray):
+        return True
+    return is_array(item) and not is_mlx(item) and item.layout is sys.modules["torch"].strided
 
 
 def _has_address(torch: Any, tensor: Any) -> bool:

@@ -200,7 +200,7 @@ def test_a_wrong_result_is_not_timed() -> None:
     found = worker.measure(Row("some row", lambda rng, threads: call), 1, TWO_ROUNDS)
     assert "the error is 0.1" in found["wrong"] and "times" not in found
     with worker.poisoned():
-        array = worker.arrays.Numpy().empty((2,), np.dtype(np.float32))
+        array, _ = worker.arrays.Numpy().allocate(((2,), np.dtype(np.float32)))
     assert np.isnan(array).all()
 
 

@@ -233,7 +233,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_compiler_fingerprint_covers_the_whole_package() -> None:
     """An edit in any folder of the compiler must not find what was compiled before it."""
     package = Path(SOURCES) / "monotile"
-    found = {Path(path) for path, _ in cache._source_files()}
+    found = {Path(path) for path, _ in cache._files(cache._package_folder(), (".py",))}
     assert found == set(package.rglob("*.py"))
 
 

@@ -18,7 +18,7 @@ from monotile import backends
 from monotile.launch import source_keys
 from monotile.launch.arguments import Arguments
 from monotile.launch.kernel import Kernel
-from monotile.launch.signature import captured_arrays
+from monotile.launch.signature import captures
 from monotile.runtime import cache
 
 SOURCES = str(Path(cache.__file__).parents[2])
@@ -99,7 +99,7 @@ def arrays(dtype: Any = np.float32) -> tuple[Any, Any]:
 
 
 def key_of(kernel: Kernel, *args: Any, **consts: Any) -> str | None:
-    call = Arguments(kernel.signature, (*args, *captured_arrays(consts.values())), len(args), consts)
+    call = Arguments(kernel.signature, (*args, *captures(consts.values())[0]), len(args), consts)
     found = source_keys.source_key(backends.get("cpu"), kernel.function, call.specialisation())
     return found.key if found is not None else None
 

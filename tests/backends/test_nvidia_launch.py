@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -13,7 +13,7 @@ import monotile
 from kernel_calls import over_all_keys
 from monotile.backends.nvidia import backend, build, choices, device, launcher, program
 from monotile.backends.nvidia.gluon import persistent
-from monotile.backends.nvidia.triton.descriptors import CachedDescriptor, DescribedTensor
+from monotile.backends.nvidia.triton.descriptors import DescribedTensor, HostDescriptor
 from monotile.dtypes import bfloat16
 from monotile.kernels.attention import attention
 from monotile.kernels.scores import Options
@@ -25,6 +25,13 @@ pytest.importorskip("triton", reason="the nvidia backend needs triton")
 pytestmark = pytest.mark.skipif(build.interpreting(), reason="Triton's interpreter launches otherwise")
 
 
+class Launched(NamedTuple):
+    device: int
+    grid: int
+    stream: int
+    arguments: tuple[Any, ...]
+
+
 @dataclass
 class Gpu:
     """Notes compilations and launches, and computes nothing."""
@@ -32,11 +39,12 @@ class Gpu:
     current: int = 0
     stream: int = 7
     compiled: list[tuple[str, list[Any]]] = field(default_factory=list)
-    launched: list[tuple[Any, ...]] = field(default_factory=list)
+    launched: list[Launched] = field(default_factory=list)
 
     def compile_and_launch(self, variant: Any, grid: int, given: list[Any], tail: list[Any]) -> Any:
         self.compiled.append((variant.source.name, given))
-        return None, lambda *args: self.launched.append((self.current, *args)), variant.source.name, None
+        launch = lambda *launched: self.launched.append(Launched(self.current, *launched))  # noqa: E731
+        return launcher.LoadedKernel(launch, lambda n, descriptor: [descriptor])
 
     @contextlib.contextmanager
     def device(self, number: int) -> Iterator[None]:
@@ -77,9 +85,9 @@ def test_a_warm_call_only_launches(Nq: int, Nk: int, launches: int, gpu: Gpu) ->
     q, k, v, out = attend(Nq, Nk)
     assert len(gpu.compiled) == launches and len(gpu.launched) == launches
     pointers = [x.data_ptr() for x in (q, k, v)]
-    assert all(any(p == a for a in gpu.launched[0]) for p in pointers)
-    assert out.data_ptr() in gpu.launched[-1]
-    assert all(call[4] == gpu.stream for call in gpu.launched)
+    assert all(any(p == a for a in gpu.launched[0].arguments) for p in pointers)
+    assert out.data_ptr() in gpu.launched[-1].arguments
+    assert all(call.stream == gpu.stream for call in gpu.launched)
 
 
 def test_alignment_makes_another_kernel(gpu: Gpu) -> None:
@@ -112,7 +120,7 @@ def test_the_device_of_the_arrays_is_made_current(gpu: Gpu, monkeypatch: pytest.
     monkeypatch.setattr(program.NvidiaProgram, "bind", lambda self, words, device="cpu": plain(self, words, "cuda:3"))
     for _ in range(2):
         attend(1, 100)
-    assert gpu.launched[0][0] == 3 and gpu.current == 0
+    assert gpu.launched[0].device == 3 and gpu.current == 0
 
 
 # ---- Gluon modules ---------------------------------------------------------------------------------------------------
@@ -146,11 +154,11 @@ def test_descriptors_come_first_and_are_kept(persistent: bool, gpu: Gpu) -> None
     ((_, given),) = gpu.compiled
     assert [type(a).__name__ for a in given] == ["TensorDescriptor"] * 3 + ["Pointer"]
     assert [a.block_shape[-2:] for a in given[:3]] == [[64, 128], [128, 128], [128, 128]]
-    first, second = (call[10:] for call in gpu.launched)
+    first, second = (call.arguments for call in gpu.launched)
     assert [d.address for d in first[:3]] == ADDRESSES[:3] and first[3] == ADDRESSES[3]
     assert all(a is b for a, b in zip(first[:3], second[:3], strict=True))
-    assert (first[-1] == bound.tiles_per_cta) == persistent
-    assert gpu.launched[0][1] == bound.grid == 8 * -(-16 // (2 * bound.tiles_per_cta))
+    assert bound.tiles == (first[-1:] if persistent else ())
+    assert gpu.launched[0].grid == bound.grid == 8 * -(-16 // (2 * (bound.tiles[0] if persistent else 1)))
 
 
 def test_what_tma_cannot_describe_runs_as_plain_triton(gpu: Gpu) -> None:
@@ -170,8 +178,8 @@ def test_the_plain_variant_has_offsets_of_its_own(gpu: Gpu) -> None:
     made = gluon_program(k=rows)
     near, far = made.bind(words(k=rows)), made.bind(words(k=(512000, 256000, 2**26, 1)))
     assert near.variant is far.variant is made.default
-    assert near.without_descriptors.variant is made.variant(wide=False, descriptors=False)
-    assert far.without_descriptors.variant is made.variant(wide=True, descriptors=False)
+    assert near.without_descriptors().variant is made.variant(wide=False, descriptors=False)
+    assert far.without_descriptors().variant is made.variant(wide=True, descriptors=False)
 
 
 def test_a_gpu_without_wgmma_runs_plain_triton(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,48 +193,60 @@ def test_a_gpu_without_wgmma_runs_plain_triton(gpu: Gpu, monkeypatch: pytest.Mon
 # ---- Triton's launcher -----------------------------------------------------------------------------------------------
 
 
-class Launcher:
-    """Triton's, as far as `launcher.with_cached_descriptors` looks."""
+class Compiled:
+    """A kernel that Triton compiled, as far as `launcher` looks: it is its own launcher."""
 
     global_scratch_size = profile_scratch_size = 0
     launch_cooperative_grid, launch_pdl = False, True
+    function, packed_metadata = "function", "packed"
 
     def __init__(self, launched: list[Any], forms: list[Any]) -> None:
-        launcher, tensordesc_indices, tensordesc_meta = launched.append, {0, 1}, forms
+        self.run, self.launched = self, launched
+
+        def launcher(*args: Any) -> None:
+            launched.append(args)
+
+        tensordesc_indices, tensordesc_meta = {0, 1}, forms
 
         def launch(*args: Any) -> None:
             launcher((args, tensordesc_indices, tensordesc_meta))
 
-        self.launch = launch
+        self.launch = launch if forms else launcher
+
+    def __call__(self, *args: Any) -> None:
+        self.launched.append(("Triton's own", *args))
 
 
-def test_descriptors_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
-    monkeypatch.setattr(
-        launcher, "_encoder", lambda: lambda descriptor, form: made.append(form) or ["map", descriptor.address]
-    )
-    launched: list[Any] = []
-    under = Launcher(launched, ["k's", "v's"])
-    under.launch.__closure__[0].cell_contents = lambda *args: launched.append(args)  # type: ignore[index]
+def launched_twice(compiled: Compiled, descriptors: int) -> list[Any]:
+    """What is launched with so many descriptors, a pointer and a number."""
+    found = launcher.load(compiled, descriptors)
     tile = DescribedTensor(0, 2, (0,), (), (64,))
-    cached = [CachedDescriptor(address, tile, [64]) for address in (16, 32)]
-    monkeypatch.setattr(launcher.metadata, "version", lambda name: "3.6.0")
-    run = launcher.with_cached_descriptors(under)
     for _ in range(2):
-        run(5, 1, 1, 7, "function", "packed", None, None, None, *cached, 48, 1.5)
-    expected = (5, 1, 1, 7, "function", False, True, None, None, "packed", None, None, None)
-    assert launched == [(*expected, "map", 16, "map", 32, 48, 1.5)] * 2
-    assert made == ["k's", "v's"]
+        encoded = [a for n in range(descriptors) for a in found.encode(n, HostDescriptor(16 * n + 16, tile, [64]))]
+        found.launch(5, 7, (*encoded, 48, 1.5))
+    return compiled.launched
+
+
+DIRECTLY = (5, 1, 1, 7, "function", False, True, None, None, "packed", None, None, None)
+BY_TRITON = ("Triton's own", 5, 1, 1, 7, "function", "packed", None, None, None)
+
+
+def test_kernels_are_launched_directly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "_encode", lambda descriptor, form: [form, descriptor.address])
+    monkeypatch.setattr(launcher.metadata, "version", lambda name: "3.6.0")
+    assert launched_twice(Compiled([], ["k's", "v's"]), 2) == [(*DIRECTLY, "k's", 16, "v's", 32, 48, 1.5)] * 2
+    assert launched_twice(Compiled([], []), 0) == [(*DIRECTLY, 48, 1.5)] * 2
 
 
 def test_an_unknown_launcher_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    under = Launcher([], ["k's", "v's"])
     monkeypatch.setattr(launcher.metadata, "version", lambda name: "3.7.0")
-    assert launcher.with_cached_descriptors(under) is under
+    assert launched_twice(Compiled([], []), 0) == [(*BY_TRITON, 48, 1.5)] * 2
     monkeypatch.setattr(launcher.metadata, "version", lambda name: "3.6.0")
-    under.global_scratch_size = 8
-    assert launcher.with_cached_descriptors(under) is under
-    assert launcher.with_cached_descriptors(Launcher([], [None, "v's"])).__class__ is Launcher
+    scratch = Compiled([], [])
+    scratch.global_scratch_size = 8
+    assert launched_twice(scratch, 0) == [(*BY_TRITON, 48, 1.5)] * 2
+    ((*head, first, second, pointer, number), _) = launched_twice(Compiled([], [None, "v's"]), 2)
+    assert tuple(head) == BY_TRITON and (first.address, second.address, pointer, number) == (16, 32, 48, 1.5)
 
 
 @pytest.mark.parametrize(

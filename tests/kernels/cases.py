@@ -21,14 +21,14 @@ HEAD_SIZES = (1, 2, 3, 7, 16, 17, 33, 64, 80, 96, 128, 192, 256, 512, 576)
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Outputs and parts hold NaN before a kernel runs: what it does not write is seen."""
-    plain = array_kinds.Numpy.empty
+    plain = array_kinds.Numpy.allocate
 
-    def empty(self: Any, shape: tuple[int, ...], kind: Any) -> Array:
-        found = plain(self, shape, kind)
-        found.fill(255 if kind == np.uint8 else np.nan)  # four such bytes are a NaN, too
-        return found
+    def allocate(self: Any, template: Any) -> tuple[Array, int]:
+        found, address = plain(self, template)
+        found.fill(255 if found.dtype == np.uint8 else np.nan)  # four such bytes are a NaN, too
+        return found, address
 
-    monkeypatch.setattr(array_kinds.Numpy, "empty", empty)
+    monkeypatch.setattr(array_kinds.Numpy, "allocate", allocate)
     yield
 
 

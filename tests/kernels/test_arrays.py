@@ -10,7 +10,7 @@ import pytest
 import monotile
 from arrays import Array, bfloat16
 from kernels.cases import check, equal, normal, qkv
-from monotile.errors import ArgumentDevice, ArgumentKind
+from monotile.errors import ArgumentAlignment, ArgumentDevice, ArgumentKind
 from monotile.runtime import arrays
 from usable import ON_GPU
 
@@ -145,6 +145,24 @@ def test_torch_tensors(dtype: str, Nq: int, backend: str) -> None:
     assert found[0].dtype is getattr(torch, dtype) and found[1].dtype is torch.float32
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_array_equal(numpy_of(a), b.astype(np.float32))
+
+
+def test_tensors_that_look_like_those_of_an_earlier_call() -> None:
+    """Alike in shape and type, but sparse, negated lazily, or not aligned: errors, after a right call too."""
+    torch = pytest.importorskip("torch", reason=REASON)
+    q, k, v = map(torch.from_numpy, qkv(1, 9))
+    odd = torch.frombuffer(bytearray(4 * k.numel() + 1), dtype=torch.uint8)[1:].numpy().view(np.float32)
+    expected = monotile.attention(q, k, v)
+    for wrong, error in (
+        (k.to_sparse(), ArgumentKind),
+        (torch._neg_view(k), ArgumentKind),
+        (k.to("meta"), ArgumentDevice),
+        (torch.from_numpy(odd).view(k.shape), ArgumentAlignment),
+    ):
+        for _ in range(2):
+            with pytest.raises(error):
+                monotile.attention(q, wrong, v)
+            assert torch.equal(monotile.attention(q, k, v), expected)
 
 
 def test_torch_views_are_read_in_place(backend: str, no_copies: None) -> None:

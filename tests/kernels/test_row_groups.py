@@ -129,7 +129,7 @@ KEPT: list[mmap.mmap] = []  # mapped until the end: unmapping what may not be re
 def test_values_that_lie_in_the_keys(D: int, Dv: int, dtype: str, backend: str) -> None:
     q, k, _ = qkv(2, 150, D, B=2, Hq=6, Hkv=2, dtype=dtype)
     v = k[..., :Dv] if Dv != D else k
-    assert ops._values_in_keys(k, v)
+    assert tensors.is_leading_part(v, k)
     for options in ({}, {"causal": True}, {"mask": (np.arange(150) % 3 > 0)[None, None, None]}):
         check_output(q, k, v, backend, **options)
         check(q, k, v, backend, **options)
@@ -137,11 +137,12 @@ def test_values_that_lie_in_the_keys(D: int, Dv: int, dtype: str, backend: str) 
 
 def test_what_lies_in_the_keys_is_told_by_memory() -> None:
     k = normal(1, 1, 20, 8)
-    assert ops._values_in_keys(k, k[..., :4]) and ops._values_in_keys(k[:, :, ::2], k[:, :, ::2, :3])
-    assert not ops._values_in_keys(k, k[..., 4:]) and not ops._values_in_keys(k, k[..., :4].copy())
-    assert not ops._values_in_keys(k[:, :, ::2], k[:, :, 1::2, :3]) and not ops._values_in_keys(k, None)
-    assert not tensors.is_leading_part(k.astype(np.float16)[..., :4], k)
-    assert not ops._values_in_keys("k", [1.0]) and not ops._values_in_keys(k, k[0, ..., :4])
+    inside = tensors.is_leading_part
+    assert inside(k[..., :4], k) and inside(k[:, :, ::2, :3], k[:, :, ::2]) and inside(k[...], k)
+    assert not inside(k[..., 4:], k) and not inside(k[..., :4].copy(), k)
+    assert not inside(k[:, :, 1::2, :3], k[:, :, ::2]) and not inside(None, k)
+    assert not inside(k.astype(np.float16)[..., :4], k)
+    assert not inside([1.0], "k") and not inside(k[0, ..., :4], k)
 
 
 def test_values_that_move_out_of_the_keys() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from ..errors import UnknownBackend
@@ -22,6 +23,13 @@ class Emitted:
 
     files: Mapping[str, bytes]
     entry: dict[str, Any]
+
+
+def picker(at: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """Return a function that picks these items of a sequence, as fast as Python can."""
+    if len(at) > 1:
+        return itemgetter(*at)
+    return lambda items: [items[n] for n in at]
 
 
 class Program(ABC):

@@ -163,13 +163,13 @@ def _check_sample(name: str, call: TimedCall, sample: Sample) -> dict[str, float
 def poisoned() -> Iterator[None]:
     """Fill what ops.py allocates with NaN or the largest integer: a kernel must overwrite all of it."""
 
-    def empty(self: arrays.Numpy, *args: Any) -> Any:
-        found = plain(self, *args)
+    def allocate(self: arrays.Numpy, template: Any) -> tuple[Any, int]:
+        found, address = plain(self, template)
         found.fill(255 if found.dtype.kind in "ub" else np.nan)
-        return found
+        return found, address
 
-    plain = arrays.Numpy.empty
-    with mock.patch.object(arrays.Numpy, "empty", empty):
+    plain = arrays.Numpy.allocate
+    with mock.patch.object(arrays.Numpy, "allocate", allocate):
         yield
 
 

@@ -35,8 +35,7 @@ from ..runtime.tensors import numpy_address
 from . import source_keys
 from .arguments import Arguments, Specialisation
 from .signature import (
-    capture_pattern,
-    captured_arrays,
+    captures,
     check_threads,
     const_key,
     read_scalar,
@@ -91,13 +90,13 @@ class Kernel:
     ) -> None:
         positional_count = len(args)
         if consts:
-            args = (*args, *captured_arrays(consts.values()))
+            captured, pattern = captures(consts.values())
+            args = (*args, *captured)
         shapes = [(a.shape, a.strides, a.dtype) if type(a) is np.ndarray else tensors.signature(a) for a in args]
         key: Any = (backend, schedule, *shapes)
         if consts:
             key += tuple([(n, v if type(v) is int else const_key(v)) for n, v in consts.items()])
-            if len(args) > positional_count:
-                key += capture_pattern(consts.values())
+            key += pattern
         try:
             plan = self._plans.get(key)
         except TypeError:  # something unhashable: the full check will say what
@@ -191,7 +190,7 @@ class Kernel:
         """Return this process's program for the call, else the one on disk, else compile it."""
         spec = call.specialisation()
         consts_key = tuple([(n, const_key(v)) for n, v in spec.consts.items()])
-        pattern = capture_pattern(spec.consts.values())
+        _, pattern = captures(spec.consts.values())
         key = backend.name, schedule, spec.tensors, spec.scalars, consts_key, pattern
         with self._lock:
             found = self._programs.get(key)
@@ -212,7 +211,7 @@ class Kernel:
 
     def ir(self, *args: Any, **consts: Any) -> KernelIR:
         """Return the IR this call would compile, as the front end makes it."""
-        call = Arguments(self.signature, (*args, *captured_arrays(consts.values())), len(args), consts)
+        call = Arguments(self.signature, (*args, *captures(consts.values())[0]), len(args), consts)
         return self._build(call.specialisation())
 
     def _build(self, spec: Specialisation, globals_read: list[GlobalRead] | None = None) -> KernelIR:

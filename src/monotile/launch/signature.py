@@ -141,16 +141,14 @@ def check_const(name: str, value: Any) -> None:
             raise ConstError(f"the Const {name!r} is a function that captures an {error}; {cure}") from None
 
 
-def captured_arrays(values: Iterable[Any]) -> list[Any]:
-    """Return the arrays that functions among the constants use as closure variables or globals: each once, in order."""
-    return list({id(array): array for array in _array_references(values)}.values())
-
-
-def capture_pattern(values: Iterable[Any]) -> tuple[int, ...]:
-    """Return which captured array each reference is, by number of first use. Functions with equal keys compile alike
-    only if their patterns agree: `x + x` and `x + y` differ in nothing else."""
+def captures(values: Iterable[Any]) -> tuple[list[Any], tuple[int, ...]]:
+    """Return the arrays that functions among the constants use as closure variables or globals, each once, in order;
+    and which of them each reference is. Functions with equal keys compile alike only if these patterns agree: `x + x`
+    and `x + y` differ in nothing else."""
     numbers: dict[int, int] = {}
-    return tuple([numbers.setdefault(id(array), len(numbers)) for array in _array_references(values)])
+    found = _array_references(values)
+    pattern = tuple([numbers.setdefault(id(array), len(numbers)) for array in found])
+    return list({id(array): array for array in found}.values()), pattern
 
 
 def _array_references(values: Iterable[Any]) -> list[Any]:

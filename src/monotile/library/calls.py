@@ -10,25 +10,24 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 from .. import backends
+from ..backends.base import picker
 from ..backends.choices import Choice, Choices
 from ..dtypes import DType, uint8
-from ..errors import ArgumentAlignment, ArgumentKind, InternalError, MonotileError
+from ..errors import ArgumentKind, InternalError, MonotileError
 from ..launch.kernel import Kernel, Plan
-from ..launch.signature import capture_pattern, captured_arrays, check_threads, const_key, read_scalar
+from ..launch.signature import captures, check_threads, const_key, read_scalar
 from ..launch.source_keys import GlobalReads
 from ..runtime import arrays, tensors
 from ..runtime.arrays import Library
-from ..runtime.tensors import View
+from ..runtime.tensors import Layouts, View
 
 Array = Any
 Finish = Callable[[list[Array]], Any]  # post-processing of the list of results
 MAX_PREPARED = 1024  # calls that are cached for one function
 ALIGNMENT = 256  # bytes, of a temporary in the block they share
-PLAIN = frozenset((type(None), bool, int, str))  # types of options that are their own cache key, with their type
 
 
 class ArrayRef(NamedTuple):
@@ -77,7 +76,7 @@ class LaunchStep(NamedTuple):
     launch: Callable[..., None]
     bound: Any
     pick: Callable[[Sequence[Any]], Sequence[Any]]  # its arrays' addresses among those of the call
-    takes_scale: bool  # the first scalar is the call's scale
+    takes_scale: bool  # the first scalar is the scale, that of a call which passes none
     scalars: tuple[Any, ...]
     threads: int | None
 
@@ -86,11 +85,12 @@ class CallBuilder:
     """The arrays and launches of one call in the making. `backend` and `threads` are as the caller gave them."""
 
     def __init__(
-        self, inputs: Mapping[str, View], captured: Sequence[Any], backend: str | None, threads: int | None
+        self, inputs: Mapping[str, View | None], captured: Sequence[Any], backend: str | None, threads: int | None
     ) -> None:
-        self.inputs = {name: ArrayRef(("input", n), view) for n, (name, view) in enumerate(inputs.items())}
+        self.inputs = {name: ArrayRef(("input", n), view) for n, (name, view) in enumerate(inputs.items()) if view}
+        self.given = len(inputs)  # with those that are left out
         self.captured, self.backend, self.threads = captured, backend, threads
-        self.device = next(iter(inputs.values())).device
+        self.device = next(iter(self.inputs.values())).view.device
         self.choices: Choices = backends.get(backends.resolve(backend, self.device)).choices
         self.copies: set[int] = set()
         self.results: list[View] = []
@@ -135,7 +135,7 @@ class CallBuilder:
     def launch(self, kernel: Kernel, *args: Any, choice: Choice, threads: int | None, **consts: Any) -> None:
         """Add a launch of arrays, None for a tensor that is left out, and scalars, of which SCALE may be one."""
         consts = {**choice.blocks, **consts}
-        captured = captured_arrays(consts.values())
+        captured, _ = captures(consts.values())
         views = [a.view if isinstance(a, ArrayRef) else 1.0 if a is SCALE else a for a in args]
         plan = kernel.plan((*views, *captured), len(args), consts, self.backend, choice.schedule)
         index = {id(array): n for n, array in enumerate(self.captured)}
@@ -146,87 +146,80 @@ class CallBuilder:
 
 
 class PreparedCall:
-    """A call that was checked, without its arrays."""
+    """A call that was checked, without its arrays. A launch picks its addresses from those of the call: of the arrays
+    as given, the results, captured arrays, temporaries."""
 
     def __init__(self, lib: Library, builder: CallBuilder, finish: Finish) -> None:
-        self.lib = lib
-        self.finish, self.scale = finish, builder.scale
-        self.names = [*builder.inputs, *[""] * len(builder.results), *["captured"] * len(builder.captured)]
-        self.copies = frozenset(builder.copies)
-        self.results = [(v.shape, lib.kind(v.dtype, v.device)) for v in builder.results]
-        given = [o.view.dtype.bytes - 1 for o in builder.inputs.values()]
-        others = [tensors.read("captured", a).dtype.bytes - 1 for a in builder.captured]
-        self.aligned = (*given, *[0] * len(builder.results), *others)
-        self.strictest = max(self.aligned)
+        self.lib, self.finish = lib, finish
+        self.copies = sorted(builder.copies)
+        self.results = [lib.template(view) for view in builder.results]
         self.needs_arrays = any(planned.plan.program.needs_arrays for planned in builder.launches)
-        self.temporaries = [(v.shape, lib.kind(v.dtype, v.device)) for v in builder.temporaries]
+        self.temporaries = [lib.template(view) for view in builder.temporaries] if self.needs_arrays else []
         self.offsets: list[int] = []  # of each temporary in the one block that all of them share
         size = 0
         for view in builder.temporaries:
             self.offsets.append(size)
             size += -(-tensors.span(view)[1] // ALIGNMENT) * ALIGNMENT
-        self.block = ((size,), lib.kind(uint8, builder.device)) if size else None
-        first = {"input": 0, "result": len(builder.inputs)}
+        self.block = lib.template(View(uint8, (size,), (1,), builder.device)) if size else None
+        first = {"input": 0, "result": builder.given}
         first["captured"] = first["result"] + len(builder.results)
         first["temporary"] = first["captured"] + len(builder.captured)
         self.steps = []
         for plan, places, scalars, threads in builder.launches:
             takes_scale = bool(scalars) and scalars[0] is SCALE
-            pick = _picker([first[kind] + n for kind, n in places])
-            rest = tuple(scalars[1:] if takes_scale else scalars)
-            self.steps.append(LaunchStep(plan.program.launch, plan.bound, pick, takes_scale, rest, threads))
+            pick = picker([first[kind] + n for kind, n in places])
+            numbers = tuple(builder.scale if number is SCALE else number for number in scalars)
+            self.steps.append(LaunchStep(plan.program.launch, plan.bound, pick, takes_scale, numbers, threads))
         self.reads = _foreign([read for planned in builder.launches for read in planned.plan.globals_read])
 
     def holds(self) -> bool:
         """True if functions of the caller's that were compiled in still refer to the same things."""
         return all(names.get(name) is value for names, name, value in self.reads)
 
-    def run(self, given: Sequence[Array], captured: Sequence[Array], scale: float | None) -> Any:
+    def run(self, given: Sequence[Array], addresses: list[int], captured: Sequence[Array], scale: float | None) -> Any:
+        """Launch on the arrays that a call gives. `addresses` are theirs, and become those of all arrays."""
         lib = self.lib
         if self.copies:
-            given = [lib.contiguous(a) if n in self.copies else a for n, a in enumerate(given)]
-        results = [lib.empty(shape, kind) for shape, kind in self.results]
-        addresses = lib.addresses([*given, *results])
+            given = self._copied(given, addresses)
+        results = []
+        for template in self.results:
+            array, address = lib.allocate(template)
+            results.append(array)
+            addresses.append(address)
         if captured:
-            addresses += [tensors.address(a) for a in captured]
-        bits = 0
-        for address in addresses:
-            bits |= address
-        if bits & self.strictest:
-            self._check_alignment(addresses)
-        if scale is None:
-            scale = self.scale
+            addresses += map(tensors.address, captured)
         if self.needs_arrays:
             self._launch_arrays([*given, *results, *captured], addresses, scale)
             return self.finish(results)
         if self.block is not None:  # kept until everything is launched, on a GPU by torch until its stream is done
-            block = lib.empty(*self.block)
-            (base,) = lib.addresses((block,))
+            _block, base = lib.allocate(self.block)
             addresses += [base + at for at in self.offsets]
         else:
             addresses += self.offsets  # temporaries without elements, if any
         for launch, bound, pick, takes_scale, scalars, threads in self.steps:
-            launch(bound, (), pick(addresses), (scale, *scalars) if takes_scale else scalars, threads)
+            if takes_scale and scale is not None:
+                scalars = (scale, *scalars[1:])
+            launch(bound, (), pick(addresses), scalars, threads)
         return self.finish(results)
 
-    def _check_alignment(self, addresses: Sequence[int]) -> None:
-        for name, address, bits in zip(self.names, addresses, self.aligned, strict=True):
-            if address & bits:
-                raise ArgumentAlignment(f"{name!r} is not aligned to its elements; pass {name}.copy()")
+    def _copied(self, given: Sequence[Array], addresses: list[int]) -> Sequence[Array]:
+        """Return the arrays with contiguous copies where kernels need them, whose addresses replace the others."""
+        given = list(given)
+        for n in self.copies:
+            given[n] = self.lib.contiguous(given[n])
+            addresses[n] = tensors.address(given[n])
+        return given
 
     def _launch_arrays(self, every: list[Array], addresses: list[int], scale: float | None) -> None:
         """Launch programs that take arrays instead of addresses: each temporary is an array of its own."""
-        temporaries = [self.lib.empty(shape, kind) for shape, kind in self.temporaries]
-        every, addresses = every + temporaries, addresses + self.lib.addresses(temporaries)
+        for template in self.temporaries:
+            array, address = self.lib.allocate(template)
+            every.append(array)
+            addresses.append(address)
         for launch, bound, pick, takes_scale, scalars, threads in self.steps:
-            numbers = (scale, *scalars) if takes_scale else scalars
-            launch(bound, pick(every), pick(addresses), numbers, threads)
-
-
-def _picker(at: list[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    if len(at) > 1:
-        return itemgetter(*at)
-    return lambda items: [items[n] for n in at]
+            if takes_scale and scale is not None:
+                scalars = (scale, *scalars[1:])
+            launch(bound, pick(every), pick(addresses), scalars, threads)
 
 
 def _foreign(reads: Sequence[tuple[dict[str, Any], str, Any]]) -> GlobalReads:
@@ -240,48 +233,61 @@ def _foreign(reads: Sequence[tuple[dict[str, Any], str, Any]]) -> GlobalReads:
 
 class LibraryFunction:
     """A function of the library with its cache of prepared calls. `plan` checks a call, adds its launches to a builder
-    and returns the post-processing of the results. Options are a named tuple that ends in `backend` and `threads`."""
+    and returns the post-processing of the results. `Options` is a named tuple that ends in `backend` and `threads`."""
 
-    def __init__(self, names: Sequence[str], plan: Callable[[CallBuilder, Any], Finish]) -> None:
-        self.names, self.plan = names, plan
+    def __init__(self, names: Sequence[str], Options: Any, plan: Callable[[CallBuilder, Any], Finish]) -> None:
+        self.names, self.Options, self.plan = names, Options, plan
         self.calls: dict[Any, PreparedCall] = {}
 
-    def __call__(self, given: Sequence[Array | None], options: tuple[Any, ...], scale: float | None = None) -> Any:
-        """`given` are arrays in the order of `names`, None where one is left out; `scale` is a number for kernels."""
-        kinds = tuple(map(type, options))
-        shapes = tensors.signatures(given)
-        captured: Sequence[Array] = ()
-        if PLAIN.issuperset(kinds):
-            key: Any = (kinds, options, *shapes)
-        else:
-            if types.FunctionType in kinds:
-                captured = captured_arrays(options)
-            key = (
-                kinds,
-                *map(_option_key, options),
-                *shapes,
-                *map(tensors.signature, captured),
-                *capture_pattern(options),
-            )
+    def call(
+        self, given: Sequence[Array | None], layouts: Layouts, options: tuple[Any, ...], scale: float | None = None
+    ) -> Any:
+        """`given` are arrays in the order of `names`, None where one is left out, and `layouts` theirs. Options that
+        are equal must mean the same, so those that may be 1, 1.0 or True are checked before. `scale` is a number for
+        kernels."""
+        signatures, addresses = layouts
+        key: Any = (*signatures, *options, type(options[-1]))
         try:
             prepared = self.calls.get(key)
         except TypeError:  # something unhashable: the full check will say what
             key, prepared = None, None
-        if prepared is None or (prepared.reads and not prepared.holds()):
-            return self._first(key, given, captured, options, scale)
-        present = [a for a in given if a is not None]
-        return prepared.run(present, captured, scale)
+        if prepared is not None:
+            return prepared.run(given, addresses, (), scale)
+        if types.FunctionType in map(type, options):
+            return self._with_functions(given, layouts, options, scale)
+        return self._first(key, given, addresses, (), options, scale)
 
-    def _first(self, key: Any, given: Sequence[Any], captured: Sequence[Any], options: Any, scale: float | None) -> Any:
-        lib = arrays.library(self.names[0], given[0])
-        adopted = [None if a is None else lib.adopt(n, a) for n, a in zip(self.names, given, strict=True)]
-        if any(a is not b for a, b in zip(adopted, given, strict=True)):
-            return _given_back(lib, self(adopted, options, scale))
-        present = {n: a for n, a in zip(self.names, given, strict=True) if a is not None}
+    def _with_functions(
+        self, given: Sequence[Any], layouts: Layouts, options: tuple[Any, ...], scale: float | None
+    ) -> Any:
+        """Find a call by what its functions compile to and capture."""
+        signatures, addresses = layouts
+        functions = [option for option in options if type(option) is types.FunctionType]
+        captured, pattern = captures(functions)
+        others = tensors.layouts(captured)[0] if captured else ()
+        keys = [const_key(option) if type(option) is types.FunctionType else option for option in options]
+        key: Any = (*signatures, *keys, type(options[-1]), *others, *pattern)
         try:
-            views = {name: tensors.read(name, array) for name, array in present.items()}
-            builder = CallBuilder(views, captured, options.backend, options.threads)
-            prepared = PreparedCall(lib, builder, self.plan(builder, options))
+            prepared = self.calls.get(key)
+        except TypeError:
+            key, prepared = None, None
+        if prepared is None or not prepared.holds():
+            return self._first(key, given, addresses, captured, options, scale)
+        return prepared.run(given, addresses, captured, scale)
+
+    def _first(
+        self, key: Any, given: Sequence[Any], addresses: list[int], captured: Sequence[Any], options: tuple[Any, ...],
+        scale: float | None,
+    ) -> Any:  # fmt: skip
+        lib = arrays.library(self.names[0], given[0])
+        adopted = [None if a is None else lib.adopt(n, a) for n, a in zip(self.names, given, strict=False)]
+        if any(a is not b for a, b in zip(adopted, given, strict=True)):
+            return _given_back(lib, self.call(adopted, tensors.layouts(adopted), options, scale))
+        named = self.Options(*options)
+        try:
+            views = {n: None if a is None else tensors.read(n, a) for n, a in zip(self.names, given, strict=False)}
+            builder = CallBuilder(views, captured, named.backend, named.threads)
+            prepared = PreparedCall(lib, builder, self.plan(builder, named))
         except InternalError:
             raise
         except MonotileError as error:  # without the frames of the compiler
@@ -290,7 +296,7 @@ class LibraryFunction:
             if len(self.calls) >= MAX_PREPARED:
                 self.calls.clear()
             self.calls[key] = prepared
-        return prepared.run(list(present.values()), captured, scale)
+        return prepared.run(given, addresses, captured, scale)
 
 
 def _given_back(lib: Library, result: Any) -> Any:
@@ -299,7 +305,3 @@ def _given_back(lib: Library, result: Any) -> Any:
         return lib.give_back(result)
     found = [lib.give_back(array) for array in result]
     return type(result)(*found) if hasattr(result, "_fields") else tuple(found)
-
-
-def _option_key(option: Any) -> Any:
-    return const_key(tuple(option)) if type(option) is list else const_key(option)

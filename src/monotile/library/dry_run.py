@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ..backends.choices import Choice
 from ..ir import Kernel as KernelIR
 from ..launch.kernel import Kernel
-from ..launch.signature import captured_arrays
+from ..launch.signature import captures
 from ..runtime.tensors import View
 from .calls import SCALE, ArrayRef, CallBuilder
 from .ops import FUNCTIONS
@@ -26,7 +26,7 @@ class _Recorder(CallBuilder):
     """Lists launches where a call would compile them."""
 
     def __init__(self, inputs: Mapping[str, View], options: Any) -> None:
-        super().__init__(inputs, captured_arrays(options), options.backend, options.threads)
+        super().__init__(inputs, captures(options)[0], options.backend, options.threads)
         self.recorded: list[DryLaunch] = []
 
     def launch(self, kernel: Kernel, *args: Any, choice: Choice, threads: int | None, **consts: Any) -> None:

@@ -212,32 +212,44 @@ class MaskingOptions(Protocol):
 
 def read_options(given: MaskingOptions) -> Options:
     """Check the options of a call and return the kernels' compile-time options."""
-    causal, softcap = given.causal, given.softcap
-    kinds = {True: "lower_right", False: None, "lower_right": "lower_right", "upper_left": "upper_left"}
-    if not isinstance(causal, bool | str) or causal not in kinds:
-        raise BadOption(f"causal is True, False, 'lower_right' or 'upper_left'; found {causal!r}")
-    left, right = _read_window(given.window)
+    left, right = (None, None) if given.window is None else read_window(given.window)
     for name, function in (("score_mod", given.score_mod), ("mask_mod", given.mask_mod)):
         if function is not None and not isinstance(function, types.FunctionType):
             raise BadOption(f"{name} is a plain Python function, found {type(function).__name__}")
-    if softcap is not None:
-        softcap = read_number("softcap", softcap)
-        if softcap and not SOFTCAPS[0] <= softcap <= SOFTCAPS[1]:
-            limits = f"from {SOFTCAPS[0]} to {SOFTCAPS[1]}"
-            raise BadOption(f"softcap is a positive number {limits}, found {softcap}; None or 0 leaves it out")
-    return Options(kinds[causal], left, right, softcap or None, given.score_mod, given.mask_mod, given.negative)
+    softcap = None if given.softcap is None else read_softcap(given.softcap)
+    causal = read_causal(given.causal)
+    return Options(causal, left, right, softcap, given.score_mod, given.mask_mod, given.negative)
 
 
-def _read_window(window: Any) -> tuple[int | None, int | None]:
-    if window is None:
-        return None, None
+CAUSAL = {True: "lower_right", False: None, "lower_right": "lower_right", "upper_left": "upper_left"}
+
+
+def read_causal(causal: Any) -> str | None:
+    if not isinstance(causal, bool | str) or causal not in CAUSAL:
+        raise BadOption(f"causal is True, False, 'lower_right' or 'upper_left'; found {causal!r}")
+    return CAUSAL[causal]
+
+
+def read_softcap(softcap: Any) -> float | None:
+    softcap = read_number("softcap", softcap)
+    if softcap and not SOFTCAPS[0] <= softcap <= SOFTCAPS[1]:
+        limits = f"from {SOFTCAPS[0]} to {SOFTCAPS[1]}"
+        raise BadOption(f"softcap is a positive number {limits}, found {softcap}; None or 0 leaves it out")
+    return softcap or None
+
+
+def read_window(window: Any) -> tuple[int | None, int | None]:
+    """Return how many keys a query sees on its left and on its right, None for all of them."""
     if not isinstance(window, tuple | list) or len(window) != 2:
         raise BadOption(f"window is a pair (left, right), found {window!r}; None on a side leaves it unbounded")
     for side in window:
         if side is not None and (isinstance(side, bool) or not isinstance(side, int) or side < 0):
             raise BadOption(f"a side of window is a whole number from 0 up, or None for unbounded; found {side!r}")
-    left, right = (side if side is not None and side < UNBOUNDED else None for side in window)
-    return left, right
+    left, right = window
+    return (
+        left if left is not None and left < UNBOUNDED else None,
+        right if right is not None and right < UNBOUNDED else None,
+    )
 
 
 def read_number(name: str, value: Any) -> float:
@@ -251,6 +263,8 @@ def read_number(name: str, value: Any) -> float:
 
 
 def read_scale(scale: Any) -> float:
+    if type(scale) is float and abs(scale) <= GREATEST_SCALE:
+        return scale
     number = float(read_scalar("scale", read_number("scale", scale), float32))
     if abs(number) > GREATEST_SCALE:
         limits = f"from -{GREATEST_SCALE} to {GREATEST_SCALE}"

@@ -11,7 +11,7 @@ from ..dtypes import float32
 from ..errors import MixedDTypes
 from ..kernels.merge import merge as merge_kernel
 from ..kernels.merge import merge_lse as merge_lse_kernel
-from ..runtime import arrays
+from ..runtime import arrays, tensors
 from .calls import ArrayRef, CallBuilder, Finish, LibraryFunction
 from .inputs import check_parts, read_dtype, stack_parts
 
@@ -37,7 +37,7 @@ def merge(
 ) -> tuple[Array, Array]:
     """Merge S softmax states: o (..., S, Dv), m and l (..., S), float32. Gives output (..., Dv) and natural lse
     (...)."""
-    out, lse = MERGE((o, m, l), MergeOptions(dtype, backend, threads))
+    out, lse = MERGE.call((o, m, l), tensors.layouts((o, m, l)), (dtype, backend, threads))
     return out, lse
 
 
@@ -89,7 +89,7 @@ def merge_lse(
         stack_parts(lib, name, a, axis) if isinstance(a, list | tuple) else lib.adopt(name, a)
         for name, a, axis in (("outs", outs, -2), ("lses", lses, -1))
     )
-    out, total = MERGE_LSE((outs, lses), MergeLseOptions(backend, threads))
+    out, total = MERGE_LSE.call((outs, lses), tensors.layouts((outs, lses)), (backend, threads))
     return lib.give_back(out), lib.give_back(total)
 
 
@@ -108,5 +108,5 @@ def _plan_merge_lse(builder: CallBuilder, given: MergeLseOptions) -> Finish:
     return tuple
 
 
-MERGE = LibraryFunction(("o", "m", "l"), _plan_merge)
-MERGE_LSE = LibraryFunction(("outs", "lses"), _plan_merge_lse)
+MERGE = LibraryFunction(("o", "m", "l"), MergeOptions, _plan_merge)
+MERGE_LSE = LibraryFunction(("outs", "lses"), MergeLseOptions, _plan_merge_lse)

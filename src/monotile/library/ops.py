@@ -16,11 +16,20 @@ from ..dtypes import float32, uint8
 from ..errors import BadOption
 from ..kernels.attention import attention as attention_kernel
 from ..kernels.scores import Options
-from ..launch.signature import check_threads
 from ..runtime import tensors
 from .block_maps import add_block_map, add_mask_blocks, map_shape
 from .calls import SCALE, ArrayRef, CallBuilder, Finish, LibraryFunction
-from .inputs import AttentionInputs, check_count, read_inputs, read_mask, read_options, read_scale
+from .inputs import (
+    AttentionInputs,
+    check_count,
+    read_causal,
+    read_inputs,
+    read_mask,
+    read_options,
+    read_scale,
+    read_softcap,
+    read_window,
+)
 from .merging import MERGE, MERGE_LSE, Partials, add_merge, merge, merge_lse
 
 __all__ = [
@@ -65,22 +74,17 @@ def attention(
 ) -> Any:  # fmt: skip
     """softmax(q k^T * scale) v, for q (B, Hq, Nq, D), k (B, Hkv, Nk, D), v (B, Hkv, Nk, Dv). See
     docs/guide/attention.md."""
+    if causal is not False:
+        read_causal(causal)
     scale = scale if scale is None else read_scale(scale)
+    window = window if window is None else read_window(window)
+    softcap = softcap if softcap is None else read_softcap(softcap)
     negative = scale is not None and scale < 0.0
-    in_keys = _values_in_keys(k, v)
-    options = AttentionOptions(
-        causal, window, softcap, score_mod, mask_mod, negative, in_keys, return_lse, backend, threads
-    )
-    return _ATTENTION((q, k, v, mask, sinks), options, scale)
-
-
-def _values_in_keys(k: Array, v: Array) -> bool:
-    """True if v is a view of the first columns of k. Arrays of one shape are compared by identity alone, which costs
-    nothing: they are what calls have, and hardly ever one memory."""
-    if v is k:
-        return tensors.is_leading_part(v, k)
-    sizes = [shape[-1] for a in (k, v) if isinstance(shape := getattr(a, "shape", None), tuple) and shape]
-    return len(sizes) == 2 and sizes[0] > sizes[1] and tensors.is_leading_part(v, k)
+    arrays = (q, k, v) if mask is None is sinks else (q, k, v, mask, sinks)
+    layouts = _, addresses = tensors.layouts(arrays)
+    in_keys = addresses[1] == addresses[2] and tensors.is_leading_part(v, k)
+    options = causal, window, softcap, score_mod, mask_mod, negative, in_keys, return_lse, backend, threads
+    return _ATTENTION.call(arrays, layouts, options, scale)
 
 
 def _plan_attention(builder: CallBuilder, given: AttentionOptions) -> Finish:
@@ -150,10 +154,17 @@ def decode_partials(
 ) -> Partials:  # fmt: skip
     """The softmax state of each of `splits` runs of keys; `merge` makes attention of them. See
     docs/guide/decode_partials.md."""
+    if causal is not False:
+        read_causal(causal)
+    if splits is not None:
+        check_count("splits", splits)
     scale = scale if scale is None else read_scale(scale)
+    window = window if window is None else read_window(window)
+    softcap = softcap if softcap is None else read_softcap(softcap)
     negative = scale is not None and scale < 0.0
-    options = PartialsOptions(splits, causal, window, softcap, score_mod, mask_mod, negative, backend, threads)
-    found: Partials = _PARTIALS((q, k, v, mask), options, scale)
+    arrays = (q, k, v) if mask is None else (q, k, v, mask)
+    options = splits, causal, window, softcap, score_mod, mask_mod, negative, backend, threads
+    found: Partials = _PARTIALS.call(arrays, tensors.layouts(arrays), options, scale)
     return found
 
 
@@ -164,7 +175,6 @@ def _plan_partials(builder: CallBuilder, given: PartialsOptions) -> Finish:
     if splits is None:
         splits, keys_per_split = recommended_splits(keys, inputs.out_shape[2], "cpu"), KEYS_PER_SPLIT
     else:
-        check_count("splits", splits)
         keys_per_split = _cdiv(keys, splits)
     state = _partials(lambda shape, dtype: inputs.result(builder, shape, dtype), inputs, splits)
     if 0 not in inputs.out_shape:
@@ -213,14 +223,12 @@ def mask_blocks(
     mask: Array, block_q: int, block_k: int, *, backend: str | None = None, threads: int | None = None
 ) -> Array:
     """uint8 (..., ceil(Nq / block_q), ceil(Nk / block_k)): 0 hidden, 1 partial, 2 full (an additive mask: all zero)."""
-    return _MASK_BLOCKS((mask,), MaskBlocksOptions(block_q, block_k, backend, threads))
+    for name, block in (("block_q", block_q), ("block_k", block_k)):
+        check_count(name, block)
+    return _MASK_BLOCKS.call((mask,), tensors.layouts((mask,)), (block_q, block_k, backend, threads))
 
 
 def _plan_mask_blocks(builder: CallBuilder, given: MaskBlocksOptions) -> Finish:
-    for name, block in (("block_q", given.block_q), ("block_k", given.block_k)):
-        check_count(name, block)
-    if given.threads is not None:
-        check_threads(given.threads)
     mask, lead = read_mask(builder.input("mask"))
     shape = map_shape(mask.shape, given.block_q, given.block_k)
     block_map = builder.result((*lead, *shape[2:]), uint8)
@@ -234,9 +242,9 @@ def _cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
-_ATTENTION = LibraryFunction(("q", "k", "v", "mask", "sinks"), _plan_attention)
-_PARTIALS = LibraryFunction(("q", "k", "v", "mask"), _plan_partials)
-_MASK_BLOCKS = LibraryFunction(("mask",), _plan_mask_blocks)
+_ATTENTION = LibraryFunction(("q", "k", "v", "mask", "sinks"), AttentionOptions, _plan_attention)
+_PARTIALS = LibraryFunction(("q", "k", "v", "mask"), PartialsOptions, _plan_partials)
+_MASK_BLOCKS = LibraryFunction(("mask",), MaskBlocksOptions, _plan_mask_blocks)
 FUNCTIONS = {
     "attention": _ATTENTION,
     "decode_partials": _PARTIALS,

@@ -6,6 +6,7 @@ import contextlib
 import os
 import stat
 import sys
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -92,7 +93,7 @@ def store_compiled(key: str, kind: str, payload: bytes) -> None:
     """Store a result of this compiler under a key made with its fingerprint, unless its source has changed since it was
     loaded: then the fingerprint may be of either version."""
     _, state = _compiler()
-    if state is not None and _source_state()[0] == state:
+    if state is not None and files_state(_package_folder(), (".py",))[0] == state:
         store(key, kind, payload)
 
 
@@ -104,33 +105,40 @@ def _compiler() -> tuple[str, str | None]:
     process. Reading all files would take 4 ms, so the fingerprint is kept on disk under their state;
     docs/internals/cpu.md says why that is safe.
     """
-    state, newest = _source_state()
+    return fingerprint_of_files(_package_folder(), (".py",), _source_fingerprint) or (fingerprint(os.urandom(32)), None)
+
+
+def fingerprint_of_files(folder: str, endings: tuple[str, ...], compute: Callable[[], str]) -> tuple[str, str] | None:
+    """Return a fingerprint that depends on files of a folder alone, and the state of these files. It is kept on disk
+    under their state. None if one was changed since this process began to load them."""
+    state, newest = files_state(folder, endings)
     # Time stamps step by up to 10 ms, and by up to 2 s in file systems that count whole seconds.
     step = 2_000_000_000 if newest % 1_000_000_000 == 0 else 100_000_000
-    if newest + step < runtime.LOADING_SINCE_NS:
-        key = fingerprint("sources", state)
-        kept = load(key, "sources")
-        if kept is not None:
-            return kept.decode(), state
-        found = _source_fingerprint()
-        if _source_state()[0] == state:
-            store(key, "sources", found.encode())
-            return found, state
-    return fingerprint(os.urandom(32)), None
+    if newest + step >= runtime.LOADING_SINCE_NS:
+        return None
+    key = fingerprint("sources", state)
+    kept = load(key, "sources")
+    if kept is not None:
+        return kept.decode(), state
+    found = compute()
+    if files_state(folder, endings)[0] != state:
+        return None
+    store(key, "sources", found.encode())
+    return found, state
 
 
 def _source_fingerprint() -> str:
     parts: list[str | bytes] = []
-    for path, _ in _source_files():
+    for path, _ in _files(_package_folder(), (".py",)):
         with open(path, "rb") as file:
             parts += [os.path.relpath(path, _package_folder()), file.read()]
     return fingerprint(*parts)
 
 
-def _source_state() -> tuple[str, int]:
-    """Return size, times and inode of every source file, and the time of the latest change."""
+def files_state(folder: str, endings: tuple[str, ...]) -> tuple[str, int]:
+    """Return size, times and inode of every file with one of the endings, and the time of the latest change."""
     lines, newest = [], 0
-    for path, found in _source_files():
+    for path, found in _files(folder, endings):
         lines.append(f"{path} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino} {found.st_dev}")
         newest = max(newest, found.st_ctime_ns)
         if sys.platform == "win32":  # where the other one is the time of creation
@@ -138,12 +146,12 @@ def _source_state() -> tuple[str, int]:
     return "\n".join(lines), newest
 
 
-def _source_files() -> list[tuple[str, os.stat_result]]:
-    found, folders = [], [_package_folder()]
+def _files(folder: str, endings: tuple[str, ...]) -> list[tuple[str, os.stat_result]]:
+    found, folders = [], [folder]
     while folders:
         with os.scandir(folders.pop()) as entries:
             for entry in entries:
-                if entry.name.endswith(".py"):
+                if entry.name.endswith(endings):
                     found.append((entry.path, entry.stat()))
                 elif entry.name != "__pycache__" and entry.is_dir():
                     folders.append(entry.path)

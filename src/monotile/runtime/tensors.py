@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import operator
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +15,9 @@ import numpy as np
 from .. import dtypes
 from ..dtypes import DType
 from ..errors import ArgumentAlignment, ArgumentDType, ArgumentKind, ArgumentRank, MonotileError
+
+Layouts = tuple[list[Any], list[int]]
+ALIGNMENT = 15  # bits of an address that calls alike have in common
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +93,6 @@ _CAN_PEEK = sys.implementation.name == "cpython" and _peek(_PROBE[1:]) == _addre
 numpy_address = _peek if _CAN_PEEK else _address
 
 
-def numpy_addresses(arrays: Sequence[np.ndarray[Any, Any]]) -> list[int]:
-    if not _CAN_PEEK:
-        return [_address(a) for a in arrays]
-    return [_WORD_AT(id(a) + _HEADER).value for a in arrays]
-
-
 def address(array: Any) -> int:
     """Return the address of the first element. Arrays on Apple GPUs have none and get one unique to their buffer."""
     if isinstance(array, np.ndarray):
@@ -127,27 +126,76 @@ def signature(array: Any) -> Any:
     return type(array)
 
 
-def signatures(arrays: Sequence[Any]) -> list[Any]:
-    """Return the signature of each array. The common kinds are inlined: a function call for each array would take as
-    long as the rest of a warm call."""
-    kind, torch = type(arrays[0]), sys.modules.get("torch")
-    if kind is np.ndarray:
-        return [
-            (a.shape, a.strides, a.dtype) if type(a) is kind else None if a is None else signature(a) for a in arrays
-        ]
-    if torch is not None and kind is torch.Tensor:
-        try:
-            return [
-                (a.shape, a.stride(), a.dtype, a.device, a.is_neg())
-                if type(a) is kind
-                else None
-                if a is None
-                else signature(a)
-                for a in arrays
-            ]
-        except RuntimeError:  # a layout without strides
-            pass
-    return [signature(a) for a in arrays]
+def layouts(arrays: Sequence[Any]) -> Layouts:
+    """Return the signature of each array of a call and its address, 0 for what has none. One more signature tells
+    how the addresses are aligned. Common kinds of arrays are read in a loop of their own: a function call for each
+    array would take as long as the rest of a warm call."""
+    read = _READERS.get(type(arrays[0]))
+    if read is not None and (found := read(arrays)) is not None:
+        return found
+    torch = sys.modules.get("torch")
+    if torch is not None and type(arrays[0]) is torch.Tensor and _has_address(torch, arrays[0]):
+        _READERS[torch.Tensor] = _read_torch_tensors
+    addresses = [address(a) if _has_memory(a) else 0 for a in arrays]
+    return [*map(signature, arrays), functools.reduce(operator.or_, addresses) & ALIGNMENT], addresses
+
+
+def _has_memory(item: Any) -> bool:
+    """True for arrays whose elements lie in memory by strides: not MLX's, nor sparse tensors."""
+    if isinstance(item, np.ndarray):
+        return True
+    return is_array(item) and not is_mlx(item) and item.layout is sys.modules["torch"].strided
+
+
+def _has_address(torch: Any, tensor: Any) -> bool:
+    """True if this tensor and every later one has an address: none is on an Apple GPU."""
+    return tensor.device.type != "mps" and not torch.backends.mps.is_available()
+
+
+def _read_numpy_arrays(arrays: Sequence[Any]) -> Layouts | None:
+    signatures: list[Any] = []
+    addresses, bits = [], 0
+    for a in arrays:
+        if type(a) is np.ndarray:
+            at = _WORD_AT(id(a) + _HEADER).value
+            signatures.append((a.shape, a.strides, a.dtype))
+            addresses.append(at)
+            bits |= at
+        elif a is None:
+            signatures.append(None)
+            addresses.append(0)
+        else:
+            return None
+    signatures.append(bits & ALIGNMENT)
+    return signatures, addresses
+
+
+def _read_torch_tensors(tensors: Sequence[Any]) -> Layouts | None:
+    kind = type(tensors[0])
+    signatures: list[Any] = []
+    addresses, bits = [], 0
+    try:
+        for t in tensors:
+            if type(t) is kind:
+                at = t.data_ptr()
+                signatures.append((t.shape, t.stride(), t.dtype, t.device, t.is_neg()))
+                addresses.append(at)
+                bits |= at
+            elif t is None:
+                signatures.append(None)
+                addresses.append(0)
+            else:
+                return None
+    except RuntimeError:  # a layout without strides
+        return None
+    signatures.append(bits & ALIGNMENT)
+    return signatures, addresses
+
+
+# The readers of common kinds of arrays; that of torch tensors is added by the first of them.
+_READERS: dict[type, Callable[[Sequence[Any]], Layouts | None]] = {}
+if _CAN_PEEK:
+    _READERS[np.ndarray] = _read_numpy_arrays
 
 
 def is_writable(array: Any) -> bool:
@@ -205,6 +253,8 @@ def _read_torch(name: str, tensor: Any) -> View:
     if tensor.layout is not sys.modules["torch"].strided or tensor.is_conj() or tensor.is_neg():
         cure = f"pass {name}.to_dense().resolve_conj().resolve_neg()"
         raise ArgumentKind(f"{name!r} is not an ordinary strided tensor; {cure}")
+    if address(tensor) % dtype.bytes:
+        raise ArgumentAlignment(f"{name!r} is not aligned to its elements; pass {name}.clone()")
     shape = tuple(tensor.shape)
     return View(dtype, shape, dense(shape) if 0 in shape else tuple(tensor.stride()), str(tensor.device))
 

@@ -22,32 +22,29 @@ AMX_DOTS = "bfloat16 dots of more rows in AMX tiles, blocks of 32 rows x 2 vecto
 
 
 class CpuProgram(Program):
-    """A loaded kernel. A bound launch is the argument block without addresses and scalars."""
+    """A loaded kernel. The argument block of a launch is its addresses and scalars, then what `bind` made."""
 
     def __init__(self, kernel: ir.Kernel, payload: bytes) -> None:
         self.scratch_bytes, self._longest_first = _HEADER.unpack_from(payload)
         self._code = machine_code.load(payload[_HEADER.size :])
         self._kernel, self._programs = self._code.address("kernel"), self._code.address("programs")
         self._ranks = [tensor.rank for tensor in kernel.tensors]
-        self._emit_ready = "".join("f4x" if dtype.is_float else "q" for _, dtype in kernel.scalars)
+        scalars = "".join("f4x" if dtype.is_float else "q" for _, dtype in kernel.scalars)
+        self._pack = struct.Struct(f"={len(self._ranks)}q{scalars}").pack
 
-    def bind(self, words: Sequence[int], device: str = "cpu") -> Any:
-        """Return the packer of the argument block and its values: for each tensor its address and the bytes of lengths
-        and strides, then the scalars."""
-        layout, values, at = "", [], 0
+    def bind(self, words: Sequence[int], device: str = "cpu") -> bytes:
+        """Return the lengths and strides, which end the argument block."""
+        layouts: list[int] = []
+        at = 0
         for rank in self._ranks:
-            layout += f"q{16 * rank}s"
-            values += [0, struct.pack(f"{2 * rank}q", *words[at + 1 : at + 1 + 2 * rank])]
+            layouts += words[at + 1 : at + 1 + 2 * rank]
             at += 1 + 2 * rank
-        return struct.Struct("=" + layout + self._emit_ready).pack, values
+        return struct.pack(f"={len(layouts)}q", *layouts)
 
     def launch(
-        self, bound: Any, arrays: Sequence[Any], addresses: Sequence[int], scalars: Sequence[Any], threads: int | None
+        self, bound: bytes, arrays: Sequence[Any], addresses: Sequence[int], scalars: Sequence[Any], threads: int | None
     ) -> None:
-        pack, values = bound
-        values = values.copy()
-        values[::2] = addresses
-        args = pack(*values, *scalars)
+        args = self._pack(*addresses, *scalars) + bound
         pool.run(self._kernel, self._programs, args, self.scratch_bytes, threads, self._longest_first)
 
 

@@ -38,9 +38,9 @@ def emitted(kernel: Kernel, processor: Host) -> Emitted:
 
 def _words(kernel: Kernel) -> list[manifest.Entry]:
     """Describe the 64-bit words of a launch; a float32 is in the lower half of its word."""
-    words = []
+    words = [manifest.word("address", tensor) for tensor in kernel.tensors]
+    words += [manifest.scalar(name) | {"dtype": dtype.name} for name, dtype in kernel.scalars]
     for tensor in kernel.tensors:
-        words.append(manifest.word("address", tensor))
         words += [manifest.word("length", tensor, axis) for axis in range(tensor.rank)]
         words += [manifest.word("stride", tensor, axis) for axis in range(tensor.rank)]
-    return words + [manifest.scalar(name) | {"dtype": dtype.name} for name, dtype in kernel.scalars]
+    return words

@@ -1,7 +1,7 @@
 """Lower a kernel after its passes to LLVM IR text: programs, scalars, loops, branches, and the order of nests.
 
 The text has two functions: `kernel(args, program, scratch)` runs one program, `programs(args)` counts them. `args` is
-an array of 64-bit words: for each tensor its address, lengths and strides, then the scalars.
+an array of 64-bit words: the tensors' addresses, the scalars, then the lengths and strides of each tensor.
 """
 
 from __future__ import annotations

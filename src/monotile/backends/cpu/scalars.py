@@ -21,7 +21,7 @@ class Scalars:
         self.e = Emitter(target.lanes, has_scalef=target.has_scalef)
         self.axes = Axes(kernel)
         self.scratch = Scratch(self.e)
-        self.tensors = Tensors(self.e, self.axes, kernel.tensors)
+        self.tensors = Tensors(self.e, self.axes, kernel)
         self.ev = Evaluator(self.e, self.axes, self.tensors, self.scratch)
 
     def scalar(self, op: Op) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...ir import Op, Tensor
+from ...ir import Kernel, Op, Tensor
 from ...ir.affine import linear
 from .axes import Axes, Axis
 from .emit import Emitter, Index, Reg
@@ -48,25 +48,25 @@ class Tile:
 class Tensors:
     """Read and write slices of the kernel's tensors."""
 
-    def __init__(self, emitter: Emitter, axes: Axes, tensors: tuple[Tensor, ...]) -> None:
+    def __init__(self, emitter: Emitter, axes: Axes, kernel: Kernel) -> None:
         self.e, self.axes = emitter, axes
         self.pointer: dict[int, str] = {}
         self.lengths: dict[int, list[Index]] = {}
         self.strides: dict[int, list[Index]] = {}
         self.tiles: dict[Op, Tile] = {}
-        word = 0
-        for tensor in tensors:
-            self.pointer[tensor.index] = self.argument(word, "ptr")
+        self.scalar_word = len(kernel.tensors)
+        word = self.scalar_word + len(kernel.scalars)
+        for tensor in kernel.tensors:
+            self.pointer[tensor.index] = self.argument(tensor.index, "ptr")
             known, rank = tensor.strides, tensor.rank
             self.lengths[tensor.index] = [
-                d if isinstance(d, int) else self.argument(word + 1 + n) for n, d in enumerate(tensor.dims)
+                d if isinstance(d, int) else self.argument(word + n) for n, d in enumerate(tensor.dims)
             ]
             self.strides[tensor.index] = [
-                known[n] if known[n] is not None else self.argument(word + 1 + rank + n)  # type: ignore[misc]
+                known[n] if known[n] is not None else self.argument(word + rank + n)  # type: ignore[misc]
                 for n in range(rank)
             ]
-            word += 1 + 2 * rank
-        self.scalar_word = word
+            word += 2 * rank
 
     def argument(self, word: int, type_: str = "i64") -> str:
         return self.e.load(self.e.element("%args", word, "i64"), type_, 8)

@@ -15,6 +15,7 @@ from ...dtypes import DType
 from ...errors import DeviceLimit, UnknownArchitecture, UnknownBackend
 from ...ir import Kernel
 from ...runtime import cache as store
+from . import triton_key
 from .schedule import Schedule
 from .triton import descriptors
 from .triton.module import TritonSource
@@ -53,6 +54,7 @@ def write(source: TritonSource) -> Path:
 
 def load(source: TritonSource) -> Any:
     """Import a module and return its function."""
+    triton_key.remember()
     path = write(source)
     spec = importlib.util.spec_from_file_location(source.name, path)
     assert spec is not None and spec.loader is not None

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from ... import ir
 from ...dtypes import DType, int64
 from ...errors import ArgumentShape
 from ...passes.grid import Grid
-from ..base import Program
+from ..base import Program, picker
 from . import build, launcher, paths
 from .device import gpu, runtime
 from .gluon import persistent, support
+from .launcher import LoadedKernel
 from .paths import LaunchPath
 from .schedule import Schedule, choose
 from .triton import descriptors
-from .triton.descriptors import CachedDescriptor
+from .triton.descriptors import HostDescriptor
 from .triton.memory import INT32_SPAN
 
 MAX_PROGRAMS = 2**31 - 1
-MAX_CACHED_DESCRIPTORS = 64
+MAX_CACHED_DESCRIPTORS = 1024  # keys, values and queries of a few hundred layers
 
 
 @dataclass(slots=True)
@@ -33,10 +35,10 @@ class BoundLaunch:
     words: Sequence[int]
     lengths: list[Any]  # the lengths and strides that the function takes
     grid: int | None  # None when it depends on scalars
-    tiles_per_cta: int = 1
-    compiled: dict[Any, Any] = field(default_factory=dict)  # by alignment of the addresses, scalar types and device
-    without_descriptors: BoundLaunch | None = None
-    descriptors: dict[tuple[int, int], CachedDescriptor] = field(default_factory=dict)  # by tensor and address
+    tiles: tuple[int, ...] = ()  # the tiles of a persistent CTA
+    compiled: dict[Any, LoadedKernel] = field(default_factory=dict)  # by device, alignment and widths of scalars
+    without_descriptors: Callable[[], BoundLaunch] | None = None  # for addresses that descriptors cannot have
+    descriptors: dict[tuple[int, int], Sequence[Any]] = field(default_factory=dict)  # encoded, by tensor and address
     device: int | None = None  # None for the current one
 
 
@@ -51,6 +53,7 @@ class Variant:
         self.pointers = [a.index for a in arguments if a.kind == "pointer"]
         self.words = [a.index for a in arguments if a.kind in ("dim", "stride")]
         self.scalars = [a.index for a in arguments if a.kind == "scalar"]
+        self.pick_pointers, self.pick_scalars = picker(self.pointers), picker(self.scalars)
         # Triton passes an int64 in 32 bits where that is enough, and compiles another kernel then.
         self.int64_scalars = [n for n in self.scalars if kernel.scalars[n][1] is int64]
         self.described = [d.index for d in self.source.described]
@@ -86,13 +89,12 @@ class NvidiaProgram(Program):
         return self.variants[wide, descriptors]
 
     def bind(self, words: Sequence[int], device: str = "cpu") -> BoundLaunch:
-        """Choose a variant by lengths and strides. One with descriptors comes with another for addresses that they
-        cannot have."""
+        """Choose a variant by lengths and strides."""
         tensors = self.default.source.described
         if not tensors or not self._can_run(device) or not descriptors.can_describe(tensors, words):
             return self._bind(words, device, descriptors=False)
         bound = self._bind(words, device, descriptors=True)
-        bound.without_descriptors = self._bind(words, device, descriptors=False)
+        bound.without_descriptors = cache(lambda: self._bind(words, device, descriptors=False))  # rarely needed
         return bound
 
     def _can_run(self, device: str) -> bool:
@@ -105,42 +107,63 @@ class NvidiaProgram(Program):
         variant = self.variant(wide=False, descriptors=descriptors)
         if any(sum(abs(words[at]) * count for at, count in span) >= INT32_SPAN for span in variant.source.spans):
             variant = self.variant(wide=True, descriptors=descriptors)
-        expression, tiles = variant.source.grid, 1
+        expression = variant.source.grid
+        tiles = (1,) if variant.persistent else ()
         grid = None if expression.needs_scalars else _checked(expression.programs(words, ()))
         _, _, number = device.partition(":")
         index = int(number) if number else None
         if variant.persistent and grid:
             grids = {n: Grid(self.kernel, self.schedule.consumers * n) for n in persistent.CANDIDATES}
             count = runtime().multiprocessors(index)
-            tiles = persistent.tiles_per_cta(lambda n: grids[n].programs(words, ()), count)
-            grid = grids[tiles].programs(words, ())
+            most = persistent.tiles_per_cta(lambda n: grids[n].programs(words, ()), count)
+            grid, tiles = grids[most].programs(words, ()), (most,)
         return BoundLaunch(variant, words, [words[n] for n in variant.words], grid, tiles, device=index)
 
     def launch(
         self, bound: BoundLaunch, arrays: Sequence[Any], addresses: Sequence[int], scalars: Sequence[Any],
         threads: int | None,
     ) -> None:  # fmt: skip
-        if bound.without_descriptors is not None:
-            bits = 0
-            for n in bound.variant.described:
-                bits |= addresses[n]
-            if bits % descriptors.ALIGNMENT:  # a power of two
-                bound = bound.without_descriptors
+        bits = 0
+        for address in addresses:
+            bits |= address
+        aligned = bits % descriptors.ALIGNMENT == 0
+        if not aligned and bound.without_descriptors is not None and _misaligned(bound, addresses):
+            bound = bound.without_descriptors()
         variant, grid = bound.variant, bound.grid
         if grid is None:
             grid = _checked(variant.source.grid.programs(bound.words, scalars))
         if grid == 0:
             return
-        pointers = [addresses[n] for n in variant.pointers]
-        described = [addresses[tensor.index] for tensor in variant.host_described]
-        rest = [*bound.lengths, *[scalars[n] for n in variant.scalars]]
-        if variant.persistent:
-            rest.append(bound.tiles_per_cta)
+        numbers = (*bound.lengths, *variant.pick_scalars(scalars), *bound.tiles)
         if build.interpreting():
-            _interpret(self.kernel, variant, grid, pointers, rest)
-        else:
-            widths = tuple([_width(scalars[n]) for n in variant.int64_scalars])
-            _launch(self.kernel, bound, grid, described, pointers, rest, widths)
+            _interpret(self.kernel, variant, grid, variant.pick_pointers(addresses), numbers)
+            return
+        gpu = runtime()
+        device = gpu.current_device()
+        if bound.device is not None and bound.device != device:
+            with gpu.device(bound.device):
+                self.launch(bound, arrays, addresses, scalars, threads)
+            return
+        if variant.described and not variant.host_described:
+            gpu.set_allocator(_allocate)
+        widths = tuple([_width(scalars[n]) for n in variant.int64_scalars]) if variant.int64_scalars else ()
+        key = device, aligned or _alignments(variant.pick_pointers(addresses)), widths
+        compiled = bound.compiled.get(key)
+        if compiled is None:
+            given = _typed_arguments(self.kernel, bound, addresses)
+            bound.compiled[key] = compile_and_launch(variant, grid, given, numbers)
+            return
+        encoded: list[Any] = []
+        for n, tensor in enumerate(variant.host_described):
+            address = addresses[tensor.index]
+            encoded += bound.descriptors.get((n, address)) or _encoded(bound, compiled, n, address)
+        arguments = (*encoded, *variant.pick_pointers(addresses), *numbers)
+        compiled.launch(grid, gpu.current_stream(device), arguments)
+
+
+def _misaligned(bound: BoundLaunch, addresses: Sequence[int]) -> bool:
+    """Return True if a descriptor cannot have one of the addresses."""
+    return any(addresses[n] % descriptors.ALIGNMENT for n in bound.variant.described)
 
 
 def _checked(programs: int) -> int:
@@ -152,53 +175,26 @@ def _checked(programs: int) -> int:
 # ---- on a GPU --------------------------------------------------------------------------------------------------------
 
 
-def _launch(
-    kernel: ir.Kernel, bound: BoundLaunch, grid: int, described: list[int], pointers: list[int], rest: list[Any],
-    widths: tuple[int, ...],
-) -> None:  # fmt: skip
-    """Launch with the addresses of described tensors and others, and the arguments that come after them."""
-    gpu = runtime()
-    device = gpu.current_device()
-    if bound.device is not None and bound.device != device:
-        with gpu.device(bound.device):
-            return _launch(kernel, bound, grid, described, pointers, rest, widths)
-    variant = bound.variant
-    if variant.described and not variant.host_described:
-        gpu.set_allocator(_allocate)
-    bits = 0
-    for pointer in pointers:
-        bits |= pointer
-    aligned = bits & 15 == 0 or tuple([pointer & 15 == 0 for pointer in pointers])
-    compiled = bound.compiled.get((device, aligned, widths))
-    if compiled is None:
-        arguments = _typed_arguments(kernel, bound, described, pointers)
-        bound.compiled[device, aligned, widths] = compile_and_launch(variant, grid, arguments, rest)
-        return None
-    _, run, function, packed = compiled
-    stream = gpu.current_stream(device)
-    if not described:
-        run(grid, 1, 1, stream, function, packed, None, None, None, *pointers, *rest)
-        return None
-    cached = [bound.descriptors.get(key) or _new_descriptor(bound, *key) for key in enumerate(described)]
-    run(grid, 1, 1, stream, function, packed, None, None, None, *cached, *pointers, *rest)
-    return None
+def _alignments(pointers: Sequence[int]) -> tuple[bool, ...]:
+    """Return which pointers Triton takes to be aligned: it compiles another kernel for others."""
+    return tuple([pointer % descriptors.ALIGNMENT == 0 for pointer in pointers])
 
 
-def _typed_arguments(kernel: ir.Kernel, bound: BoundLaunch, described: list[int], pointers: list[int]) -> list[Any]:
+def _typed_arguments(kernel: ir.Kernel, bound: BoundLaunch, addresses: Sequence[int]) -> list[Any]:
     """Return descriptors and pointers as Triton's compiler wants them."""
     found: list[Any] = []
-    for tensor, address in zip(bound.variant.host_described, described, strict=True):
-        base = Pointer(address, descriptors.copied_dtype(kernel.tensors[tensor.index].dtype))
+    for tensor in bound.variant.host_described:
+        base = Pointer(addresses[tensor.index], descriptors.copied_dtype(kernel.tensors[tensor.index].dtype))
         found.append(descriptors.tensor_descriptor(tensor, bound.words, base))
-    dtypes = [kernel.tensors[n].dtype for n in bound.variant.pointers]
-    return found + [Pointer(pointer, dtype) for pointer, dtype in zip(pointers, dtypes, strict=True)]
+    return found + [Pointer(addresses[n], kernel.tensors[n].dtype) for n in bound.variant.pointers]
 
 
-def _new_descriptor(bound: BoundLaunch, n: int, address: int) -> CachedDescriptor:
-    """Make a descriptor and keep it for the next launch with the same tensor."""
+def _encoded(bound: BoundLaunch, compiled: LoadedKernel, n: int, address: int) -> Sequence[Any]:
+    """Encode a descriptor and keep it for the next launch with the same tensor."""
     if len(bound.descriptors) >= MAX_CACHED_DESCRIPTORS:
         bound.descriptors.clear()
-    found = bound.descriptors[n, address] = CachedDescriptor(address, bound.variant.host_described[n], bound.words)
+    descriptor = HostDescriptor(address, bound.variant.host_described[n], bound.words)
+    found = bound.descriptors[n, address] = compiled.encode(n, descriptor)
     return found
 
 
@@ -226,14 +222,13 @@ class Pointer:
         return self.address
 
 
-def compile_and_launch(variant: Variant, grid: int, arguments: list[Any], rest: list[Any]) -> Any:
-    """Compile for these arguments, launch, and return what later launches need."""
+def compile_and_launch(variant: Variant, grid: int, arguments: list[Any], rest: Sequence[Any]) -> LoadedKernel:
+    """Compile for these arguments, launch, and return the launcher for later ones."""
     try:
         kernel = variant.function[(grid,)](*arguments, *rest, **variant.schedule.options)
     except Exception as error:
         raise build.translated(error, variant.source.name) or error from None
-    run = launcher.with_cached_descriptors(kernel.run) if variant.host_described else kernel.run
-    return kernel, run, kernel.function, kernel.packed_metadata
+    return launcher.load(kernel, len(variant.host_described))
 
 
 # ---- in Triton's interpreter -----------------------------------------------------------------------------------------
@@ -257,7 +252,7 @@ class HostPointer(Pointer):
     storage_offset = size = stride = _nothing
 
 
-def _interpret(kernel: ir.Kernel, variant: Variant, grid: int, pointers: list[int], rest: list[Any]) -> None:
+def _interpret(kernel: ir.Kernel, variant: Variant, grid: int, pointers: Sequence[int], rest: Sequence[Any]) -> None:
     """Run on arrays in this machine's memory. Only their addresses matter: the strides are arguments."""
     dtypes = [kernel.tensors[n].dtype for n in variant.pointers]
     arguments = [HostPointer(pointer, dtype) for pointer, dtype in zip(pointers, dtypes, strict=True)]

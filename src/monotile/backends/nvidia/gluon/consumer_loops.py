@@ -123,13 +123,14 @@ class ConsumerLoops(Consumer):
         self.lines.add("while cases != 0:")
         self.lines.depth += 1
         self.lines.add(f"block_case = {mine}")
-        for number, body in enumerate(cases.bodies, 1):
+        split_bodies = [None if cases.loop.attrs.get("edge") else self._split(body) for body in cases.bodies]
+        seek_last = not any(split_bodies)  # one copy of the search; overlapped iterations search while a dot runs
+        for number, (body, parts) in enumerate(zip(cases.bodies, split_bodies, strict=True), 1):
             reads_private = any(op in self.pipeline.private for op in body.blocks[0].ops)
             end = "blocks_done = blocks_done + 1"
             if reads_private:
                 end = "blocks_done, private_done = blocks_done + 1, private_done + 1"
             enter, following = f"{'if' if number == 1 else 'elif'} block_case == {number}:", seek.format("block + 1")
-            parts = self._split(body)
             if parts is not None:
                 repeat, previous = f"while ({mine}) == {number}:", ("blocks_done - 1", "blocks_done - 1")
                 self._overlapped(
@@ -141,14 +142,16 @@ class ConsumerLoops(Consumer):
             self._iteration(body, place, carried)
             self.release_private()
             self.lines.add(end)
-            self.lines.add(following)
+            if not seek_last:
+                self.lines.add(following)
             self.lines.depth -= 1
         self.lines.add("else:")
         self.lines.depth += 1
         self._skip_blocks("blocks_done", "blocks_done + 1")
         self.lines.add("blocks_done = blocks_done + 1")
+        self.lines.depth -= seek_last
         self.lines.add(seek.format("block + 1"))
-        self.lines.depth -= 2
+        self.lines.depth -= 1 if seek_last else 2
 
     # ---- iterations --------------------------------------------------------------------------------------------------
 

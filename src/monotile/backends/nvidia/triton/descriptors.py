@@ -144,20 +144,19 @@ def shared_layout(tensor: DescribedTensor) -> Any:
     return NVMMASharedLayout(swizzle_bytes(tensor), 8 * tensor.bytes, len(tensor.block))
 
 
-class CachedDescriptor:
-    """A descriptor as Triton's launcher reads it, with the kernel arguments that it was encoded as (launcher.py)."""
+class HostDescriptor:
+    """A descriptor as Triton's launcher reads it."""
 
-    __slots__ = ("address", "arguments", "shape", "strides")
+    __slots__ = ("address", "shape", "strides")
     padding = "zero"
 
     def __init__(self, address: int, tensor: DescribedTensor, words: Sequence[int]) -> None:
         self.address = address
         self.shape = [words[at] for at in tensor.dims]
         self.strides = [*[words[at] for at in tensor.strides], 1]
-        self.arguments: list[Any] = []  # none until it is encoded
 
     @property
-    def base(self) -> CachedDescriptor:
+    def base(self) -> HostDescriptor:
         return self
 
     def data_ptr(self) -> int:
@@ -168,5 +167,5 @@ def tensor_descriptor(tensor: DescribedTensor, words: Sequence[int], base: Any) 
     """Make a descriptor as Triton's compiler wants it. `base` has an address and a torch dtype."""
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    facts = CachedDescriptor(0, tensor, words)
+    facts = HostDescriptor(0, tensor, words)
     return TensorDescriptor(base, facts.shape, facts.strides, list(tensor.block), shared_layout(tensor))

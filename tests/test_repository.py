@@ -24,7 +24,7 @@ MAX_PATH = 6000  # lines that a reader needs for one call
 # Pages that are still longer, or have longer lines.
 OPTIONAL = ("torch", "triton", "mlx")
 # Besides monotile's own two, the one by which a desktop says where caches go.
-VARIABLES = {"MONOTILE_CACHE_DIR", "MONOTILE_THREADS", "XDG_CACHE_HOME"}
+VARIABLES = {"MONOTILE_CACHE_DIR", "MONOTILE_CPU", "MONOTILE_THREADS", "XDG_CACHE_HOME"}
 
 
 def files() -> Iterator[Path]:

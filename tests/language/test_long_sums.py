@@ -11,7 +11,7 @@ from monotile.kernels import softmax
 from monotile.language import Const, Tensor, arange, blocks, cdiv, dot, kernel, program_id
 
 EPS = 2.0**-24
-every_unit = pytest.mark.parametrize("unit", [u for u in target.UNITS if target.why_not(u) is None])
+every_unit = pytest.mark.parametrize("unit", target.runnable())
 with_length = pytest.mark.parametrize("length", [1000, 4096, 50001, 65536])
 
 

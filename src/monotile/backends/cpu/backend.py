@@ -12,7 +12,6 @@ from ...runtime import cache
 from ..base import Backend, Emitted, Program
 from . import loader, machine_code, pool, target
 from .choices import CpuChoices
-from .host import host
 from .llvm import Host
 
 KIND = "cpu"  # of the files in the disk cache
@@ -48,7 +47,7 @@ class CpuProgram(Program):
 
 
 class CpuBackend(Backend):
-    """The backend for this machine's processor, or for another vector unit that it may be able to run."""
+    """The backend for this process's vector unit, or for another one that the machine may be able to run."""
 
     def __init__(self, unit: str | None = None) -> None:
         self.name = "cpu" if unit is None else f"cpu:{unit}"
@@ -57,10 +56,10 @@ class CpuBackend(Backend):
 
     @property
     def processor(self) -> Host:
-        return host() if self._unit is None else target.host_for(self._unit)
+        return target.processor(self._unit)
 
     def why_not(self) -> str | None:
-        return None if self._unit is None else target.why_not(self._unit)
+        return target.why_not_chosen() if self._unit is None else target.why_not(self._unit)
 
     def accepts(self, device: str) -> bool:
         return device == "cpu"
@@ -127,6 +126,6 @@ BACKEND = CpuBackend()
 
 @functools.cache
 def for_unit(unit: str) -> CpuBackend:
-    """Return the backend that compiles for a vector unit: "avx512", "avx2", "neon" or "baseline"."""
+    """Return the backend that compiles for a vector unit, a key of `target.UNITS`."""
     target.host_for(unit)  # raises for an unknown one
     return CpuBackend(unit)

@@ -8,8 +8,7 @@ from functools import cache
 
 from ..choices import KEYS_PER_SPLIT, AttentionChoice, AttentionProblem, Choice, Choices, cdiv
 from ..time_model import RowKind, TimeModel
-from .host import host
-from .target import STREAMED_ROWS, host_for, target
+from .target import STREAMED_ROWS, processor, target
 
 # The least work for which another thread is woken: about twice the cost of waking it.
 FLOPS_PER_THREAD = 2_000_000
@@ -23,7 +22,7 @@ PANEL_KEY, STREAMED_KEY, START, MERGE = 1.0, 3.0, 64.0, 16384.0
 
 
 class CpuChoices(Choices):
-    """The choices for this machine's vector unit, or for another."""
+    """The choices for this process's vector unit, or for another."""
 
     def __init__(self, unit: str | None = None) -> None:
         self._unit = unit
@@ -44,7 +43,7 @@ class CpuChoices(Choices):
         """Rows of a block in whole vectors: as many as fit, or all rows, or half of them. More than two blocks are as
         large as possible, so that new lengths need no new program."""
         blocks = cdiv(size, most)
-        lanes = max(8, target(host() if self._unit is None else host_for(self._unit)).lanes)
+        lanes = max(8, target(processor(self._unit)).lanes)
         return most if blocks > 2 else min(most, cdiv(cdiv(size, blocks), lanes) * lanes)
 
     def marks_covered(self, problem: AttentionProblem) -> bool:

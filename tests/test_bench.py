@@ -244,7 +244,17 @@ def test_the_json_of_a_run(tmp_path: Path) -> None:
 def test_a_run_on_another_vector_unit(unit: str, tmp_path: Path) -> None:
     """Torch and NumPy are held to it, the report says so, and its baseline is another file."""
     path = tmp_path / "found.json"
-    words = ["--quick", "--threads", "1", "--unit", unit, "--filter", "launch overhead", "--json", str(path)]
+    words = [
+        "--quick",
+        "--threads",
+        "1",
+        "--backend",
+        f"cpu:{unit}",
+        "--filter",
+        "launch overhead",
+        "--json",
+        str(path),
+    ]
     monotile("bench", *words)
     found = baselines.load(path)
     assert found["device"]["vectors"] == unit and baselines.path_for(found).stem.endswith(f"-{unit}")
@@ -254,7 +264,7 @@ def test_a_run_on_another_vector_unit(unit: str, tmp_path: Path) -> None:
 
 def test_an_unknown_vector_unit() -> None:
     assert f"no vector unit 'avx3'; this machine has {target.runnable()[0]}" in monotile(
-        "bench", "--quick", "--unit", "avx3", code=1
+        "bench", "--quick", "--backend", "cpu:avx3", code=1
     )
 
 

@@ -1,6 +1,6 @@
 """Run the code for AArch64 in an emulator, on any Linux machine:
 
-    python tests/aarch64/run.py [--qemu PATH] [pytest's arguments]
+    python tests/aarch64/run.py [--qemu PATH] [tests, and options of pytest]
 
 Needs qemu-aarch64 (Debian: apt-get install qemu-user) and ziglang, which the development packages have. By default the
 example kernels and every case of `monotile check` are held against their references, as on the other backends.
@@ -117,6 +117,7 @@ def build(folder: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--qemu", help="the emulator, where it is not on the path")
+    parser.add_argument("tests", nargs="*", default=DEFAULT, help="whose backend is the emulated one")
     options, words = parser.parse_known_args()
     qemu = options.qemu or next(filter(None, map(shutil.which, EMULATORS)), None)
     if qemu is None:
@@ -126,7 +127,7 @@ def main() -> int:
         emulated = EmulatedBackend([qemu, build(folder)])
         backend.for_unit = lambda unit: emulated  # type: ignore[assignment]
         usable.IN_MEMORY = (f"cpu:{UNIT}",)
-        return int(pytest.main(["-p", "no:cacheprovider", *(words or DEFAULT)]))
+        return int(pytest.main(["-p", "no:cacheprovider", *words, *options.tests]))
 
 
 if __name__ == "__main__":

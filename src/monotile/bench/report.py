@@ -39,13 +39,13 @@ class WorkerFailed(Exception):
     """A worker process ended with an error."""
 
 
-def run(*, quick: bool, only: str, threads: int | None, console: Console, unit: str | None = None) -> Report:
+def run(*, quick: bool, only: str, threads: int | None, console: Console, backend: str = "cpu") -> Report:
     """Measure the rows that the filter `only` matches, on one thread and on `threads` (default: every processor), with
-    the code of a vector unit (default: this process's)."""
+    the code of cpu or of another vector unit of it ("cpu:avx2")."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    backends.usable("cpu" if unit is None else f"cpu:{unit}")
-    unit = target.target(target.processor(unit)).name
+    backends.usable(backend)
+    unit = target.target(target.processor(backend.partition(":")[2] or None)).name
     most = threads if threads is not None else pool.default_threads()
     if most < 1:
         raise BadThreadCount(f"threads must be a positive whole number, found {most}")

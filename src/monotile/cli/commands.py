@@ -174,8 +174,9 @@ def run_tune(
 Quick = Annotated[bool, typer.Option("--quick", help="A small choice of rows and fewer repeats: less than a minute.")]
 Only = Annotated[str, typer.Option("--filter", help="Rows with words that begin as these: 'decode D128 bfloat16'.")]
 Threads = Annotated[int | None, typer.Option(help="cpu: instead of every processor; one is always measured.")]
-Where = Annotated[str, typer.Option("--backend", help="cpu or nvidia")]
-Unit = Annotated[str | None, typer.Option(help="cpu: the vector unit; torch is held to it. See `monotile devices`.")]
+Where = Annotated[
+    str, typer.Option("--backend", help="cpu, a vector unit of it (cpu:avx2; torch is held to it, too) or nvidia")
+]
 FlexWhen = Annotated[str, typer.Option("--flex", help="nvidia: time FlexAttention where needed, always or never.")]
 Seconds = Annotated[float, typer.Option(help="nvidia: no row begins after this time.")]
 Commit = Annotated[str | None, typer.Option(help="nvidia: of this source, where git cannot tell.")]
@@ -188,7 +189,6 @@ def run_bench(
     only: Only = "",
     threads: Threads = None,
     backend: Where = "cpu",
-    unit: Unit = None,
     flex: FlexWhen = "needed",
     seconds: Seconds = 500.0,
     commit: Commit = None,
@@ -199,7 +199,7 @@ def run_bench(
         options = bench.RunOptions(quick, only, seconds, commit, bench.Flex(flex))
         report = _measure_gpu(console, options, json_file)
     else:
-        report = _measure(console, quick, only, threads, unit)
+        report = _measure(console, quick, only, threads, backend)
     if json_file is not None:
         _keep(console, report, json_file)
     if report["wrong"]:
@@ -207,7 +207,7 @@ def run_bench(
 
 
 def _on_gpu(backend: str) -> bool:
-    if backend not in ("cpu", "nvidia"):
+    if backend.partition(":")[0] not in ("cpu", "nvidia"):
         raise MonotileError(f"the benchmark runs on cpu or nvidia, found {backend!r}")
     return backend == "nvidia"
 
@@ -220,9 +220,9 @@ def _measure_gpu(console: Console, options: bench.RunOptions, path: Path | None)
     return report
 
 
-def _measure(console: Console, quick: bool, only: str, threads: int | None, unit: str | None) -> baselines.Report:
+def _measure(console: Console, quick: bool, only: str, threads: int | None, backend: str) -> baselines.Report:
     try:
-        report = bench.run(quick=quick, only=only, threads=threads, console=console, unit=unit)
+        report = bench.run(quick=quick, only=only, threads=threads, console=console, backend=backend)
     except bench.WorkerFailed as error:
         raise MonotileError(f"a benchmark stopped: {error}") from None
     bench.show(report, console)
@@ -246,7 +246,6 @@ def snap(
     only: Only = "",
     threads: Threads = None,
     backend: Where = "cpu",
-    unit: Unit = None,
 ) -> None:
     """Run the benchmark and keep the report as this device's baseline: a .json, and its tables as a .md beside it.
     Vector units other than the machine's own have baselines of their own."""
@@ -262,7 +261,7 @@ def snap(
     elif _on_gpu(backend):
         report = _measure_gpu(console, bench.RunOptions(quick, only), None)
     else:
-        report = _measure(console, quick, only, threads, unit)
+        report = _measure(console, quick, only, threads, backend)
     if report.get("wrong"):
         raise MonotileError(f"nothing is kept: {report['wrong'][0]['wrong']}")
     path = file if file is not None else baselines.path_for(report)

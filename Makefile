@@ -12,6 +12,7 @@ bench: $(READY)
 
 test: $(DEVELOPMENT)
 	$(BIN)/python -m pytest -n auto
+	$(BIN)/python tests/each_unit.py
 
 check: $(DEVELOPMENT)
 	$(BIN)/python -m ruff format --check .

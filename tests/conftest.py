@@ -10,15 +10,18 @@ from pathlib import Path
 import pytest
 
 import monotile
-from usable import ON_GPU, TRITON, on_gpu, usable
+from usable import IN_MEMORY, ON_GPU, on_gpu, usable
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Compiled kernels of a test run stay in it and go with it."""
-    path = tmp_path_factory.mktemp("kernels")
+    """Compiled kernels of a test run stay in it and go with it. Its processes share them."""
+    path = tmp_path_factory.getbasetemp() / "kernels"
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        path = path.parents[1] / "kernels"
+    path.mkdir(exist_ok=True)
     before = os.environ.get("MONOTILE_CACHE_DIR")
     os.environ["MONOTILE_CACHE_DIR"] = str(path)
     yield path
@@ -39,7 +42,7 @@ def library_on_gpu() -> None:
             setattr(monotile, name, on_gpu(getattr(monotile, name)))
 
 
-@pytest.fixture(params=usable("interpreter", "cpu", *TRITON))
+@pytest.fixture(params=usable(*IN_MEMORY))
 def backend(request: pytest.FixtureRequest) -> str:
     """Each backend that computes on arrays in this machine's memory, or to which tests take them."""
     name: str = request.param

@@ -17,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from monotile import errors
+from monotile.backends.cpu import target
 from monotile.bench import attention, baselines, extend, goals, limits, peers, report, suite, table, worker
 from monotile.bench.attention import AttentionShape
 from monotile.bench.rows import Row, Sample, TimedCall
@@ -70,8 +71,10 @@ def test_quick_rows_exist() -> None:
     assert 5 < len(suite.select(1, "", True)) < 20 < len(suite.select(1, "", False))
 
 
-def test_every_goal_has_rows() -> None:
-    assert [goal.work for goal in goals.GOALS if not any(goal.matches(dict(row.tags)) for row in suite.ROWS)] == []
+@pytest.mark.parametrize("unit", [*goals.COLUMNS, "baseline"])
+def test_every_goal_has_rows(unit: str) -> None:
+    wanted = goals.goals_of(unit)
+    assert [goal.work for goal in wanted if not any(goal.matches(dict(row.tags)) for row in suite.ROWS)] == []
 
 
 @pytest.mark.parametrize(
@@ -237,6 +240,34 @@ def test_the_json_of_a_run(tmp_path: Path) -> None:
         assert row["torch"]["way"] in row["torch"]["trials_s"]
 
 
+@pytest.mark.parametrize("unit", target.runnable()[1:])
+def test_a_run_on_another_vector_unit(unit: str, tmp_path: Path) -> None:
+    """Torch and NumPy are held to it, the report says so, and its baseline is another file."""
+    path = tmp_path / "found.json"
+    words = [
+        "--quick",
+        "--threads",
+        "1",
+        "--backend",
+        f"cpu:{unit}",
+        "--filter",
+        "launch overhead",
+        "--json",
+        str(path),
+    ]
+    monotile("bench", *words)
+    found = baselines.load(path)
+    assert found["device"]["vectors"] == unit and baselines.path_for(found).stem.endswith(f"-{unit}")
+    assert found["device"]["peers_held_by"] == peers.held_to(unit) != {}
+    assert f"vector unit {unit}; torch and NumPy held to it by ATEN_CPU_CAPABILITY" in table.title(found)
+
+
+def test_an_unknown_vector_unit() -> None:
+    assert f"no vector unit 'avx3'; this machine has {target.runnable()[0]}" in monotile(
+        "bench", "--quick", "--backend", "cpu:avx3", code=1
+    )
+
+
 def test_the_limit_is_what_takes_longest() -> None:
     """10 units to read at 5 a second and 8 to compute at 2 a second take 4 seconds at best, whatever took 5."""
     (row,) = found = report_of(a=(5.0, 0.0))["rows"]
@@ -287,11 +318,16 @@ def test_the_goal_of_few_queries_is_a_time() -> None:
     assert (only.value, only.row, only.ok) == (2.0, "b", False)
 
 
-def test_narrow_vectors_have_their_own_goal() -> None:
+def test_vector_units_have_goals_of_their_own() -> None:
     found = report_of(a=(1.0, 0.0))["rows"]
     found[0] |= {"tags": AttentionShape((32, 8), 4, 8192, 128, "float32").tags, "ratios": {"torch": 1.4}}
     assert [worst.ok for worst in goals.judge(found)] == [False]
     assert [worst.ok for worst in goals.judge(found, "avx2")] == [True]
+    assert [worst.ok for worst in goals.judge(found, "baseline")] == []
+    found[0] |= {"tags": AttentionShape((16, 2), 1, 16384, 512, "float16").tags, "ratios": {"torch": 5.5}}
+    assert [(worst.goal.wanted, worst.ok) for worst in goals.judge(found, "avx2")] == [(5.0, True)]
+    assert [(worst.goal.wanted, worst.ok) for worst in goals.judge(found, "avx512")] == [(6.0, False)]
+    assert list(goals.judge(found, "avx512-amx")) == []
 
 
 def test_threads_are_held_against_one() -> None:

@@ -11,14 +11,14 @@ import monotile
 from arrays import numpy_type
 from kernels.cases import check, check_splits, equal, normal, poisoned, qkv
 from monotile.kernels.attention import attention as attention_kernel
-from usable import TRITON, usable
+from usable import WITH_METAL, usable
 
 __all__ = ["poisoned"]
 pytestmark = pytest.mark.usefixtures("poisoned")
 HEADS: dict[str, Any] = {"Hq": 4, "Hkv": 2}
 
 
-@pytest.fixture(params=usable("interpreter", "cpu", "metal", *TRITON))
+@pytest.fixture(params=usable(*WITH_METAL))
 def backend(request: pytest.FixtureRequest) -> str:
     """Here Metal text is run, too."""
     name: str = request.param

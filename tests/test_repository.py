@@ -23,8 +23,10 @@ MAX_PAGE, MAX_COLUMNS = 200, 120
 MAX_PATH = 6000  # lines that a reader needs for one call
 # Pages that are still longer, or have longer lines.
 OPTIONAL = ("torch", "triton", "mlx")
-# Besides monotile's own two, those by which systems say where caches go, and users how many threads a process has.
-VARIABLES = {"MONOTILE_CACHE_DIR", "MONOTILE_THREADS", "XDG_CACHE_HOME", "LOCALAPPDATA", "OMP_NUM_THREADS"}
+# Besides monotile's own three, those by which systems say where caches go, and users how many threads a process has.
+VARIABLES = {
+    "MONOTILE_CACHE_DIR", "MONOTILE_CPU", "MONOTILE_THREADS", "XDG_CACHE_HOME", "LOCALAPPDATA", "OMP_NUM_THREADS",
+}  # fmt: skip
 
 
 def files() -> Iterator[Path]:

@@ -13,6 +13,10 @@ from monotile.library import registry
 ON_GPU = os.environ.get("MONOTILE_TEST_GPU") == "1"  # the library's tests on an NVIDIA GPU, too
 # Triton's interpreter takes arrays in this machine's memory; it has to be asked for before Triton is imported.
 TRITON = ("nvidia",) if ON_GPU or os.environ.get("TRITON_INTERPRET") == "1" else ()
+# A vector unit that is asked for concerns the cpu backend alone; the others are tested without it.
+ONE_UNIT = bool(os.environ.get("MONOTILE_CPU"))
+IN_MEMORY: tuple[str, ...] = ("cpu",) if ONE_UNIT else ("interpreter", "cpu", *TRITON)
+WITH_METAL = IN_MEMORY if ONE_UNIT else (*IN_MEMORY, "metal")
 
 
 def usable(*names: str) -> list[str]:

@@ -5,6 +5,10 @@ lanes or registers is tested for all of them."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,13 +18,13 @@ import monotile
 from kernels.cases import check, check_output, check_splits, equal, normal, qkv
 from monotile import backends
 from monotile.backends.cpu.host import host
-from monotile.backends.cpu.target import UNITS, host_for, target, why_not
+from monotile.backends.cpu.target import UNITS, chosen, host_for, runnable, target
 from monotile.errors import UnknownBackend
 from monotile.kernels import softmax
 from monotile.kernels.examples import matmul
 from monotile.language import Const, Tensor, arange, blocks, cdiv, dot, kernel, program_id
 
-RUNNABLE = [unit for unit in UNITS if why_not(unit) is None]
+RUNNABLE = runnable()
 OPTIONS = [{}, {"causal": "upper_left"}]
 every_unit = pytest.mark.parametrize("unit", RUNNABLE)
 with_options = pytest.mark.parametrize("options", OPTIONS, ids=["plain", "causal"])
@@ -109,18 +113,73 @@ def test_results_hold(unit: str, dtype: str) -> None:
 def test_units_by_name() -> None:
     for unit in UNITS:
         assert target(host_for(unit)).name == unit
-    assert host_for(target(host()).name) == host()
-    with pytest.raises(UnknownBackend, match="there is no vector unit 'avx3'; choose one of avx512, avx2"):
-        backends.get("cpu:avx3")
+    assert host_for(target(host()).name) == host() and RUNNABLE[0] == target(host()).name
     with pytest.raises(UnknownBackend, match="no backend 'metal:avx2'"):
         backends.get("metal:avx2")
+
+
+def test_an_unknown_unit_names_those_there_are() -> None:
+    with pytest.raises(UnknownBackend, match=f"there is no vector unit 'avx3'; this machine has {', '.join(RUNNABLE)}"):
+        backends.get("cpu:avx3")
 
 
 @pytest.mark.parametrize("unit", [unit for unit in UNITS if unit not in RUNNABLE])
 def test_a_unit_of_another_machine_is_only_shown(unit: str) -> None:
     q, k, v = qkv(2, 20)
-    with pytest.raises(UnknownBackend, match=f"backend 'cpu:{unit}' cannot run here"):
+    with pytest.raises(UnknownBackend, match=f"'cpu:{unit}' cannot run here: .*; this machine has {RUNNABLE[0]}"):
         monotile.attention(q, k, v, backend=f"cpu:{unit}")
+
+
+# ---- MONOTILE_CPU ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def choose(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Set MONOTILE_CPU as a new process would read it."""
+
+    def setting(value: str) -> None:
+        monkeypatch.setenv("MONOTILE_CPU", value)
+        chosen.cache_clear()
+
+    yield setting
+    monkeypatch.undo()
+    chosen.cache_clear()
+
+
+WHOLE_PROCESS = """
+import sys
+import numpy as np
+import monotile
+from monotile import backends
+unit = sys.argv[1]
+q, k, v = np.random.default_rng(0).standard_normal((3, 1, 2, 70, 16), np.float32)
+np.testing.assert_array_equal(monotile.attention(q, k, v), monotile.attention(q, k, v, backend=f"cpu:{unit}"))
+assert backends.get("cpu").identity() == backends.get(f"cpu:{unit}").identity()
+print(backends.get("cpu").explain(None)[0])
+"""
+
+
+@every_unit
+def test_a_unit_for_the_whole_process(unit: str) -> None:
+    """Results, and keys in the disk cache, are those of the unit."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "MONOTILE_CPU": f" {unit} "}
+    command = [sys.executable, "-c", WHOLE_PROCESS, unit]
+    assert f"for {unit}," in subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("unit", ["avx3", *(unit for unit in UNITS if unit not in RUNNABLE)])
+def test_a_chosen_unit_that_is_not_there(unit: str, choose: Callable[[str], None]) -> None:
+    """One error with the list of those there are, before anything is written."""
+    a, c = normal(8, 8), np.zeros((8, 8), np.float32)
+    choose(unit)
+    with pytest.raises(UnknownBackend, match=f"MONOTILE_CPU is '{unit}': .*; this machine has {', '.join(RUNNABLE)}"):
+        matmul(a, a, c, BM=8, BN=8, BK=8)
+    assert (c == 0).all()
+    with pytest.raises(UnknownBackend, match="MONOTILE_CPU is"):
+        backends.get("cpu").stages(matmul.ir(a, a, c))
+
+
+# ---- texts -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("unit", "instruction"), [("avx2", "vfmadd"), ("baseline", "fmaf"), ("neon", "fmla")])

@@ -13,8 +13,7 @@ import numpy as np
 
 from ..backends.cpu import jit, machine_code, pool
 from ..backends.cpu.bf16_pairs import INTRINSIC
-from ..backends.cpu.host import host
-from ..backends.cpu.target import Target, target
+from ..backends.cpu.target import Target, processor, target
 from ..kernels import examples
 from ..language import Const, arange, kernel, program_id
 
@@ -41,7 +40,7 @@ def probes(kind: str, threads: int) -> list[Probe]:
 
 def arithmetic(dtype: str) -> str:
     """Return the kind of arithmetic that limits a dtype: bfloat16 may have an instruction for pair products."""
-    return "pair flop" if dtype == "bfloat16" and target(host()).bfloat16_pairs else "flop"
+    return "pair flop" if dtype == "bfloat16" and target(processor()).bfloat16_pairs else "flop"
 
 
 @cache
@@ -84,9 +83,9 @@ def _copies(threads: int) -> list[Probe]:
 
 
 def _multiply_add(threads: int, *, pairs: bool = False) -> list[Probe]:
-    machine = target(host())
-    chains = 24 if machine.name in ("avx512", "neon") else 12  # of 32 and of 16 vector registers
-    code = machine_code.load(jit.compile_code(_multiply_add_text(machine, chains, pairs)))
+    machine = target(processor())
+    chains = 3 * machine.registers // 4
+    code = machine_code.load(jit.compile_code(_multiply_add_text(machine, chains, pairs), processor()))
     kernel, programs = code.address("kernel"), code.address("programs")
     args: Any = (ctypes.c_int64 * 2)(threads, ITERATIONS)
 

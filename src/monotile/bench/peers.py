@@ -15,6 +15,20 @@ Variants = dict[str, Callable[[], Any]]
 MOST_REPEATED = 1 << 30  # bytes of keys repeated for every query head; above it the variant cannot win
 MOST_SCORES = 1 << 28  # bytes of scores that the variant by matrix products may write to memory
 
+# What holds a peer to a vector unit of this machine that is not its own: torch's kernels, oneDNN, MKL, OpenBLAS.
+HELD_TO = {
+    "avx512": ("avx512", "AVX512_CORE_FP16", "AVX512", None),
+    "avx2": ("avx2", "AVX2", "AVX2", "Haswell"),
+    "baseline": ("default", "SSE41", "SSE4_2", "Nehalem"),
+}
+VARIABLES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "OPENBLAS_CORETYPE")
+
+
+def held_to(unit: str) -> dict[str, str]:
+    """Return the environment variables that hold torch and NumPy's BLAS to a vector unit; none for those above."""
+    pairs = zip(VARIABLES, HELD_TO.get(unit, (None,) * len(VARIABLES)), strict=True)
+    return {name: value for name, value in pairs if value is not None}
+
 
 def torch_version() -> str | None:
     """Return torch's version, or None where it is not installed."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import __version__
+from .. import __version__, backends
 from ..backends.cpu import host as processor
 from ..backends.cpu import target
 from ..backends.cpu.processors import default_threads
@@ -40,10 +40,13 @@ class WorkerFailed(Exception):
     """A worker process ended with an error."""
 
 
-def run(*, quick: bool, only: str, threads: int | None, console: Console) -> Report:
-    """Measure the rows that the filter `only` matches, on one thread and on `threads` (default: every processor)."""
+def run(*, quick: bool, only: str, threads: int | None, console: Console, backend: str = "cpu") -> Report:
+    """Measure the rows that the filter `only` matches, on one thread and on `threads` (default: every processor), with
+    the code of cpu or of another vector unit of it ("cpu:avx2")."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    backends.usable(backend)
+    unit = target.target(target.processor(backend.partition(":")[2] or None)).name
     most = threads if threads is not None else default_threads()
     if most < 1:
         raise BadThreadCount(f"threads must be a positive whole number, found {most}")
@@ -59,22 +62,22 @@ def run(*, quick: bool, only: str, threads: int | None, console: Console) -> Rep
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("starting", total=total)
         for count in groups:
-            for row in _rows(count, quick, only) if names[count] else ():
+            for row in _rows(count, quick, only, unit) if names[count] else ():
                 found.append(row)
                 left = names[count][names[count].index(row["name"]) + 1 :]
                 progress.update(task, advance=1, description=f"{count} x {left[0]}" if left else "")
         progress.update(task, description="cold starts")
         for measure in starts:
-            started.append(measure(QUICK_REPEATS if quick else REPEATS))
+            started.append(measure(QUICK_REPEATS if quick else REPEATS, unit))
             progress.advance(task)
     rows, wrong = [r for r in found if "wrong" not in r], [r for r in found if "wrong" in r]
     _add_shares(rows)
     doubts = list(_doubts(rows, load))
-    about = {**_setting(quick), "filter": only, "load_before": load, "doubts": doubts}
+    about = {**_setting(quick, unit), "filter": only, "load_before": load, "doubts": doubts}
     return {**about, "rows": rows, "wrong": wrong, "starts": started}
 
 
-def _cold_starts(only: str, quick: bool) -> Iterator[Callable[[int], Report]]:
+def _cold_starts(only: str, quick: bool) -> Iterator[Callable[[int, str], Report]]:
     for kernel in QUICK_KERNELS if quick and not only else cold_start.KERNELS:
         if suite.matches(f"first call of {kernel}", only):
             yield _first_call(kernel)
@@ -128,14 +131,15 @@ def shared_processor(row: Report) -> float | None:
     return float(mine["best_s"] / mine["cpu_s"])
 
 
-def _setting(quick: bool) -> Report:
+def _setting(quick: bool, unit: str) -> Report:
     host, found = processor.host(), machine.commit()
     return {
         "device": {
-            "slug": machine.slug(machine.processor(), host.cpu),
+            "slug": machine.slug(machine.processor(), host.cpu, *([] if _is_own(unit) else [unit])),
             "processor": machine.processor(),
             "llvm_name": host.cpu,
-            "vectors": target.target(host).name,
+            "vectors": unit,
+            "peers_held_by": _peer_variables(unit),
             "processors": default_threads(),
             "last_level_cache_bytes": limits.last_level_cache(),
             "system": platform.system(),
@@ -154,12 +158,22 @@ def _setting(quick: bool) -> Report:
     }
 
 
+def _is_own(unit: str) -> bool:
+    return target.target(processor.host()).name == unit
+
+
+def _peer_variables(unit: str) -> dict[str, str]:
+    """Return the environment of peers that must not use more than a vector unit: none where the machine has no more."""
+    return {} if _is_own(unit) else peers.held_to(unit)
+
+
 # ---- worker processes ------------------------------------------------------------------------------------------------
 
 
-def _rows(threads: int, quick: bool, only: str) -> Iterator[Report]:
+def _rows(threads: int, quick: bool, only: str, unit: str) -> Iterator[Report]:
     request = json.dumps({"threads": threads, "quick": quick, "only": only})
-    environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(threads))}
+    environment = {**os.environ, "MONOTILE_CPU": unit, **_peer_variables(unit)}
+    environment |= dict.fromkeys(THREAD_VARIABLES, str(threads))
     command = [sys.executable, "-m", "monotile.bench.worker", request]
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
@@ -191,10 +205,10 @@ def _last_line(text: str) -> str:
     return (text.strip().splitlines() or ["it said nothing"])[-1]
 
 
-def _first_call(kernel: str) -> Callable[[int], Report]:
+def _first_call(kernel: str) -> Callable[[int, str], Report]:
     """Time a first call in a new process, with an empty disk cache and with the compiled kernel in it."""
 
-    def measure(repeats: int) -> Report:
+    def measure(repeats: int, unit: str) -> Report:
         cold: list[float] = []
         cached: list[float] = []
         script = cold_start.first_call(kernel)
@@ -202,7 +216,7 @@ def _first_call(kernel: str) -> Callable[[int], Report]:
             for _ in range(repeats):
                 with tempfile.TemporaryDirectory() as folder:
                     for times in (cold, cached):
-                        times.append(_seconds(script, bytecode, MONOTILE_CACHE_DIR=folder))
+                        times.append(_seconds(script, bytecode, MONOTILE_CACHE_DIR=folder, MONOTILE_CPU=unit))
         both = {"compiled_s": min(cold), "compiled_median_s": statistics.median(cold)}
         both |= {"from_disk_s": min(cached), "from_disk_median_s": statistics.median(cached)}
         return {"name": f"first call of {kernel}", "repeats": repeats, **both}
@@ -210,7 +224,7 @@ def _first_call(kernel: str) -> Callable[[int], Report]:
     return measure
 
 
-def _import(repeats: int) -> Report:
+def _import(repeats: int, unit: str) -> Report:
     with tempfile.TemporaryDirectory() as bytecode:
         times = [_seconds(cold_start.IMPORT, bytecode) for _ in range(repeats)]
     return {"name": IMPORT_ROW, "repeats": repeats, "best_s": min(times), "median_s": statistics.median(times)}

@@ -57,7 +57,7 @@ def _show_goals(report: Report, console: Console) -> None:
 
 
 def judged(report: Report) -> Iterator[goals.WorstRow]:
-    """Yield the worst row for every goal of the machine that the report is of."""
+    """Yield the worst row for every goal of the vector unit that the report is of."""
     return goals.judge(report["rows"], report["device"].get("vectors", "avx512"))
 
 
@@ -102,8 +102,11 @@ def worst_ratios(rows: list[Report]) -> Iterator[str]:
 def title(report: Report) -> str:
     device, versions = report["device"], report["versions"]
     torch = versions.get("torch")
+    held = " ".join(f"{name}={value}" for name, value in device.get("peers_held_by", {}).items())
     parts = [
         f"{device['processor']} ({device['llvm_name']}), {device['processors']} processors",
+        f"vector unit {device.get('vectors', 'avx512')}",
+        *([f"torch and NumPy held to it by {held}"] if held else []),
         f"torch {torch}" if torch else "torch is not installed",
         f"NumPy {versions['numpy']}, LLVM {versions['llvm']}",
         f"commit {(report['commit'] or 'unknown')[:10]}{' with changes' if report['dirty'] else ''}",

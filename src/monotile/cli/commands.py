@@ -82,13 +82,16 @@ def _details(name: str) -> str:
     if name != "cpu":
         return "NumPy, one operation at a time: defines the language, for tests" if name == "interpreter" else ""
     from ..backends.cpu import target
-    from ..backends.cpu.host import host as this_host
     from ..backends.cpu.processors import default_threads
 
-    host = this_host()
-    chosen = target.target(host)
-    vectors = f"{chosen.name}, {chosen.lanes} float32 lanes"
-    return f"{machine.processor()} ({host.cpu})\n{vectors}\n{default_threads()} threads\nLLVM {host.llvm}"
+    host = target.processor()
+    used = target.target(host)
+    others = [unit for unit in target.runnable() if unit != used.name]
+    by = " by MONOTILE_CPU" if target.chosen() is not None else ""
+    vectors = f"vector unit in use{by}: {used.name}, {used.lanes} float32 lanes"
+    lines = [f"{machine.processor()} ({host.cpu})", vectors]
+    lines += [f"others that it has: {', '.join(others)}"] if others else []
+    return "\n".join([*lines, f"{default_threads()} threads", f"LLVM {host.llvm}"])
 
 
 KERNELS = "attention, merge, ..., path/to/file.py:NAME or package.module:NAME"
@@ -172,7 +175,9 @@ def run_tune(
 Quick = Annotated[bool, typer.Option("--quick", help="A small choice of rows and fewer repeats: less than a minute.")]
 Only = Annotated[str, typer.Option("--filter", help="Rows with words that begin as these: 'decode D128 bfloat16'.")]
 Threads = Annotated[int | None, typer.Option(help="cpu: instead of every processor; one is always measured.")]
-Where = Annotated[str, typer.Option("--backend", help="cpu or nvidia")]
+Where = Annotated[
+    str, typer.Option("--backend", help="cpu, a vector unit of it (cpu:avx2; torch is held to it, too) or nvidia")
+]
 FlexWhen = Annotated[str, typer.Option("--flex", help="nvidia: time FlexAttention where needed, always or never.")]
 Seconds = Annotated[float, typer.Option(help="nvidia: no row begins after this time.")]
 Commit = Annotated[str | None, typer.Option(help="nvidia: of this source, where git cannot tell.")]
@@ -195,7 +200,7 @@ def run_bench(
         options = bench.RunOptions(quick, only, seconds, commit, bench.Flex(flex))
         report = _measure_gpu(console, options, json_file)
     else:
-        report = _measure(console, quick, only, threads)
+        report = _measure(console, quick, only, threads, backend)
     if json_file is not None:
         _keep(console, report, json_file)
     if report["wrong"]:
@@ -203,7 +208,7 @@ def run_bench(
 
 
 def _on_gpu(backend: str) -> bool:
-    if backend not in ("cpu", "nvidia"):
+    if backend.partition(":")[0] not in ("cpu", "nvidia"):
         raise MonotileError(f"the benchmark runs on cpu or nvidia, found {backend!r}")
     return backend == "nvidia"
 
@@ -216,9 +221,9 @@ def _measure_gpu(console: Console, options: bench.RunOptions, path: Path | None)
     return report
 
 
-def _measure(console: Console, quick: bool, only: str, threads: int | None) -> baselines.Report:
+def _measure(console: Console, quick: bool, only: str, threads: int | None, backend: str) -> baselines.Report:
     try:
-        report = bench.run(quick=quick, only=only, threads=threads, console=console)
+        report = bench.run(quick=quick, only=only, threads=threads, console=console, backend=backend)
     except bench.WorkerFailed as error:
         raise MonotileError(f"a benchmark stopped: {error}") from None
     bench.show(report, console)
@@ -243,7 +248,8 @@ def snap(
     threads: Threads = None,
     backend: Where = "cpu",
 ) -> None:
-    """Run the benchmark and keep the report as this device's baseline: a .json, and its tables as a .md beside it."""
+    """Run the benchmark and keep the report as this device's baseline: a .json, and its tables as a .md beside it.
+    Vector units other than the machine's own have baselines of their own."""
     console = _console()
     if tables:
         for path in [file] if file is not None else sorted(baselines.FOLDER.glob("*.json")):
@@ -256,7 +262,7 @@ def snap(
     elif _on_gpu(backend):
         report = _measure_gpu(console, bench.RunOptions(quick, only), None)
     else:
-        report = _measure(console, quick, only, threads)
+        report = _measure(console, quick, only, threads, backend)
     if report.get("wrong"):
         raise MonotileError(f"nothing is kept: {report['wrong'][0]['wrong']}")
     path = file if file is not None else baselines.path_for(report)

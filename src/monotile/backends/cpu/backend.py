@@ -13,7 +13,6 @@ from ...runtime import cache
 from ..base import Backend, Emitted, Program
 from . import loader, machine_code, pool, target
 from .choices import CpuChoices
-from .host import host
 from .llvm import Host
 
 KIND = "cpu"  # of the files in the disk cache
@@ -49,7 +48,7 @@ class CpuProgram(Program):
 
 
 class CpuBackend(Backend):
-    """The backend for this machine's processor, or for another vector unit that it may be able to run."""
+    """The backend for this process's vector unit, or for another one that the machine may be able to run."""
 
     def __init__(self, unit: str | None = None) -> None:
         self.name = "cpu" if unit is None else f"cpu:{unit}"
@@ -58,14 +57,14 @@ class CpuBackend(Backend):
 
     @property
     def processor(self) -> Host:
-        return host() if self._unit is None else target.host_for(self._unit)
+        return target.processor(self._unit)
 
     def why_not(self) -> str | None:
         if sys.platform == "win32" and not loader.takes_images():
             return (
                 "on Windows it needs a Python for x86-64 (AMD64), which Windows on ARM runs as well; install that one"
             )
-        return None if self._unit is None else target.why_not(self._unit)
+        return target.why_not_chosen() if self._unit is None else target.why_not(self._unit)
 
     def accepts(self, device: str) -> bool:
         return device == "cpu"
@@ -133,6 +132,6 @@ BACKEND = CpuBackend()
 
 @functools.cache
 def for_unit(unit: str) -> CpuBackend:
-    """Return the backend that compiles for a vector unit: "avx512-amx", "avx512", "avx2", "neon" or "baseline"."""
+    """Return the backend that compiles for a vector unit, a key of `target.UNITS`."""
     target.host_for(unit)  # raises for an unknown one
     return CpuBackend(unit)

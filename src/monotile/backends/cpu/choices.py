@@ -8,10 +8,9 @@ from functools import cache
 
 from ..choices import KEYS_PER_SPLIT, AttentionChoice, AttentionProblem, Choice, Choices, cdiv
 from ..time_model import RowKind
-from .host import host
 from .makespan import CpuTimeModel
 from .processors import all_processors, default_threads, physical_cores
-from .target import STREAMED_ROWS, Target, host_for, target
+from .target import STREAMED_ROWS, Target, processor, target
 
 # The least work for which another thread is woken: about twice the cost of waking it.
 FLOPS_PER_THREAD = 2_000_000
@@ -31,7 +30,7 @@ AMX_ROW, AMX_KEY, AMX_KEYS = 0.2, 6.0, 256
 
 
 class CpuChoices(Choices):
-    """The choices for this machine's vector unit, or for another."""
+    """The choices for this process's vector unit, or for another."""
 
     def __init__(self, unit: str | None = None) -> None:
         self._unit = unit
@@ -66,7 +65,7 @@ class CpuChoices(Choices):
         return max(8, self._target().lanes)
 
     def _target(self) -> Target:
-        return target(host() if self._unit is None else host_for(self._unit))
+        return target(processor(self._unit))
 
     def marks_covered(self, problem: AttentionProblem) -> bool:
         """The map is read in strips; those of an additive mask seldom hide anything, and where positions hide nothing

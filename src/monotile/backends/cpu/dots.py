@@ -16,12 +16,12 @@ from .axes import Axis
 from .emit import Index, Reg
 from .fuse import Nest, unviewed
 from .layout import Layout
+from .long_sums import CHUNK, sum_loop
 from .nests import NestEmitter, Panel
 from .point import Point
 from .scratch import Buffer
 
 UNROLL = 8
-CHUNK = 64  # steps of a long contraction that are summed in one chain
 
 
 class DotOperand:
@@ -210,12 +210,11 @@ class DotEmitter(NestEmitter):
         prefetch: Callable[[Index], None],
     ) -> list[list[Reg]]:
         """Accumulate one register block: at each step one vector for each point, and one broadcast element for each of
-        `count` rows. A long contraction is summed in chunks, which are then added: that rounds less than one chain."""
+        `count` rows."""
         e = self.e
         zero = e.number(0.0, "float")
         zero = e.splat(zero) if points[0].lane is not None else zero
         sums = [[e.var(e.type_of(zero), zero.text) for _ in points] for _ in range(count)]
-        totals = [[e.var(e.type_of(zero), zero.text) for _ in points] for _ in range(count)]
 
         def steps(first: Index, number: int) -> None:
             prefetch(first)
@@ -231,31 +230,14 @@ class DotEmitter(NestEmitter):
                 for variable, reg in zip(line, regs, strict=True):
                     e.set(variable, reg.text)
 
-        def run(first: int, last: int) -> None:
-            whole = first + (last - first) // UNROLL * UNROLL
-            e.loop(first, whole, UNROLL, lambda k: steps(k, UNROLL))
-            if last > whole:
-                steps(whole, last - whole)
-
-        def flush() -> None:
-            for line, whole in zip(sums, totals, strict=True):
-                for variable, total in zip(line, whole, strict=True):
-                    e.set(total, e.op(f"fadd {variable.type} {e.get(total)}, {e.get(variable)}"))
-                    e.set(variable, zero.text)
-
-        def chunk(first: Index) -> None:
-            e.loop(first, e.add(first, CHUNK), UNROLL, lambda k: steps(k, UNROLL))
-            flush()
-
-        depth = contraction.depth
+        depth, chains = contraction.depth, [variable for line in sums for variable in line]
         low, high = self.row_range(contraction.axis)
-        if not isinstance(high, int):  # some rows are skipped
-            e.loop(low, high, self.target.rows, lambda first: steps(first, self.target.rows))
-        elif depth <= 2 * CHUNK:
-            run(0, depth)
+        if not (isinstance(low, int) and isinstance(high, int)):  # some rows are skipped
+            step = self.target.rows
+            sum_loop(e, (low, high, depth), step, CHUNK, lambda k: steps(k, step), chains)
         else:
-            e.loop(0, depth // CHUNK * CHUNK, CHUNK, chunk)
-            run(depth // CHUNK * CHUNK, depth)
-            flush()
-            sums = totals
+            whole = depth // UNROLL * UNROLL
+            sum_loop(e, (0, whole, whole), UNROLL, CHUNK, lambda k: steps(k, UNROLL), chains)
+            if depth > whole:
+                steps(whole, depth - whole)
         return [[Reg(e.get(v), "float", zero.vector) for v in line] for line in sums]

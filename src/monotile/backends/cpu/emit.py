@@ -110,6 +110,10 @@ class Emitter:
     def compare(self, predicate: str, a: Index, b: Index) -> str:
         return self.op(f"icmp {predicate} i64 {a}, {b}")
 
+    def extreme(self, which: str, a: Index, b: Index) -> Index:
+        """Return the larger ("smax") or the smaller ("smin") of two indices."""
+        return self.call("i64", f"llvm.{which}.i64", ("i64", str(a)), ("i64", str(b)))
+
     def all(self, conditions: list[str]) -> str | None:
         result: str | None = None
         for condition in conditions:

@@ -8,7 +8,7 @@ loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from ...ir import Op, Value
@@ -17,6 +17,7 @@ from .bool_reductions import BYTES_PER_LANE, count_true, counted_bools, reduces_
 from .emit import Emitter, Index, Reg, Var
 from .evaluate import Evaluator
 from .fuse import Fusion, Nest
+from .long_sums import CHUNK, LEVEL, is_float_sum, sum_loop
 from .point import Point
 from .scratch import Buffer
 from .target import Target
@@ -149,7 +150,7 @@ class NestEmitter:
                             )
                             self.finish(nest, here, [t[n] for t in totals])
 
-                self.e.loop(low, end, step, body)
+                sum_loop(self.e, (low, end, rows.extent), step, CHUNK, body, _float_sums(nest.folds, totals))
                 if end != high:
                     body(end, 1)
             for n, pt in enumerate(points):
@@ -170,12 +171,15 @@ class NestEmitter:
         whole = (
             dict(zip(nest.folds, self.open_folds(nest, self.target.vectors), strict=True)) if nest.completed_by else {}
         )
+        short = nest.lane is not None and nest.lane.extent <= self.e.lanes * self.target.vectors
+        # Of the folds that another completes, sums of long rows are kept apart until the row ends.
+        joined = [op for op in nest.completed_by if short or not is_float_sum(op)]
 
         def one(row: Index) -> None:
             outer = Point({rows: row} if rows is not None else {}, None, None, edge)
             self.prepare(nest, [outer], {rows})
             totals = self.open_folds(nest, self.target.vectors)
-            totals = [whole[op] if op in nest.completed_by else new for op, new in zip(nest.folds, totals, strict=True)]
+            totals = [whole[op] if op in joined else new for op, new in zip(nest.folds, totals, strict=True)]
 
             def group(points: list[Point]) -> None:
                 for load in loads:
@@ -184,20 +188,22 @@ class NestEmitter:
                     pt.memo = dict(outer.memo)
                     self.finish(nest, pt, [t[n] for t in totals])
 
-            self.each_group(nest.lane, None, edge, outer.at, group)
+            self.each_group(nest.lane, None, edge, outer.at, group, _float_sums(nest.folds, totals))
             for op, variables in zip(nest.folds, totals, strict=True):
                 if op not in nest.completed_by:
                     self._keep(op.result, self._combined(nest, op, variables), outer)
+                elif op not in joined:
+                    for total, variable in zip(whole[op], variables, strict=True):
+                        self.e.set(total, self.e.op(f"fadd {total.type} {self.e.get(total)}, {self.e.get(variable)}"))
 
         height = rows.extent if rows is not None else 1
-        short = nest.lane is not None and nest.lane.extent <= self.e.lanes * self.target.vectors and not edge
-        step = next(s for s in (4, 2, 1) if height % s == 0) if short else 1
+        step = next(s for s in (4, 2, 1) if height % s == 0) if short and not edge else 1
 
         def several(row: Index) -> None:
             for i in range(step):
                 one(self.e.add(row, i))
 
-        self.e.loop(0, height, step, several)
+        sum_loop(self.e, (0, height, height), step, CHUNK, several, _float_sums(list(whole), list(whole.values())))
         for op, end in nest.completed_by.items():
             self._keep(end.result, self._combined(nest, op, whole[op]), Point({}))
 
@@ -211,9 +217,16 @@ class NestEmitter:
         return total if counts else self.ev.across(op.attrs["fold"], total)
 
     def each_group(
-        self, lane: Axis | None, panel: Panel, edge: bool, at: dict[Axis, Index], body: Callable[[list[Point]], None]
+        self,
+        lane: Axis | None,
+        panel: Panel,
+        edge: bool,
+        at: dict[Axis, Index],
+        body: Callable[[list[Point]], None],
+        sums: Sequence[Var] = (),
     ) -> None:
-        """Call body with the points of every register group along the lanes; the last group may be smaller."""
+        """Call body with the points of every register group along the lanes; the last group may be smaller. `sums` are
+        the float accumulators that body adds to."""
         e, width, group = self.e, self.e.lanes, self.e.lanes * self.vectors
         if lane is None:
             body([Point(dict(at), None, None, edge)])
@@ -230,7 +243,7 @@ class NestEmitter:
             vectors = range(self.vectors)
             body([Point(at | {lane: e.add(start, n * width)}, lane, None, edge, group=n) for n in vectors])
 
-        e.loop(0, whole, group, full)
+        sum_loop(e, (0, whole, whole), group, LEVEL * group, full, list(sums))
         rest = lane.extent - whole
         if rest:
             starts = range(whole, lane.extent, width)
@@ -414,3 +427,9 @@ class NestEmitter:
 
 def _partial(count: int, width: int) -> int | None:
     return count if count < width else None
+
+
+def _float_sums(folds: Sequence[Op], accumulators: Sequence[list[Var]]) -> list[Var]:
+    """Return the accumulators of the folds that sum floats."""
+    found = zip(folds, accumulators, strict=True)
+    return [variable for op, variables in found if is_float_sum(op) for variable in variables]

@@ -89,18 +89,14 @@ def visible_rows(
         best = first if limit.factor > 0 else e.add(first, lanes - 1)
         level = e.add(rest, e.mul(best, limit.factor))
         if limit.sign > 0:  # row < -level
-            high = _extreme(e, "smin", high, e.sub(0, level))
+            high = e.extreme("smin", high, e.sub(0, level))
         else:  # row > level
-            low = _extreme(e, "smax", low, e.add(level, 1))
+            low = e.extreme("smax", low, e.add(level, 1))
     low = _rounded_down(e, low, block_rows)
     if not isinstance(high, int):
-        high = _rounded_down(e, e.add(_extreme(e, "smax", high, 0), block_rows - 1), block_rows)
+        high = _rounded_down(e, e.add(e.extreme("smax", high, 0), block_rows - 1), block_rows)
     return low, high
 
 
 def _rounded_down(e: Emitter, row: Index, step: int) -> Index:
     return row // step * step if isinstance(row, int) else e.op(f"and i64 {row}, {-step}")
-
-
-def _extreme(e: Emitter, which: str, a: Index, b: Index) -> Index:
-    return e.call("i64", f"llvm.{which}.i64", ("i64", str(a)), ("i64", str(b)))

@@ -29,6 +29,7 @@ from .dots import DotOperand
 from .emit import Emitter, Index, Reg
 from .evaluate import Evaluator
 from .fuse import Fusion, Nest, unviewed
+from .long_sums import CHUNK, sum_loop
 from .nests import Panel
 from .point import Point
 from .prefetch import LINE, NextTile, PrefetchEmitter
@@ -202,7 +203,9 @@ class StreamedDotEmitter(PrefetchEmitter):
         few = next((n for n in (8, 4, 2) if each % n == 0 and n * row_bytes <= most), 2 - each % 2 if shared else 1)
         for i in range(0, each, few):
             positions = range(i, i + few)
-            e.loop(0, whole, step, partial(lambda p, first: steps(p, first, range(0, step, width)), positions))
+            body = partial(lambda p, first: steps(p, first, range(0, step, width)), positions)
+            mine = [sums[r * each + p] for r in range(len(rows)) for p in positions]
+            sum_loop(e, (0, whole, whole), step, CHUNK * width, body, mine)
             if depth - whole:
                 steps(positions, whole, range(0, 1), depth - whole)
         return [e.get(v) for v in sums]

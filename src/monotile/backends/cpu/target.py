@@ -1,12 +1,14 @@
 """Vector units: how many float32 lanes a vector has, and how large a register block of a dot may be.
 
-Code is made for the unit of the processor it runs on. `host_for` describes a lesser processor of the same kind to LLVM,
-so that one machine can compile, inspect and test what the others get.
+Code is made for the unit of the processor it runs on, or for the one that MONOTILE_CPU names. `host_for` describes a
+lesser processor of the same kind to LLVM, so that one machine can compile, inspect and test what the others get.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
+from functools import cache
 
 from ...errors import UnknownBackend
 from .host import host
@@ -97,7 +99,7 @@ def target(host: Host) -> Target:
 def host_for(unit: str) -> Host:
     """Describe a processor whose vector unit is the named one: this machine's own, or the least that has it."""
     if unit not in UNITS:
-        raise UnknownBackend(f"there is no vector unit {unit!r}; choose one of {', '.join(UNITS)}")
+        raise UnknownBackend(str(why_not(unit)))
     here = host()
     if target(here).name == unit:
         return here
@@ -107,7 +109,44 @@ def host_for(unit: str) -> Host:
 
 
 def why_not(unit: str) -> str | None:
-    """Say why this machine cannot run code for a vector unit; None if it can."""
+    """Say why this machine cannot run code for a vector unit, and which ones it has; None if it can."""
+    if unit not in UNITS:
+        shown = ", ".join(name for name in UNITS if name not in runnable())
+        also = f" (and shows the text of {shown})" if shown else ""
+        return f"there is no vector unit {unit!r}; this machine has {', '.join(runnable())}{also}"
+    lacks = _lacks(unit)
+    return None if lacks is None else f"{lacks}; this machine has {', '.join(runnable())}"
+
+
+def runnable() -> list[str]:
+    """Return the vector units whose code this machine can run, its own first."""
+    return [unit for unit in UNITS if _lacks(unit) is None]
+
+
+@cache
+def chosen() -> str | None:
+    """Return MONOTILE_CPU, the vector unit that this process compiles for; None for the processor's own. Read once."""
+    return os.environ.get("MONOTILE_CPU", "").strip() or None
+
+
+def why_not_chosen() -> str | None:
+    """Say why this machine cannot run code for the vector unit in MONOTILE_CPU; None if it can."""
+    unit = chosen()
+    reason = None if unit is None else why_not(unit)
+    return None if reason is None else f"MONOTILE_CPU is {unit!r}: {reason}; unset it to use {target(host()).name}"
+
+
+def processor(unit: str | None = None) -> Host:
+    """Return the processor to compile for: that of a vector unit, or of MONOTILE_CPU, or this machine's own."""
+    if unit is not None:
+        return host_for(unit)
+    reason, named = why_not_chosen(), chosen()
+    if reason is not None:
+        raise UnknownBackend(reason)
+    return host() if named is None else host_for(named)
+
+
+def _lacks(unit: str) -> str | None:
     here, other = host(), host_for(unit)
     if other == here:
         return None

@@ -29,7 +29,7 @@ def masked_call() -> Any:
 @compiled
 def test_descriptors_are_those_of_the_ptx() -> None:
     kernel = masked_call()
-    made = build.compile_fitting(kernel, paths.select(kernel, None))
+    made, _ = build.compile_fitting(kernel, paths.select(kernel, None))
     report = wgmma_descriptors.check(made)
     assert report.wrong == [] and report.checked > 90 and report.unknown == 0
 
@@ -42,7 +42,8 @@ def test_the_fault_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("this Triton's ptxas is another one")
     monkeypatch.setattr(assembler, "needs_other", lambda kernel, architecture: False)
     kernel = masked_call()
-    report = wgmma_descriptors.check(build.compile_fitting(kernel, paths.select(kernel, None)))
+    made, _ = build.compile_fitting(kernel, paths.select(kernel, None))
+    report = wgmma_descriptors.check(made)
     assert report.wrong or report.unknown
     assert all("the PTX has no such strides" in line for line in report.wrong)
 

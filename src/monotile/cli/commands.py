@@ -1,4 +1,4 @@
-"""The verbs of the command line: devices, inspect, emit, check, tune, bench, snap, diff."""
+"""The verbs of the command line: devices, inspect, emit, check, compile, tune, bench, snap, diff."""
 
 from functools import partial
 from pathlib import Path
@@ -165,6 +165,26 @@ def run_check(
     else:
         ok = check.run(_console(), backend=backend, only=only)
     if not ok:
+        raise typer.Exit(1)
+
+
+@app.command("compile")
+def run_compile(
+    device: Annotated[
+        list[str] | None, typer.Option(help="sm_86; may be given again. Every described GPU else.")
+    ] = None,
+    only: Annotated[str, typer.Option("--filter", help="Calls whose name holds this text.")] = "",
+    sample: Annotated[int, typer.Option(help="This many of the calls, drawn at random; 0: all.")] = 0,
+    seed: Annotated[int, typer.Option(help="of the sample")] = 0,
+    processes: Annotated[int, typer.Option(min=1, help="at once")] = 1,
+) -> None:
+    """Compile attention with every option for NVIDIA GPUs that need not be here, and show the shared memory, registers
+    and spills of each kernel. The exit code is 1 where one does not compile."""
+    from ..backends.nvidia.device import DESCRIBED
+    from . import ahead
+
+    devices = device or list(DESCRIBED)
+    if not ahead.run(_console(), devices, only=only, sample=sample, seed=seed, processes=processes):
         raise typer.Exit(1)
 
 

@@ -88,7 +88,7 @@ class NvidiaBackend(Backend):
 
         def ptx() -> str:
             capability = build.capability(device or HOPPER.architecture)
-            return str(build.compile_fitting(*selected(), capability).asm["ptx"])
+            return str(build.compile_fitting(*selected(), capability)[0].asm["ptx"])
 
         module = selected()[1].name if schedule is not None else "triton"
         return {

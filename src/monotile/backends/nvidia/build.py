@@ -119,13 +119,14 @@ def compile_ahead(kernel: Kernel, source: TritonSource, schedule: Schedule, capa
     return made
 
 
-def compile_fitting(kernel: Kernel, path: LaunchPath, capability: int = 90) -> Any:
-    """Compile a path's module ahead of time; what exceeds the GPU's shared memory, with fewer stages."""
+def compile_fitting(kernel: Kernel, path: LaunchPath, capability: int = 90) -> tuple[Any, LaunchPath]:
+    """Compile a path's module ahead of time; what exceeds the GPU's shared memory, with fewer stages. Return what was
+    compiled and its path."""
     *first, last = path.smaller()
     for smaller in first:
         with contextlib.suppress(DeviceLimit):
-            return compile_ahead(kernel, smaller.render(kernel), smaller.schedule, capability)
-    return compile_ahead(kernel, last.render(kernel), last.schedule, capability)
+            return compile_ahead(kernel, smaller.render(kernel), smaller.schedule, capability), smaller
+    return compile_ahead(kernel, last.render(kernel), last.schedule, capability), last
 
 
 def resources(made: Any) -> dict[str, int]:

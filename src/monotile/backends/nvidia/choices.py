@@ -25,6 +25,7 @@ BLOCKS_FLOAT32 = ((64, 64, 64), (128, 32, 32), (256, 32, 16), (576, 16, 16))
 BLOCKS_MMA_SYNC = ((128, 128, 64), (256, 64, 64), (512, 32, 32), (576, 16, 32))
 MMA_SYNC = ("sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_120", "sm_121")
 LEAST_BLOCK = 16
+SHARED_MARGIN = 4096  # barriers, reductions, conversions of vectors
 STAGED_BLOCK = 32  # keys: blocks are made smaller down to here to have two stages of them
 # Up to this many keys the start and end of a CTA count for more than a slightly slower loop, and CTAs are persistent.
 # Measured at D 128; at D 64 and 256 persistent CTAs are slower or no faster. With softcap, which is bound by special
@@ -175,12 +176,15 @@ def _fitting(problem: AttentionProblem) -> Choice:
 
 def shared_bytes(problem: AttentionProblem, rows: int, keys: int, stages: int = 1) -> int:
     """Return the shared memory of a plain module, at most: queries, and keys and values for every stage. With one stage
-    keys and values share memory. Weights or a mask take some where they change their layout."""
+    keys and values share memory; where operands are in registers, queries give theirs up to the stages. Weights or a
+    mask take some where they change their layout."""
     size = problem.dtype.bytes
     depth, width = sum(padded(piece.side) for piece in pieces(problem.head_size)), padded(problem.head_size)
-    blocks = stages * keys * (depth + width) if stages > 1 else keys * max(depth, width)
+    queries = rows * depth
+    resident = 0 if gpu(problem.device).architecture in MMA_SYNC else queries
+    staged = stages * keys * (depth + width) + resident if stages > 1 else 0
     scratch = 4 if size == 4 or problem.has_additive_mask else 1 if problem.mask is not None else 0
-    return size * (rows * depth + blocks) + rows * keys * scratch
+    return size * max(queries + keys * max(depth, width), staged) + rows * keys * scratch + SHARED_MARGIN
 
 
 @cache

@@ -39,11 +39,7 @@ class LaunchPath:
         return "triton" if self.pipeline is None else "gluon"
 
     def smaller(self) -> Iterator[LaunchPath]:
-        """Yield this path, then plain ones that need less shared memory. A Gluon module's need is known before it is
-        compiled (gluon/shared_memory.py), that of a plain one not until then."""
-        if self.pipeline is not None:
-            yield self
-            return
+        """Yield this path, then ones with fewer stages, which need less shared memory."""
         for schedule in self.schedule.smaller():
             yield replace(self, schedule=schedule)
 

@@ -7,14 +7,14 @@ from ..schedule import Schedule
 from ..triton.padding import padded_shape
 from .pipeline import Pipeline, load_of, tile_bytes
 
-# Barriers, what Triton keeps for warp specialisation, and scratch of conversions between layouts of vectors.
-MARGIN = 4096
+MARGIN = 256  # for barriers
 ALIGNMENT = 1024  # of a tile in shared memory
 
 
 def needed(kernel: Kernel, pipeline: Pipeline, schedule: Schedule) -> int:
-    """Return the bytes of a module's shared memory, at most: resident operands, private and scratch tiles and those in
-    which warps exchange operands for each consumer, blocks of K and V for each stage."""
+    """Return the bytes that a module allocates: resident operands, private and scratch tiles and those in which warps
+    exchange operands for each consumer, blocks of K and V for each stage. Triton adds up to 5 KiB for conversions
+    between layouts of vectors."""
     rings = sum(_aligned(tile_bytes(ring.load)) for ring in pipeline.rings.values())
     private = sum(_aligned(tile_bytes(op)) for op in pipeline.resident) + _scratch(pipeline)
     private += sum(_exchanged(kernel, pipeline, schedule))

@@ -3,10 +3,6 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import tempfile
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -185,15 +181,3 @@ def compile_ahead(call: ir.Kernel, schedule: Schedule | None = None) -> Any:
     kernel_ir = nvidia.BACKEND.lower(call, peel=schedule is None or schedule.peel)
     schedule = schedule or choose(kernel_ir)
     return build.compile_ahead(kernel_ir, render_triton(kernel_ir, schedule), schedule)
-
-
-def resources(made: Any) -> dict[str, int]:
-    """REG, the registers of a thread, and STACK, the bytes it spills: by the tool that comes with Triton."""
-    import triton
-
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(made.asm["cubin"])
-        file.flush()
-        done = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
-    return {name: int(count) for name, count in re.findall(r"(REG|STACK):(\d+)", done.stdout)}

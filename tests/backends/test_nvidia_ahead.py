@@ -18,7 +18,6 @@ from backends.nvidia_kernels import (
     decode,
     forward,
     lowered,
-    resources,
     scale_rows,
 )
 from kernel_calls import in_splits, over_all_keys
@@ -123,7 +122,7 @@ def test_the_library_for_every_tuned_head_size(D: int, causal: bool) -> None:
     assert "wgmma.mma_async.sync.aligned.m64" in made.asm["ptx"] and "mma.sync" not in made.asm["ptx"]
     assert made.metadata.shared <= SHARED_BYTES
     if metadata.version("triton") == "3.6.0":
-        assert resources(made)["STACK"] <= SPILLS[D][causal]
+        assert build.resources(made)["STACK"] <= SPILLS[D][causal]
 
 
 @compiled
@@ -137,7 +136,7 @@ def test_the_largest_head_sizes(dtype: str, D: int, spills: int) -> None:
     made = compile_ahead(library_call(D, True, dtype))
     assert made.metadata.shared <= SHARED_BYTES
     if metadata.version("triton") == "3.6.0":
-        assert resources(made)["STACK"] <= spills
+        assert build.resources(made)["STACK"] <= spills
 
 
 @compiled
@@ -152,7 +151,7 @@ def test_masks_of_float32(mask_type: Any, D: int) -> None:
     call = over_all_keys(q, q[:, :2], q[:, 2:], q.copy(), lse, mask=mask, block_map=block_map)
     made = compile_ahead(attention.ir(*call, options=Options("lower_right"), covered=True, **blocks))
     if metadata.version("triton") == "3.6.0":
-        assert resources(made)["STACK"] <= 256
+        assert build.resources(made)["STACK"] <= 256
 
 
 @compiled
@@ -168,7 +167,7 @@ def test_measured_choices(D: int, persistent: bool, spills: int) -> None:
     program = NvidiaProgram(lowered(call), choice.schedule)
     made = build.compile_ahead(program.kernel, program.default.source, choice.schedule)
     assert "wgmma" in made.asm["ptx"] and "cp.async.bulk.tensor" in made.asm["ptx"]
-    assert made.metadata.shared <= SHARED_BYTES and resources(made)["STACK"] <= spills
+    assert made.metadata.shared <= SHARED_BYTES and build.resources(made)["STACK"] <= spills
 
 
 @compiled
@@ -202,7 +201,7 @@ def test_decode_of_the_library(BK: int) -> None:
     o, m = random((1, 2, 4, 2, D)), random((1, 2, 4, 2))
     call = in_splits(q, k, k.copy(), (o, m, m.copy()), 256 // BK)
     made = compile_ahead(attention.ir(*call, options=Options(), BR=4, BK=BK, packed=True))
-    assert made.metadata.shared <= SHARED_BYTES and resources(made)["STACK"] == 0
+    assert made.metadata.shared <= SHARED_BYTES and build.resources(made)["STACK"] == 0
 
 
 # ---- what does not fit -----------------------------------------------------------------------------------------------
@@ -330,4 +329,4 @@ def test_a_mask_in_a_gluon_module_compiles() -> None:
     kernel, schedule = pipeline_call(64, masked=True), Schedule(4, 2, consumers=2)
     program = NvidiaProgram(kernel, schedule)
     made = build.compile_ahead(kernel, program.default.source, schedule)
-    assert "wgmma" in made.asm["ptx"] and resources(made)["STACK"] == 0
+    assert "wgmma" in made.asm["ptx"] and build.resources(made)["STACK"] == 0

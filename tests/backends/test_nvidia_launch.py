@@ -11,8 +11,10 @@ import pytest
 
 import monotile
 from kernel_calls import over_all_keys
-from monotile.backends.nvidia import backend, build, choices, device, launcher, program
+from monotile import errors
+from monotile.backends.nvidia import backend, build, choices, device, launcher, paths, program
 from monotile.backends.nvidia.gluon import persistent
+from monotile.backends.nvidia.schedule import Schedule
 from monotile.backends.nvidia.triton.descriptors import DescribedTensor, HostDescriptor
 from monotile.dtypes import bfloat16
 from monotile.kernels.attention import attention
@@ -41,7 +43,7 @@ class Gpu:
     compiled: list[tuple[str, list[Any]]] = field(default_factory=list)
     launched: list[Launched] = field(default_factory=list)
 
-    def compile_and_launch(self, variant: Any, grid: int, given: list[Any], tail: list[Any]) -> Any:
+    def compile_and_launch(self, kernel: Any, variant: Any, grid: int, given: list[Any], tail: list[Any]) -> Any:
         self.compiled.append((variant.source.name, given))
         launch = lambda *launched: self.launched.append(Launched(self.current, *launched))  # noqa: E731
         return launcher.LoadedKernel(launch, lambda n, descriptor: [descriptor])
@@ -65,6 +67,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(backend.NvidiaBackend, "accepts", lambda self, device: True)
     monkeypatch.setattr(ops._ATTENTION, "calls", {})
     monkeypatch.setattr(choices, "gpu", lambda name: device.Gpu("a stand-in", "", 132))
+    monkeypatch.setattr(program, "gpu", lambda name: device.HOPPER)
     return found
 
 
@@ -187,7 +190,46 @@ def test_a_gpu_without_wgmma_runs_plain_triton(gpu: Gpu, monkeypatch: pytest.Mon
     found = {name: device.Gpu(name, architecture) for name, architecture in (("cuda:0", "sm_90"), ("cuda:1", "sm_100"))}
     monkeypatch.setattr(program, "gpu", found.__getitem__)
     assert made.bind(words(), "cuda:0").variant is made.default
-    assert made.bind(words(), "cuda:1").variant is made.variant(wide=False, descriptors=False)
+    other = made.bind(words(), "cuda:1").variant
+    assert other.path.pipeline is None and not other.described
+    assert made.bind(words(), "cuda:1").variant is other
+
+
+def test_a_gpu_with_less_shared_memory_has_fewer_stages(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same program, bound on GPUs of two kinds; slots of the rings are counted before anything is compiled."""
+    made = gluon_program()
+    small = device.Gpu("cuda:1", "sm_90", shared_bytes=made.target.shared_bytes * 3 // 5)
+    tiny = device.Gpu("cuda:2", "sm_90", shared_bytes=48 * 1024)
+    found = {"cuda:0": device.HOPPER, "cuda:1": small, "cuda:2": tiny}
+    monkeypatch.setattr(program, "gpu", found.__getitem__)
+    stages = [made.bind(words(), name).variant.schedule.num_stages for name in found]
+    assert stages[0] == 2 > stages[1] == 1
+    plain = made.bind(words(), "cuda:2").variant
+    assert (
+        plain.path.pipeline is None
+        and "bytes of shared memory; a CTA has 49152" in made.others["sm_90", 49152].why_plain
+    )
+
+
+def test_what_exceeds_shared_memory_is_compiled_with_fewer_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton says so before it launches; with one stage left it is an error."""
+    tried: list[int] = []
+
+    def refuse(variant: Any, grid: int, arguments: list[Any], rest: list[Any]) -> str:
+        tried.append(variant.schedule.num_stages)
+        if variant.schedule.num_stages > least:
+            raise errors.DeviceLimit("too much")
+        return variant.source.name
+
+    monkeypatch.setattr(program, "_compile_and_launch", refuse)
+    made = gluon_program()
+    plain = program.Variant(made.kernel, paths.LaunchPath(Schedule(8, 3), None), "sm_90", wide=False)
+    least = 1
+    name = program.compile_and_launch(made.kernel, plain, 1, [], [])
+    assert tried == [3, 2, 1] and name != plain.source.name
+    least = 0
+    with pytest.raises(errors.DeviceLimit, match="too much"):
+        program.compile_and_launch(made.kernel, plain, 1, [], [])
 
 
 # ---- Triton's launcher -----------------------------------------------------------------------------------------------

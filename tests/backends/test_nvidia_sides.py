@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from arrays import Array, poisoned, random
-from backends.nvidia_kernels import compiled, interpreted, lowered, resources
+from backends.nvidia_kernels import compiled, interpreted, lowered
 from monotile import ir
 from monotile.backends.nvidia import build
 from monotile.backends.nvidia.backend import BACKEND
@@ -218,7 +218,7 @@ def test_keys_and_values_in_one_ring(BK: int, slots: int, spills: int, splits: i
     assert ("stmatrix" in ptx) == (slots == 2)  # weights, of which each warp has half a row, where nothing overlaps
     assert made.metadata.shared <= SHARED_BYTES
     if metadata.version("triton") == "3.6.0":
-        assert resources(made)["STACK"] <= spills
+        assert build.resources(made)["STACK"] <= spills
 
 
 @compiled
@@ -236,7 +236,7 @@ def test_other_sides_have_a_pipeline(D: int, Dv: int, shares: bool) -> None:
     made = build.compile_ahead(found, path.render(found), schedule)
     assert "wgmma" in made.asm["ptx"] and made.metadata.shared <= SHARED_BYTES
     if metadata.version("triton") == "3.6.0":
-        assert resources(made)["STACK"] == 0
+        assert build.resources(made)["STACK"] == 0
 
 
 @compiled

@@ -1,4 +1,4 @@
-"""The verbs of the command line: devices, inspect, emit, check, tune, bench, snap, diff."""
+"""The verbs of the command line: devices, inspect, emit, check, compile, tune, bench, snap, diff."""
 
 from functools import partial
 from pathlib import Path
@@ -150,11 +150,45 @@ def emit(
 def run_check(
     backend: Annotated[str, typer.Option(help="where to run")] = "cpu",
     only: Annotated[str, typer.Option("--filter", help="Cases whose name holds this text.")] = "",
+    sweep: Annotated[int, typer.Option(help="Instead: this many random calls between poisoned neighbours.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="of the sweep")] = 0,
+    first: Annotated[str, typer.Option("--from", help="Family and number of the sweep's first call: 12.3")] = "0.0",
+    processes: Annotated[int, typer.Option(min=1, help="of the sweep, at once")] = 1,
+    seconds: Annotated[float, typer.Option(help="No call of the sweep begins after this time; 0: no limit.")] = 0.0,
+    per_family: Annotated[int, typer.Option(min=1, help="Calls of the sweep that share their kernels.")] = 40,
 ) -> None:
     """Hold every op of the library against float64. The exit code is 1 where one does not hold."""
-    from ..library import check
+    from ..library import check, sweep_processes
 
-    if not check.run(_console(), backend=backend, only=only):
+    if sweep:
+        place = [int(part) for part in first.split(".") if part.isdecimal()]
+        if len(place) != 2:
+            raise MonotileError(f"--from is a family and a call's number in it, such as 12.3; found {first!r}")
+        wanted = sweep_processes.Sweep(sweep, seed, backend, processes, seconds, per_family, (place[0], place[1]))
+        ok = sweep_processes.run(_console(), wanted)
+    else:
+        ok = check.run(_console(), backend=backend, only=only)
+    if not ok:
+        raise typer.Exit(1)
+
+
+@app.command("compile")
+def run_compile(
+    device: Annotated[
+        list[str] | None, typer.Option(help="sm_86; may be given again. Every described GPU else.")
+    ] = None,
+    only: Annotated[str, typer.Option("--filter", help="Calls whose name holds this text.")] = "",
+    sample: Annotated[int, typer.Option(help="This many of the calls, drawn at random; 0: all.")] = 0,
+    seed: Annotated[int, typer.Option(help="of the sample")] = 0,
+    processes: Annotated[int, typer.Option(min=1, help="at once")] = 1,
+) -> None:
+    """Compile attention with every option for NVIDIA GPUs that need not be here, and show the shared memory, registers
+    and spills of each kernel. The exit code is 1 where one does not compile."""
+    from ..backends.nvidia.device import DESCRIBED
+    from . import ahead
+
+    devices = device or list(DESCRIBED)
+    if not ahead.run(_console(), devices, only=only, sample=sample, seed=seed, processes=processes):
         raise typer.Exit(1)
 
 

@@ -15,9 +15,9 @@ from ..base import Backend, Emitted, Program
 from . import build, paths
 from .choices import NvidiaChoices
 from .columns import split_columns
-from .gluon import support
+from .device import HOPPER, described
 from .program import NvidiaProgram
-from .schedule import Schedule, choose
+from .schedule import Schedule
 from .sides import split_sides
 
 OPTIONS = pipeline.PipelineOptions(peel_bounds=True, last=(split_sides, split_columns))
@@ -49,7 +49,7 @@ class NvidiaBackend(Backend):
 
     def compile(self, kernel: ir.Kernel) -> Program:
         lowered = self.lower(kernel)
-        return NvidiaProgram(lowered, choose(lowered))
+        return NvidiaProgram(lowered, None)
 
     def compile_as(self, kernel: ir.Kernel, schedule: Any) -> Program:
         return NvidiaProgram(self.lower(kernel, peel=schedule.peel), schedule)
@@ -74,7 +74,7 @@ class NvidiaBackend(Backend):
 
     def _select(self, kernel: ir.Kernel, schedule: Any, device: str | None) -> tuple[ir.Kernel, paths.LaunchPath]:
         lowered = self.lower(kernel, peel=schedule is None or schedule.peel)
-        return lowered, paths.select(lowered, schedule, device or support.ARCHITECTURE)
+        return lowered, paths.select(lowered, schedule, described(device) if device else HOPPER)
 
     def stages(
         self, kernel: ir.Kernel, schedule: Any = None, device: str | None = None
@@ -88,9 +88,8 @@ class NvidiaBackend(Backend):
             return path.render(lowered).text
 
         def ptx() -> str:
-            lowered, path = selected()
-            capability = build.capability(device or support.ARCHITECTURE)
-            return str(build.compile_ahead(lowered, path.render(lowered), path.schedule, capability).asm["ptx"])
+            capability = build.capability(device or HOPPER.architecture)
+            return str(build.compile_fitting(*selected(), capability)[0].asm["ptx"])
 
         module = selected()[1].name if schedule is not None else "triton"
         return {
@@ -102,7 +101,7 @@ class NvidiaBackend(Backend):
 
     def explain(self, kernel: ir.Kernel, schedule: Any = None, device: str | None = None) -> list[str]:
         lowered = self.lower(kernel, peel=schedule is None or schedule.peel)
-        return paths.explain(lowered, schedule, device or support.ARCHITECTURE)
+        return paths.explain(lowered, schedule, described(device) if device else HOPPER)
 
     def emit(self, kernel: ir.Kernel, schedule: Any = None, device: str | None = None) -> Emitted:
         from .emission import emitted

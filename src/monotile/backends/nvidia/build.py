@@ -6,6 +6,8 @@ import contextlib
 import importlib
 import importlib.util
 import os
+import re
+import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -15,7 +17,9 @@ from ...dtypes import DType
 from ...errors import DeviceLimit, UnknownArchitecture, UnknownBackend
 from ...ir import Kernel
 from ...runtime import cache as store
-from . import triton_key
+from . import assembler, triton_key
+from .device import shared_bytes
+from .paths import LaunchPath
 from .schedule import Schedule
 from .triton import descriptors
 from .triton.module import TritonSource
@@ -30,9 +34,6 @@ POINTERS = {
     "uint8": "*u8",
     "bool": "*i1",
 }
-# Shared memory of one CTA, by compute capability.
-SHARED_KIB = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99}
-LEAST_SHARED_KIB = 64
 FITTING = "use smaller blocks, or a schedule with fewer stages"
 SCALARS = {"float32": "fp32", "int64": "i64", "int32": "i32", "bool": "i32"}
 
@@ -99,21 +100,46 @@ def compile_ahead(kernel: Kernel, source: TritonSource, schedule: Schedule, capa
     if hasattr(compiler, "AttrsDescriptor"):  # Triton 3.2
         attributes = compiler.AttrsDescriptor.from_hints(dict.fromkeys(even, 16))
     kind: Any = triton.compiler.ASTSource
+    other = assembler.needs_other(kernel, f"sm_{capability}")
     if any(tensor.block for tensor in source.described):
+        other = False
         kind = importlib.import_module("triton.experimental.gluon._runtime").GluonASTSource
     try:
-        made = triton.compile(
-            kind(function, signature, {}, attributes),
-            target=compiler.GPUTarget("cuda", capability, 32),
-            options=schedule.options,
-        )
+        with assembler.chosen(other=other) as more:
+            made = triton.compile(
+                kind(function, signature, {}, attributes),
+                target=compiler.GPUTarget("cuda", capability, 32),
+                options=schedule.options | more,
+            )
     except Exception as error:
         raise translated(error, source.name) or error from None
-    most = SHARED_KIB.get(capability, LEAST_SHARED_KIB) * 1024
+    most = shared_bytes(capability)
     if made.metadata.shared > most:  # a launch would refuse it; nothing before does
         needs = f"{source.name} needs {made.metadata.shared} bytes of shared memory, sm_{capability} has {most}"
         raise DeviceLimit(f"{needs}; {FITTING}")
     return made
+
+
+def compile_fitting(kernel: Kernel, path: LaunchPath, capability: int = 90) -> tuple[Any, LaunchPath]:
+    """Compile a path's module ahead of time; what exceeds the GPU's shared memory, with fewer stages. Return what was
+    compiled and its path."""
+    *first, last = path.smaller()
+    for smaller in first:
+        with contextlib.suppress(DeviceLimit):
+            return compile_ahead(kernel, smaller.render(kernel), smaller.schedule, capability), smaller
+    return compile_ahead(kernel, last.render(kernel), last.schedule, capability), last
+
+
+def resources(made: Any) -> dict[str, int]:
+    """REG, the registers of a thread, and STACK, the bytes it spills: by the tool that comes with Triton."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        done = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
+    return {name: int(count) for name, count in re.findall(r"(REG|STACK):(\d+)", done.stdout)}
 
 
 def _descriptor_types(kernel: Kernel, source: TritonSource) -> dict[str, str]:

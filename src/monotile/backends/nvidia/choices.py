@@ -13,12 +13,20 @@ from . import row_kinds, tuning
 from .device import gpu
 from .gluon import support
 from .schedule import Schedule
+from .sides import pieces
+from .triton.padding import padded
 
 MEASURED = "sm_90"
-# (BR, BK) up to a head size: what fits shared memory, and registers without thousands of bytes spilled. Tiles are
-# powers of two, so that beyond 512 they are as large as for 1024. float32 has its operands in registers, too.
+# (BR, BK) up to a head size: what fits registers without thousands of bytes spilled, and Hopper's shared memory. Tiles
+# are powers of two, so that beyond 512 they are as large as for 1024. float32 has its operands in registers, too, and
+# so have the matrix units of GPUs before Hopper and of sm_120 (mma.sync).
 BLOCKS = ((128, 128, 128), (256, 128, 64), (512, 64, 64), (576, 32, 32))
 BLOCKS_FLOAT32 = ((64, 64, 64), (128, 32, 32), (256, 32, 16), (576, 16, 16))
+BLOCKS_MMA_SYNC = ((128, 128, 64), (256, 64, 64), (512, 32, 32), (576, 16, 32))
+MMA_SYNC = ("sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_120", "sm_121")
+LEAST_BLOCK = 16
+SHARED_MARGIN = 4096  # barriers, reductions, conversions of vectors
+STAGED_BLOCK = 32  # keys: blocks are made smaller down to here to have two stages of them
 # Up to this many keys the start and end of a CTA count for more than a slightly slower loop, and CTAs are persistent.
 # Measured at D 128; at D 64 and 256 persistent CTAs are slower or no faster. With softcap, which is bound by special
 # functions, they are faster at any length.
@@ -58,8 +66,7 @@ class NvidiaChoices(Choices):
         return chosen
 
     def _is_few(self, problem: AttentionProblem) -> bool:
-        """True for few rows. Where nothing was measured, also for few queries: blocks for matrix units are chosen for
-        the shared memory of Hopper, of which other GPUs have less."""
+        """True for few rows; where nothing was measured, also for few queries of each head."""
         unknown = gpu(problem.device).architecture != MEASURED
         return problem.rows <= ROW_BLOCKS[-1] or (unknown and problem.queries <= ROW_BLOCKS[-1])
 
@@ -154,14 +161,30 @@ def split_length(problem: AttentionProblem, block: int) -> int:
 def _fitting(problem: AttentionProblem) -> Choice:
     """Products of float32 are written out, and with a mask once for each block case: the assembler then keeps 32
     registers and spills thousands of bytes, unless blocks are those of larger heads."""
-    size, dtype = problem.head_size, problem.dtype
+    size, dtype, target = problem.head_size, problem.dtype, gpu(problem.device)
     large = problem.mask is not None and dtype.bytes == 4 and 128 < size <= 256
-    table = BLOCKS if dtype.bytes < 4 else BLOCKS_FLOAT32
+    mma_sync = target.architecture in MMA_SYNC
+    table = BLOCKS_FLOAT32 if dtype.bytes == 4 else BLOCKS_MMA_SYNC if mma_sync else BLOCKS
     rows, keys = next((rows, keys) for most, rows, keys in table if (512 if large else size) <= most)
-    return Choice(
-        {"BR": rows, "BK": keys},
-        why=f"blocks of {rows} x {keys} for head size {size} fit the shared memory of {MEASURED}",
-    )
+    while mma_sync and keys > STAGED_BLOCK and shared_bytes(problem, rows, keys, 2) > target.shared_bytes:
+        keys //= 2
+    while shared_bytes(problem, rows, keys) > target.shared_bytes and max(rows, keys) > LEAST_BLOCK:
+        rows, keys = (rows, keys // 2) if keys > LEAST_BLOCK else (rows // 2, keys)
+    kib = target.shared_bytes >> 10
+    return Choice({"BR": rows, "BK": keys}, why=f"blocks of {rows} x {keys} for head size {size} fit {kib} KiB")
+
+
+def shared_bytes(problem: AttentionProblem, rows: int, keys: int, stages: int = 1) -> int:
+    """Return the shared memory of a plain module, at most: queries, and keys and values for every stage. With one stage
+    keys and values share memory; where operands are in registers, queries give theirs up to the stages. Weights or a
+    mask take some where they change their layout."""
+    size = problem.dtype.bytes
+    depth, width = sum(padded(piece.side) for piece in pieces(problem.head_size)), padded(problem.head_size)
+    queries = rows * depth
+    resident = 0 if gpu(problem.device).architecture in MMA_SYNC else queries
+    staged = stages * keys * (depth + width) + resident if stages > 1 else 0
+    scratch = 4 if size == 4 or problem.has_additive_mask else 1 if problem.mask is not None else 0
+    return size * max(queries + keys * max(depth, width), staged) + rows * keys * scratch + SHARED_MARGIN
 
 
 @cache

@@ -7,18 +7,40 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
-# Multiprocessors of a usual card of each architecture: for explaining what a call would run on a card that is not here.
+# Multiprocessors of a usual card of each architecture: for choosing what a call would run on a card that is not here.
 DESCRIBED = {"sm_80": 108, "sm_86": 84, "sm_89": 128, "sm_90": 132, "sm_100": 148, "sm_120": 170}
+# Shared memory of one CTA, by compute capability.
+SHARED_KIB = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99}
+LEAST_SHARED_KIB = 64
 
 
 @dataclass(frozen=True)
 class Gpu:
+    """What kernels are chosen by."""
+
     name: str
     architecture: str  # like "sm_90"
     multiprocessors: int = 0
+    shared_bytes: int = 227 * 1024  # of one CTA
 
 
 UNKNOWN = Gpu("an unknown GPU", "", 1)
+
+
+def shared_bytes(capability: int) -> int:
+    """Return the shared memory of one CTA on GPUs of a compute capability."""
+    return SHARED_KIB.get(capability, LEAST_SHARED_KIB) * 1024
+
+
+def described(architecture: str) -> Gpu:
+    """Return a GPU of an architecture that need not be here; an unknown one has the least of everything."""
+    number = architecture.removeprefix("sm_")
+    count = DESCRIBED.get(architecture, min(DESCRIBED.values()))
+    known = number.isdecimal() and number != architecture
+    return Gpu(f"a GPU of {architecture}", architecture, count, shared_bytes(int(number) if known else 0))
+
+
+HOPPER = described("sm_90")  # that schedules were measured on
 
 
 @cache
@@ -26,13 +48,15 @@ def gpu(device: str) -> Gpu:
     """The GPU that a device names: torch is asked about "cuda:1", "sm_90" is described, nothing is known of
     others (Triton's interpreter on CPU arrays)."""
     if device in DESCRIBED:
-        return Gpu(f"a GPU of {device}", device, DESCRIBED[device])
+        return described(device)
     if not device.startswith("cuda"):
         return UNKNOWN
     import torch
 
     found = torch.cuda.get_device_properties(device)
-    return Gpu(found.name, f"sm_{found.major}{found.minor}", int(found.multi_processor_count))
+    capability = 10 * found.major + found.minor
+    shared = getattr(found, "shared_memory_per_block_optin", 0) or shared_bytes(capability)
+    return Gpu(found.name, f"sm_{capability}", int(found.multi_processor_count), int(shared))
 
 
 # ---- what launches ask torch and Triton, looked up once --------------------------------------------------------------

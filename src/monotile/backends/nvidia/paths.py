@@ -8,10 +8,12 @@ reason is known only at a launch: TMA cannot describe every stride and address. 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from ...ir import Kernel
-from .gluon import support
+from .device import HOPPER, Gpu
+from .gluon import shared_memory, support
 from .gluon.module import pipeline_of, render_gluon
 from .gluon.pipeline import Pipeline
 from .schedule import Schedule, choose, count
@@ -36,31 +38,42 @@ class LaunchPath:
     def name(self) -> str:
         return "triton" if self.pipeline is None else "gluon"
 
+    def smaller(self) -> Iterator[LaunchPath]:
+        """Yield this path, then ones with fewer stages, which need less shared memory."""
+        for schedule in self.schedule.smaller():
+            yield replace(self, schedule=schedule)
+
     def render(self, kernel: Kernel, *, wide: bool = False, emulate: bool = False) -> TritonSource:
         if self.pipeline is not None:
             return render_gluon(kernel, self.schedule, self.pipeline, wide=wide)
         return render_triton(kernel, self.schedule, wide=wide, emulate=emulate)
 
 
-def select(
-    kernel: Kernel, schedule: Schedule | None, architecture: str = support.ARCHITECTURE, *, interpreted: bool = False
-) -> LaunchPath:
+def select(kernel: Kernel, schedule: Schedule | None, target: Gpu = HOPPER, *, interpreted: bool = False) -> LaunchPath:
     """Return the path of a kernel after the passes. `interpreted`: Triton runs it in Python."""
+    rule = choose(kernel, target.shared_bytes)
     if schedule is None or not schedule.consumers:
         why = "The schedule does not ask for producer and consumer warps (consumers=0)."
-        return LaunchPath(schedule or choose(kernel), None, why)
+        return LaunchPath(schedule or rule, None, why)
     if interpreted:
-        return LaunchPath(choose(kernel), None, "Triton's interpreter (TRITON_INTERPRET=1) does not run Gluon.")
-    why = support.why_unsupported(architecture)
+        return LaunchPath(rule, None, "Triton's interpreter (TRITON_INTERPRET=1) does not run Gluon.")
+    why = support.why_unsupported(target.architecture)
     if why:
-        return LaunchPath(choose(kernel), None, why)
+        return LaunchPath(rule, None, why)
     found = pipeline_of(kernel)
-    return LaunchPath(choose(kernel), None, found) if isinstance(found, str) else LaunchPath(schedule, found)
+    if isinstance(found, str):
+        return LaunchPath(rule, None, found)
+    for fitting in schedule.smaller():
+        if shared_memory.needed(kernel, found, fitting) <= target.shared_bytes:
+            return LaunchPath(fitting, found)
+    needs = shared_memory.needed(kernel, found, replace(schedule, num_stages=1))
+    return LaunchPath(rule, None, f"Its tiles need {needs} bytes of shared memory; a CTA has {target.shared_bytes}.")
 
 
-def explain(kernel: Kernel, schedule: Schedule | None, architecture: str = support.ARCHITECTURE) -> list[str]:
+def explain(kernel: Kernel, schedule: Schedule | None, target: Gpu = HOPPER) -> list[str]:
     """Say in a few lines which schedule and which path a launch gets, and why."""
-    path, rule = select(kernel, schedule, architecture), choose(kernel)
+    path, rule = select(kernel, schedule, target), choose(kernel, target.shared_bytes)
+    architecture = target.architecture
     lines = [f"schedule: {rule.describe()}, by the rule" if schedule is None else f"schedule: {schedule.describe()}"]
     if path.pipeline is not None:
         consumers = count(path.schedule.consumers, "consumer")

@@ -10,12 +10,12 @@ from typing import Any
 
 from ... import ir
 from ...dtypes import DType, int64
-from ...errors import ArgumentShape
+from ...errors import ArgumentShape, DeviceLimit
 from ...passes.grid import Grid
 from ..base import Program, picker
-from . import build, launcher, paths
-from .device import gpu, runtime
-from .gluon import persistent, support
+from . import assembler, build, launcher, paths
+from .device import HOPPER, Gpu, gpu, runtime
+from .gluon import persistent
 from .launcher import LoadedKernel
 from .paths import LaunchPath
 from .schedule import Schedule, choose
@@ -45,9 +45,11 @@ class BoundLaunch:
 class Variant:
     """One rendering of a kernel, loaded."""
 
-    def __init__(self, kernel: ir.Kernel, path: LaunchPath, *, wide: bool) -> None:
-        self.schedule = path.schedule
+    def __init__(self, kernel: ir.Kernel, path: LaunchPath, architecture: str, *, wide: bool) -> None:
+        self.path, self.schedule, self.wide = path, path.schedule, wide
         self.source = path.render(kernel, wide=wide, emulate=build.interpreting())
+        self.architecture = architecture
+        self.other_assembler = path.pipeline is None and assembler.needs_other(kernel, architecture)
         self.function: Any = build.load(self.source)
         arguments = self.source.arguments
         self.pointers = [a.index for a in arguments if a.kind == "pointer"]
@@ -62,19 +64,25 @@ class Variant:
 
 
 class NvidiaProgram(Program):
-    """A kernel as Triton functions: one with 32-bit offsets within tiles, others when a call needs them."""
+    """A kernel as Triton functions for one kind of GPU: one with 32-bit offsets within tiles, others when a call needs
+    them. GPUs of another kind get a program of their own."""
 
-    def __init__(self, kernel: ir.Kernel, schedule: Schedule) -> None:
-        self.kernel, self.schedule = kernel, schedule
-        self.path = paths.select(kernel, schedule, interpreted=build.interpreting())
+    def __init__(self, kernel: ir.Kernel, schedule: Schedule | None, target: Gpu = HOPPER) -> None:
+        self.kernel, self.asked, self.target = kernel, schedule, target
+        self.path = paths.select(kernel, schedule, target, interpreted=build.interpreting())
+        self.schedule = self.path.schedule
         self.variants: dict[tuple[bool, bool], Variant] = {}
-        described = schedule.tensor_descriptors if self.path.pipeline is None else True
-        self.default = self.variant(wide=False, descriptors=described)
+        self.others: dict[tuple[str, int], NvidiaProgram] = {}
 
     @property
     def why_plain(self) -> str:
         """Why this is not a Gluon module; nothing where it is one."""
         return self.path.why_plain
+
+    @property
+    def default(self) -> Variant:
+        descriptors = self.schedule.tensor_descriptors if self.path.pipeline is None else True
+        return self.variant(wide=False, descriptors=descriptors)
 
     def variant(self, *, wide: bool, descriptors: bool) -> Variant:
         """Return the variant with descriptors as the path has it; without them, plain Triton. A Gluon module needs
@@ -82,26 +90,27 @@ class NvidiaProgram(Program):
         if (wide, descriptors) not in self.variants:
             path = self.path
             if path.pipeline is not None:
-                path = path if descriptors else LaunchPath(choose(self.kernel), None)
-            elif not self.schedule.consumers:
+                path = path if descriptors else LaunchPath(choose(self.kernel, self.target.shared_bytes), None)
+            elif self.asked is None or not self.asked.consumers:
                 path = replace(path, schedule=replace(path.schedule, tensor_descriptors=descriptors))
-            self.variants[wide, descriptors] = Variant(self.kernel, path, wide=wide)
+            self.variants[wide, descriptors] = Variant(self.kernel, path, self.target.architecture, wide=wide)
         return self.variants[wide, descriptors]
 
     def bind(self, words: Sequence[int], device: str = "cpu") -> BoundLaunch:
         """Choose a variant by lengths and strides."""
+        if device.startswith("cuda"):
+            found = gpu(device)
+            kind = found.architecture, found.shared_bytes
+            if kind != (self.target.architecture, self.target.shared_bytes):
+                if kind not in self.others:
+                    self.others[kind] = NvidiaProgram(self.kernel, self.asked, found)
+                return self.others[kind].bind(words, device)
         tensors = self.default.source.described
-        if not tensors or not self._can_run(device) or not descriptors.can_describe(tensors, words):
+        if not tensors or not descriptors.can_describe(tensors, words):
             return self._bind(words, device, descriptors=False)
         bound = self._bind(words, device, descriptors=True)
         bound.without_descriptors = cache(lambda: self._bind(words, device, descriptors=False))  # rarely needed
         return bound
-
-    def _can_run(self, device: str) -> bool:
-        """Return True if a device can run the path. One that is not CUDA stands for a GPU that is not there."""
-        if self.path.pipeline is None or not device.startswith("cuda"):
-            return True
-        return gpu(device).architecture == support.ARCHITECTURE
 
     def _bind(self, words: Sequence[int], device: str, *, descriptors: bool) -> BoundLaunch:
         variant = self.variant(wide=False, descriptors=descriptors)
@@ -151,7 +160,7 @@ class NvidiaProgram(Program):
         compiled = bound.compiled.get(key)
         if compiled is None:
             given = _typed_arguments(self.kernel, bound, addresses)
-            bound.compiled[key] = compile_and_launch(variant, grid, given, numbers)
+            bound.compiled[key] = compile_and_launch(self.kernel, variant, grid, given, numbers)
             return
         encoded: list[Any] = []
         for n, tensor in enumerate(variant.host_described):
@@ -222,10 +231,26 @@ class Pointer:
         return self.address
 
 
-def compile_and_launch(variant: Variant, grid: int, arguments: list[Any], rest: Sequence[Any]) -> LoadedKernel:
-    """Compile for these arguments, launch, and return the launcher for later ones."""
+def compile_and_launch(
+    kernel: ir.Kernel, variant: Variant, grid: int, arguments: list[Any], rest: Sequence[Any]
+) -> LoadedKernel:
+    """Compile for these arguments, launch, and return the launcher for later ones. A plain module that exceeds shared
+    memory, which Triton finds before it launches, is compiled again with fewer stages: results do not depend on
+    them."""
+    paths_left = list(variant.path.smaller())[1:]
+    while True:
+        try:
+            return _compile_and_launch(variant, grid, arguments, rest)
+        except DeviceLimit:
+            if not paths_left:
+                raise
+            variant = Variant(kernel, paths_left.pop(0), variant.architecture, wide=variant.wide)
+
+
+def _compile_and_launch(variant: Variant, grid: int, arguments: list[Any], rest: Sequence[Any]) -> LoadedKernel:
     try:
-        kernel = variant.function[(grid,)](*arguments, *rest, **variant.schedule.options)
+        with assembler.chosen(other=variant.other_assembler) as more:
+            kernel = variant.function[(grid,)](*arguments, *rest, **variant.schedule.options, **more)
     except Exception as error:
         raise build.translated(error, variant.source.name) or error from None
     return launcher.load(kernel, len(variant.host_described))

@@ -3,7 +3,8 @@ schedules, which come before them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...dtypes import float32
@@ -45,6 +46,12 @@ class Schedule:
         words += ["triggers dependent launches early"] if self.triggers_dependents else []
         words += ["waits for the launch before it on the GPU"] if self.waits_for_previous else []
         return ", ".join(words)
+
+    def smaller(self) -> Iterator[Schedule]:
+        """Yield this schedule, then ones that need less shared memory: one stage fewer each."""
+        yield self
+        for stages in range(self.num_stages - 1, 0, -1):
+            yield replace(self, num_stages=stages, edge_stages=min(self.edge_stages, stages))
 
     @property
     def options(self) -> dict[str, Any]:

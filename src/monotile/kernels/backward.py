@@ -128,11 +128,12 @@ def backward_keys(
                 Q, dO, L, delta_ = terms_of_rows(do, q, lse, delta, b, h, rows)
                 terms = RowTerms(where(sighted, Q, 0.0), where(sighted, dO, 0.0), L, delta_)
                 P, _, dX = score_gradients(rule, terms, K, V, at(rows), M, seen)
+                dV = sums.dV + dot(P.astype(V.dtype).T, terms.dO)
+                sums = KeySums(sums.dK + dot(dX.astype(K.dtype).T, terms.Q), dV)
                 if dq is not None:
                     keys = visible_keys(options, at(rows), M, seen, case)
                     sum_dq[b, h, rows] += dot(dX.astype(K.dtype), where(keys[:, None], K, 0.0))
-                dV = sums.dV + dot(P.astype(V.dtype).T, terms.dO)
-                return KeySums(sums.dK + dot(dX.astype(K.dtype).T, terms.Q), dV)
+                return sums
 
             for i in blocks(Nq, BR, lambda rows: by_position(options, at(rows)) & at(rows).inside):
                 case = block_map[b, h, i // BR, n] if block_map is not None else None

@@ -156,6 +156,12 @@ def backward_keys(
                 sum_dq[b, h, i + arange(BR)] = zeros((BR, D))
         for n in range(cdiv(Nk, BK)):
             block_of_keys(b, g, n)
-        for h in range(g * group, g * group + group):
-            for i in range(0, Nq, BR):
-                dq[b, h, i + arange(BR)] = sum_dq[b, h, i + arange(BR)] * scale
+        scale_rows(dq, sum_dq, b, g * group, group, scale, BR)
+
+
+def scale_rows(x, sums, b, first, heads, scale, BR):
+    """x = sums * scale, for the rows of some heads."""
+    for h in range(first, first + heads):
+        for i in range(0, x.shape[2], BR):
+            rows = i + arange(BR)
+            x[b, h, rows] = sums[b, h, rows] * scale

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...ir import ELEMENTWISE, Block, Kernel, Op
+from ...ir import ELEMENTWISE, Block, Kernel, Op, Value
 from .emit import Index, Reg
 from .fuse import Nest, Segment
 from .loop_state import LoopState
@@ -169,8 +169,7 @@ class Lowering(LoopState):
         waiting = list(segment.ops)
         waiting = self._emit_ready(waiting)
         panel_axis = self.layout.panel_axis
-        in_panels = [n for n in segment.nests if panel_axis is not None and (n.lane is panel_axis or n.sums_panels)]
-        after = self._after_panels(segment, in_panels)
+        in_panels, after = self._panel_nests(segment)
         for nest in segment.nests:
             if nest not in in_panels and nest not in after:
                 self.nests.emit(nest, None)
@@ -182,7 +181,10 @@ class Lowering(LoopState):
             def panel(number: Index, lanes: int = self.layout.panel) -> None:
                 def work() -> None:
                     for nest in in_panels:
-                        self.nests.emit(nest, (number, lanes))
+                        if nest.lane is panel_axis or nest.sums_panels:
+                            self.nests.emit(nest, (number, lanes))
+                        else:
+                            self._emit_rows_of_panel(nest, number, lanes)
 
                 if self._skippable is None:
                     work()
@@ -203,15 +205,30 @@ class Lowering(LoopState):
             self.nests.emit(nest, None)
             waiting = self._emit_ready(waiting)
 
-    def _after_panels(self, segment: Segment, in_panels: list[Nest]) -> list[Nest]:
-        """Return the nests that read what the panels sum."""
-        known = {nest.total for nest in in_panels if nest.sums_panels}
-        after = []
-        for nest in segment.nests:
-            if nest not in in_panels and known & self.fusion.nest_reads(nest):
+    def _panel_nests(self, segment: Segment) -> tuple[list[Nest], list[Nest]]:
+        """Return the nests that are computed panel by panel, and those that read what the panels sum. A nest whose rows
+        run along the panel axis is computed panel by panel if it reads what another one computes."""
+        axis = self.layout.panel_axis
+        made: set[Value] = set()  # panel by panel
+        sums: set[Value] = set()
+        in_panels, after = [], []
+        for nest in segment.nests if axis is not None else ():
+            reads, results = self.fusion.nest_reads(nest), {*nest.values, *(fold.result for fold in nest.folds)}
+            if reads & sums:
                 after.append(nest)
-                known |= {*nest.values, *(fold.result for fold in nest.folds)}
-        return after
+                sums |= results
+            elif nest.sums_panels or nest.lane is axis or (axis in nest.axes and reads & made):
+                in_panels.append(nest)
+                (sums if nest.sums_panels else made).update(results)
+        return in_panels, after
+
+    def _emit_rows_of_panel(self, nest: Nest, number: Index, lanes: int) -> None:
+        """Emit the rows of a nest that lie in one panel."""
+        skipped, first = self.nests.active_rows, self.e.mul(number, self.layout.panel)
+        assert self.layout.panel_axis is not None
+        self.nests.active_rows = (self.layout.panel_axis, first, self.e.add(first, lanes))
+        self.nests.emit(nest, None)
+        self.nests.active_rows = skipped
 
     def _visible_rows(self, skippable: SkippableRows, panel: Index, lanes: int) -> tuple[Index, Index]:
         """Emit the range of rows that some lane of a panel may see."""

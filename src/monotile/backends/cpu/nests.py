@@ -181,15 +181,15 @@ class NestEmitter:
                 if op not in nest.completed_by:
                     self._keep(op.result, self._combined(nest, op, variables), outer)
 
-        height = rows.extent if rows is not None else 1
+        low, high = self.row_range(rows)
         short = nest.lane is not None and nest.lane.extent <= self.e.lanes * self.target.vectors and not edge
-        step = next(s for s in (4, 2, 1) if height % s == 0) if short else 1
+        step = next(s for s in (4, 2, 1) if high % s == 0) if short and isinstance(high, int) else 1
 
         def several(row: Index) -> None:
             for i in range(step):
                 one(self.e.add(row, i))
 
-        self.e.loop(0, height, step, several)
+        self.e.loop(low, high, step, several)
         for op, end in nest.completed_by.items():
             self._keep(end.result, self._combined(nest, op, whole[op]), Point({}))
 

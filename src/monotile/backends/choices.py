@@ -152,25 +152,17 @@ class BackwardBlocks(Choice):
     """Rows (BR) and keys (BK) of a tile of scores in a kernel of the backward pass, whose rows are never packed."""
 
     packed = False
-
-    @property
-    def row_block(self) -> int:
-        return self.blocks["BR"] or 0
-
-    @property
-    def key_block(self) -> int:
-        return self.blocks["BK"] or 0
+    row_block = property(lambda self: self.blocks["BR"])
+    key_block = property(lambda self: self.blocks["BK"])
 
 
 @dataclass(frozen=True)
 class BackwardChoice:
-    """The choice for a backward pass: `rows` for the kernel that owns queries, `keys` for the one that owns keys. None
-    for rows: the kernel that owns keys adds up the gradients of the queries too."""
+    """Tiles of the kernel that owns queries, and of the one that owns keys. None for rows: the kernel that owns keys
+    adds up the gradients of the queries too."""
 
     rows: BackwardBlocks | None
     keys: BackwardBlocks
-    deltas: Choice = Choice({"BR": 16})  # rows of a program that sums do * o
-    sinks: Choice = Choice({"BR": 128})  # rows of a program that are summed at once
 
 
 class Choices:

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from .. import backends
-from ..backends.choices import AttentionProblem, BackwardBlocks, BackwardChoice, Choice, Choices
+from ..backends.choices import AttentionProblem, Choice, Choices
 from ..dtypes import DType, bfloat16, bool_, float32, uint8
 from ..kernels import attention, backward, examples, mask_blocks, merge, option_gradients
 from ..kernels.scores import Options
@@ -110,9 +110,7 @@ def _with_blocks(kernel: Kernel, request: Request, backend: str, device: str | N
         values = {**_head_sizes(kernel, request), **values}
         choice = choices.merge(PARTS, PARTS, where)
     elif kernel in (backward.row_deltas, option_gradients.sink_gradient):
-        values = {**_head_sizes(kernel, request), **values}
-        chosen = BackwardChoice(None, BackwardBlocks({}))
-        choice = chosen.deltas if kernel is backward.row_deltas else chosen.sinks
+        values, choice = {**_head_sizes(kernel, request), **values}, Choice({})
     else:
         values = {**_head_sizes(kernel, request), **values}
         problem = _problem(request, values, where)

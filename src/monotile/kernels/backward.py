@@ -19,7 +19,6 @@ from .visibility import (
     place_of,
     visible,
     visible_keys,
-    visible_rows,
 )
 
 
@@ -39,10 +38,33 @@ class KeySums(NamedTuple):
     dV: Any  # (keys, Dv)
 
 
+def visible_rows(options, at, mask, seen, case):
+    """Rows that see some key of the tile, (rows, 1); without a mask, those that see some key of their head by position.
+    `seen` leaves out rows past the last one."""
+    if case != FULL or options.mask_mod is not None:
+        return seen.max(axis=1)[:, None]
+    return _sees_some_key(options, at)
+
+
+def _sees_some_key(options, at):
+    """Rows that exist and see some key by position, (rows, 1)."""
+    i, shift = at.i, at.Nk - at.Nq
+    sees = at.inside
+    if options.causal == "lower_right":
+        sees = sees & (i + shift >= 0)
+    if options.left is not None:
+        sees = sees & (i + (shift - options.left) < at.Nk)
+        if options.causal == "upper_left":
+            sees = sees & (shift <= options.left)
+    if options.right is not None:
+        sees = sees & (i + (shift + options.right) >= 0)
+    return sees
+
+
 @kernel
 def row_deltas(
     do: Tensor["B H Nq Dv"], o: Tensor["B H Nq Dv"], dlse: Tensor["B H Nq"], delta: Tensor["B H Nq"],
-    *, Dv: Const, BR: Const,
+    *, Dv: Const, BR: Const = 16,
 ):  # fmt: skip
     """The sum of do * o along each row, less the gradient of its logsumexp."""
     b, h, n = program_id(do.shape[0], do.shape[1], cdiv(do.shape[2], BR))

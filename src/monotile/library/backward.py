@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..backends.choices import BackwardBlocks, BackwardChoice
+from ..backends.choices import BackwardBlocks, Choice
 from ..dtypes import bool_, float32
 from ..errors import ArgumentRank, ArgumentShape, BadOption, MixedDTypes
 from ..kernels.backward import backward_keys, backward_queries, row_deltas
@@ -70,6 +70,8 @@ def attention_backward(
 
 def _plan(builder: CallBuilder, given: BackwardOptions) -> Finish:
     options = read_options(given)
+    if options.score_mod is not None:
+        raise BadOption("the derivative of a score_mod is not known; leave score_mod out, or pass its bias as a mask")
     inputs = read_inputs(builder)
     rows = _read_rows(builder, inputs)
     _check_mask_grad(given.mask_grad, inputs)
@@ -79,7 +81,7 @@ def _plan(builder: CallBuilder, given: BackwardOptions) -> Finish:
 
     threads = builder.threads_for(5 * inputs.flops // 2, 2 * inputs.bytes)
     choice = builder.choices.attention_backward(inputs.problem(options))
-    call = _Backward(builder, inputs, options, rows, choice, threads)
+    call = _Backward(builder, inputs, options, rows, threads)
     call.add_deltas()
     if choice.rows is not None and 0 not in dq.shape:
         call.add_queries(dq, choice.rows)
@@ -101,11 +103,10 @@ class _Backward:
     """The launches of one call."""
 
     def __init__(
-        self, builder: CallBuilder, inputs: AttentionInputs, options: Options, rows: RowGradients,
-        choice: BackwardChoice, threads: int | None,
-    ) -> None:  # fmt: skip
+        self, builder: CallBuilder, inputs: AttentionInputs, options: Options, rows: RowGradients, threads: int | None
+    ) -> None:
         self.builder, self.inputs, self.options = builder, inputs, options
-        self.rows, self.choice, self.threads = rows, choice, threads
+        self.rows, self.threads = rows, threads
         self.mask = inputs.broadcast_mask()
         self.delta = builder.temporary(inputs.out_shape[:3], float32)
         self.maps: dict[tuple[int, int], tuple[ArrayRef | None, bool]] = {}
@@ -113,7 +114,7 @@ class _Backward:
     def add_deltas(self) -> None:
         if 0 not in self.inputs.out_shape:
             args = self.rows.do, self.rows.o, self.rows.dlse, self.delta
-            self.builder.launch(row_deltas, *args, choice=self.choice.deltas, threads=self.threads)
+            self.builder.launch(row_deltas, *args, choice=Choice({}), threads=self.threads)
 
     def add_queries(self, dq: ArrayRef, blocks: BackwardBlocks) -> None:
         block_map, covered = self._block_map(blocks)
@@ -132,7 +133,7 @@ class _Backward:
 
     def add_sinks(self, dsinks: ArrayRef) -> None:
         args = self.inputs.sinks, self.rows.lse, self.delta, dsinks
-        self.builder.launch(sink_gradient, *args, choice=self.choice.sinks, threads=self.threads)
+        self.builder.launch(sink_gradient, *args, choice=Choice({}), threads=self.threads)
 
     def add_mask(self, dmask: ArrayRef, blocks: BackwardBlocks) -> None:
         assert self.inputs.mask is not None and self.mask is not None

@@ -187,8 +187,9 @@ def _decode(inputs: Inputs, **run: Any) -> Results:
 
 
 def _with_gradients(rng: np.random.Generator, s: Sizes, dtype: np.dtype[Any]) -> Inputs:
-    rows, normal = (s.B, s.Hq, s.Nq), partial(rng.standard_normal, dtype=np.float32)
-    return _qkv(rng, s, dtype) | {"do": normal((*rows, s.Dv)).astype(dtype), "dlse": normal(rows)}
+    rows: tuple[int, ...] = (s.B, s.Hq, s.Nq)
+    do, dlse = (rng.standard_normal(shape, dtype=np.float32) for shape in ((*rows, s.Dv), rows))
+    return _qkv(rng, s, dtype) | {"do": do.astype(dtype), "dlse": dlse}
 
 
 def forward_inputs(inputs: Inputs) -> Inputs:
@@ -211,7 +212,7 @@ def backward_formula(compute: type) -> Callable[[Inputs], Results]:
         if compute is np.float64:
             return reference.attention_backward(**inputs, o=o, lse=lse)
         o, lse = o.astype(inputs["q"].dtype), lse.astype(np.float32)
-        found = reference.attention_backward(**inputs, o=o, lse=lse, compute=compute)
+        found: Results = reference.attention_backward(**inputs, o=o, lse=lse, compute=compute)
         return {name: gradient.astype(inputs[name[1:]].dtype) for name, gradient in found.items()}
 
     return backward

@@ -6,17 +6,9 @@ import math
 import os
 from functools import cache
 
-from ..choices import (
-    KEYS_PER_SPLIT,
-    AttentionChoice,
-    AttentionProblem,
-    BackwardBlocks,
-    BackwardChoice,
-    Choice,
-    Choices,
-    cdiv,
-)
+from ..choices import KEYS_PER_SPLIT, AttentionChoice, AttentionProblem, BackwardChoice, Choice, Choices, cdiv
 from ..time_model import RowKind, TimeModel
+from .backward_choices import choose_backward
 from .host import host
 from .target import STREAMED_ROWS, host_for, target
 
@@ -29,7 +21,6 @@ MAX_SLOTS = 64  # processors beyond these get no splits of their own
 # Of the time model, whose unit is one row with one key: what a key costs beside its rows, in panels and streamed; what
 # a program costs beside its keys (for a row), and a merge. Measured on Zen 4, one thread, D 64.
 PANEL_KEY, STREAMED_KEY, START, MERGE = 1.0, 3.0, 64.0, 16384.0
-FUSED_PRODUCTS, SEPARATE_PRODUCTS = 5, 7  # of a tile in the backward pass, with one kernel and with two
 
 
 class CpuChoices(Choices):
@@ -51,23 +42,13 @@ class CpuChoices(Choices):
         return TimeModel(cores(), merge=MERGE, bytes_per_time=math.inf, least=KEYS_PER_SPLIT).choose(problem, kinds)
 
     def attention_backward(self, problem: AttentionProblem) -> BackwardChoice:
-        """Tiles whose rows, keys and sums take half of L2 each. A program for each KV head computes five products where
-        that keeps the processors as busy as two kernels would, which compute seven."""
-        most = next((n for n in (128, 64, 32) if 32 * n * problem.head_size <= l2_bytes()), 16)
-        rows, keys = (self._panel_rows(max(1, n), most, least=16) for n in (problem.queries, problem.keys))
-        why = f"{most} keys, values and their gradients fill half of the L2 cache of {l2_bytes() >> 10} KiB at most"
-        heads = problem.batch * problem.kv_heads
-        if FUSED_PRODUCTS * cdiv(heads, cores()) * cores() <= SEPARATE_PRODUCTS * heads:
-            fused = f"{why}; {heads} KV heads keep {cores()} processors busy"
-            return BackwardChoice(None, BackwardBlocks({"BR": most, "BK": keys}, why=fused))
-        blocks = BackwardBlocks({"BR": most, "BK": keys}, why=why)
-        return BackwardChoice(BackwardBlocks({"BR": rows, "BK": most}, why=why), blocks)
+        return choose_backward(problem, self._panel_rows, cores(), l2_bytes())
 
-    def _panel_rows(self, size: int, most: int, least: int = 8) -> int:
+    def _panel_rows(self, size: int, most: int) -> int:
         """Rows of a block in whole vectors: as many as fit, or all rows, or half of them. More than two blocks are as
         large as possible, so that new lengths need no new program."""
         blocks = cdiv(size, most)
-        lanes = max(least, target(host() if self._unit is None else host_for(self._unit)).lanes)
+        lanes = max(8, target(host() if self._unit is None else host_for(self._unit)).lanes)
         return most if blocks > 2 else min(most, cdiv(cdiv(size, blocks), lanes) * lanes)
 
     def marks_covered(self, problem: AttentionProblem) -> bool:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...ir import ELEMENTWISE, Block, Kernel, Op, Value
+from ...ir import ELEMENTWISE, Block, Kernel, Op
 from .emit import Index, Reg
-from .fuse import Nest, Segment
+from .fuse import Segment
 from .loop_state import LoopState
+from .panel_sums import emit_in_panel, panel_nests
 from .point import Point
 from .row_skipping import SkippableRows, find_skippable_rows, visible_rows
 from .scalars import Scalars
@@ -164,12 +165,12 @@ class Lowering(LoopState):
                 if value in self.fusion.stored and value.shape and value not in self.ev.buffers:
                     self.ev.buffers[value] = self.buffer(value)
         for nest in segment.nests:
-            if nest.sums_panels:  # the sum is added up where its tile of memory was copied to
+            if nest.total is not None and nest.addend is not None and nest.sums_panels:  # in the copy of its memory
                 self.ev.buffers[nest.total] = self.ev.buffers[nest.addend]
         waiting = list(segment.ops)
         waiting = self._emit_ready(waiting)
         panel_axis = self.layout.panel_axis
-        in_panels, after = self._panel_nests(segment)
+        in_panels, after = panel_nests(segment, self.fusion, panel_axis)
         for nest in segment.nests:
             if nest not in in_panels and nest not in after:
                 self.nests.emit(nest, None)
@@ -181,10 +182,7 @@ class Lowering(LoopState):
             def panel(number: Index, lanes: int = self.layout.panel) -> None:
                 def work() -> None:
                     for nest in in_panels:
-                        if nest.lane is panel_axis or nest.sums_panels:
-                            self.nests.emit(nest, (number, lanes))
-                        else:
-                            self._emit_rows_of_panel(nest, number, lanes)
+                        emit_in_panel(self.nests, nest, (number, lanes))
 
                 if self._skippable is None:
                     work()
@@ -204,31 +202,6 @@ class Lowering(LoopState):
         for nest in after:
             self.nests.emit(nest, None)
             waiting = self._emit_ready(waiting)
-
-    def _panel_nests(self, segment: Segment) -> tuple[list[Nest], list[Nest]]:
-        """Return the nests that are computed panel by panel, and those that read what the panels sum. A nest whose rows
-        run along the panel axis is computed panel by panel if it reads what another one computes."""
-        axis = self.layout.panel_axis
-        made: set[Value] = set()  # panel by panel
-        sums: set[Value] = set()
-        in_panels, after = [], []
-        for nest in segment.nests if axis is not None else ():
-            reads, results = self.fusion.nest_reads(nest), {*nest.values, *(fold.result for fold in nest.folds)}
-            if reads & sums:
-                after.append(nest)
-                sums |= results
-            elif nest.sums_panels or nest.lane is axis or (axis in nest.axes and reads & made):
-                in_panels.append(nest)
-                (sums if nest.sums_panels else made).update(results)
-        return in_panels, after
-
-    def _emit_rows_of_panel(self, nest: Nest, number: Index, lanes: int) -> None:
-        """Emit the rows of a nest that lie in one panel."""
-        skipped, first = self.nests.active_rows, self.e.mul(number, self.layout.panel)
-        assert self.layout.panel_axis is not None
-        self.nests.active_rows = (self.layout.panel_axis, first, self.e.add(first, lanes))
-        self.nests.emit(nest, None)
-        self.nests.active_rows = skipped
 
     def _visible_rows(self, skippable: SkippableRows, panel: Index, lanes: int) -> tuple[Index, Index]:
         """Emit the range of rows that some lane of a panel may see."""

@@ -176,7 +176,7 @@ ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "eq": np.equal,
     "ne": np.not_equal,
     "where": np.where,
-    "fma": fma,
+    "fma": lambda a, b, c: a * b + c if np.result_type(a, b, c) == np.float64 else fma(a, b, c),
 }
 
 

@@ -15,7 +15,7 @@ from ...ir import ELEMENTWISE, Kernel, Op, Value, uses, walk
 from ...ir.affine import linear
 from .axes import Axes, Axis
 from .fuse import unviewed
-from .memory_sums import dots_added_to_memory
+from .memory_sums import dots_added_to_memory, is_loaded
 from .target import STREAMED_ROWS, Target
 
 
@@ -26,10 +26,11 @@ class Layout:
         self._dots = [op for op in self._ops if op.kind == "dot"]
         self._users = uses(kernel.body)
         self._required: dict[Value, Axis] = {}
-        self._memory_sums = set(dots_added_to_memory(kernel))
+        self._preferred = self._vote()
+        self.panel_axis: Axis | None = None
+        self._memory_sums = {dot for dot in dots_added_to_memory(kernel) if self._is_panel_sum(dot)}
         self.panel_axis = self._choose_panel_axis(kernel)
         self.panel = self._panel_lanes()
-        self._preferred = self._vote()
         self.panel_sums = {dot for dot in self._dots if self.axes.dots[dot][1] is self.panel_axis is not None}
         self.streamed: dict[Op, Op] = {}  # dots whose tile with the lanes is streamed, and its load
         self.stream_ops: set[Op] = set()  # elementwise ops between such a load and its dot
@@ -97,6 +98,12 @@ class Layout:
         units = Counter(self.contiguous_axis(op) for op in self._ops if op.kind in ("load", "store"))
         chosen = max(candidates, key=lambda a: (units[a], a.extent), default=None)
         return None if all(self._read_once(dot, chosen, kernel) for dot in self._dots) else chosen
+
+    def _is_panel_sum(self, dot: Op) -> bool:
+        """True if a dot may be summed panel by panel: the operand with the lanes is loaded, so that they are free."""
+        m, k, n = self.axes.dots[dot]
+        lanes_second = self.lane(dot.result) is n
+        return None not in (m, k, n) and is_loaded(dot.operands[1 if lanes_second else 0])
 
     def _panel_lanes(self) -> int:
         """Return the lanes of a panel: those of a register block, or fewer whole vectors that hold the panel axis."""

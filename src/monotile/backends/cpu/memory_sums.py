@@ -30,13 +30,22 @@ def _is_added_to_memory(dot: Op, block: Block, users: Users) -> bool:
     return True
 
 
+def is_loaded(value: Value) -> bool:
+    """True for a load, and for what is computed from one element by element, with numbers and smaller tiles."""
+    op = value.op
+    if op is None or op.kind == "load":
+        return op is not None
+    tiles = [v for v in op.operands if v.shape == value.shape and v.op is not None and v.op.kind != "broadcast"]
+    return op.kind in ELEMENTWISE and all(is_loaded(v) for v in tiles)
+
+
 def unshare_loads(kernel: Kernel) -> None:
     """Give dots that are added to memory operands of their own, down to the loads: their lanes may run along another
     axis than those of the other dots that read the same tile."""
     homes = {op: block for block in _blocks(kernel.body) for op in block.ops}
     mapping: dict[Value, Value] = {}
     for dot in dots_added_to_memory(kernel):
-        dot.operands = tuple(_unshared(v, homes, mapping) for v in dot.operands)
+        dot.operands = tuple(_unshared(v, homes, mapping) if is_loaded(v) else v for v in dot.operands)
 
 
 def _unshared(value: Value, homes: dict[Op, Block], mapping: dict[Value, Value]) -> Value:

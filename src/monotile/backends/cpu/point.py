@@ -27,4 +27,4 @@ class Point:
             return self
         at = {b: self.at[a] if a is not None else 0 for a, b in zip(mine, theirs, strict=True) if b is not None}
         lane = next((b for a, b in zip(mine, theirs, strict=True) if a is self.lane and a is not None), None)
-        return Point(at, lane, self.valid, self.edge, self.panel)
+        return Point(at, lane, self.valid, self.edge, self.panel if lane is self.lane else None)

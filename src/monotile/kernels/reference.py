@@ -121,8 +121,9 @@ def attention_backward(
     mask_grad: bool = False, sinks: Array | None = None, compute: type = np.float64, **options: Any,
 ) -> dict[str, Array]:  # fmt: skip
     """The gradients of attention by name, from its output and logsumexp. docs/internals/backward.md has the formulas.
-    Neither a key that no row sees nor a row that sees no key contributes anything, whatever their memory holds."""
-    product = _product(compute)
+    Neither a key that no row sees nor a row that sees no key contributes anything, whatever their memory holds. In
+    float32, weights and gradients of scores are rounded to the arrays' type, as factors of products with them."""
+    product, factor = _product(compute), compute if compute is np.float64 else q.dtype
     with np.errstate(all="ignore"):
         found = _scores(q, k, v, compute=compute, **options)
         seen, do, o, lse = found.seen, *(x.astype(compute) for x in (do, o, lse))
@@ -132,10 +133,13 @@ def attention_backward(
         shift = np.where(np.isneginf(lse), 0.0, lse)[..., None]
         P = np.where(seen, np.exp(found.S - shift), 0.0)
         dS = np.where(seen, P * (product(do, found.v.swapaxes(2, 3)) - delta[..., None]), 0.0)
-        dX = np.where(seen, dS * found.slope, 0.0)
+        dX = np.where(seen, dS * found.slope, 0.0).astype(factor).astype(compute)
         keys = np.where(seen.any(axis=2)[..., None], found.k, 0.0)
         q_seen, do_seen = (np.where(seen.any(axis=3)[..., None], x, 0.0) for x in (found.q, do))
-        dk, dv = product(dX.swapaxes(2, 3), q_seen) * found.scale, product(P.swapaxes(2, 3), do_seen)
+        dk, dv = (
+            product(dX.swapaxes(2, 3), q_seen) * found.scale,
+            product(P.astype(factor).astype(compute).swapaxes(2, 3), do_seen),
+        )
         gradients = {"dq": product(dX, keys) * found.scale, "dk": _over_group(dk, k), "dv": _over_group(dv, v)}
         if sinks is not None:
             share = np.exp(sinks.astype(compute)[None, :, None] - shift[..., 0])

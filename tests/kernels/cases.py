@@ -82,3 +82,27 @@ def equal(a: Any, b: Any) -> None:
     for x, y in zip(a, b, strict=True) if isinstance(a, tuple) else [(a, b)]:
         assert x.dtype == y.dtype and x.shape == y.shape
         np.testing.assert_array_equal(x.astype(np.float32), y.astype(np.float32))
+
+
+def check_gradients(
+    q: Array, k: Array, v: Array, backend: str | None = None, *, mask_grad: bool = False, seed: int = 7, **options: Any
+) -> monotile.Gradients:
+    """The gradients of attention for a random gradient of output and logsumexp, held against float64."""
+    B, Hq, Nq, _ = q.shape
+    do, dlse = normal(B, Hq, Nq, v.shape[3], dtype=q.dtype.name, seed=seed), normal(B, Hq, Nq, seed=seed + 1)
+    o, lse = monotile.attention(q, k, v, return_lse=True, backend=backend, **options)
+    given = {"do": do, "q": q, "k": k, "v": v, "dlse": dlse, "mask_grad": mask_grad, **options}
+    found = monotile.attention_backward(**given, o=o, lse=lse, backend=backend)
+    gradients_agree(found, given)
+    return found
+
+
+def gradients_agree(found: monotile.Gradients, inputs: dict[str, Any]) -> None:
+    """Gradients have the type of their arguments, and are as near to float64 as the error rule asks."""
+    exact, naive = registry.BACKWARD[0](inputs), registry.BACKWARD[1](inputs)
+    assert {name for name, gradient in found._asdict().items() if gradient is not None} == set(exact)
+    for name in exact:
+        gradient = getattr(found, name)
+        assert gradient.dtype == inputs[name[1:]].dtype
+        verdict = registry.judge(name, gradient, exact[name], naive[name])
+        assert verdict.ok, f"{name}: the error is {verdict.error}, {verdict.allowed} is allowed"

@@ -147,6 +147,24 @@ class AttentionChoice(Choice):
         return self.blocks["BK"] or 0
 
 
+@dataclass(frozen=True)
+class BackwardBlocks(Choice):
+    """Rows (BR) and keys (BK) of a tile of scores in a kernel of the backward pass, whose rows are never packed."""
+
+    packed = False
+    row_block = property(lambda self: self.blocks["BR"])
+    key_block = property(lambda self: self.blocks["BK"])
+
+
+@dataclass(frozen=True)
+class BackwardChoice:
+    """Tiles of the kernel that owns queries, and of the one that owns keys. None for rows: the kernel that owns keys
+    adds up the gradients of the queries too."""
+
+    rows: BackwardBlocks | None
+    keys: BackwardBlocks
+
+
 class Choices:
     """The interface, with the answers of a backend that has no preference."""
 
@@ -162,6 +180,11 @@ class Choices:
             keys = 64 if problem.head_size > 256 else 128
         chosen = AttentionChoice({"BR": rows, "BK": keys, "packed": few or fixed or problem.packs(rows)})
         return chosen.divided(problem, KEYS_PER_SPLIT // keys) if few and not fixed else chosen
+
+    def attention_backward(self, problem: AttentionProblem) -> BackwardChoice:
+        """BR and BK of the kernels of the backward pass, and whether queries have a kernel of their own."""
+        blocks = BackwardBlocks({"BR": 32, "BK": 32})
+        return BackwardChoice(blocks, blocks)
 
     def marks_covered(self, problem: AttentionProblem) -> bool:
         """True if the block map of a mask shall tell COVERED blocks from PARTIAL ones."""

@@ -8,11 +8,12 @@ from functools import cache
 from typing import Any
 
 from .. import backends
-from ..backends.choices import AttentionProblem, Choice
+from ..backends.choices import AttentionProblem, Choice, Choices
 from ..dtypes import DType, bfloat16, bool_, float32, uint8
-from ..kernels import attention, examples, mask_blocks, merge
+from ..kernels import attention, backward, examples, mask_blocks, merge, option_gradients
 from ..kernels.scores import Options
 from ..launch.kernel import Kernel
+from ..library import backward as backward_call
 from ..library import merging, ops
 from ..runtime.tensors import View, dense
 from .request import BadRequest, Request, find
@@ -45,11 +46,18 @@ class Defaults:
 
 STATE = {"o": float32, "m": float32, "l": float32}
 SPLIT_STATE = {f"split_{name}": dtype for name, dtype in STATE.items()}
+SCORES = {"mask": bool_, "block_map": uint8, "lse": float32, "delta": float32}
+BACKWARD = (backward.backward_queries, backward.backward_keys, option_gradients.mask_gradient)
 LIBRARY: dict[Kernel, Defaults] = {
     attention.attention: Defaults(
         {"mask": bool_, "block_map": uint8, "sinks": float32, "lse": float32, **SPLIT_STATE},
         ("mask", "block_map", "sinks", *SPLIT_STATE),
     ),
+    backward.row_deltas: Defaults({"dlse": float32, "delta": float32}, ("dlse",)),
+    backward.backward_queries: Defaults(SCORES, ("mask", "block_map")),
+    backward.backward_keys: Defaults({**SCORES, "workspace": float32}, ("mask", "block_map", "dq", "workspace")),
+    option_gradients.mask_gradient: Defaults({**SCORES, "mask": float32, "dmask": float32}),
+    option_gradients.sink_gradient: Defaults({"sinks": float32, "lse": float32, "delta": float32, "dsinks": float32}),
     merge.merge: Defaults({"sinks": float32, "lse": float32, **STATE}, ("sinks",)),
     merge.merge_lse: Defaults({"lse": float32, "total": float32}),
     mask_blocks.mask_blocks: Defaults({"mask": bool_, "block_map": uint8}),
@@ -106,13 +114,22 @@ def _with_blocks(kernel: Kernel, request: Request, backend: str, device: str | N
     elif kernel in (merge.merge, merge.merge_lse):
         values = {**_head_sizes(kernel, request), **values}
         choice = choices.merge(PARTS, PARTS, where)
+    elif kernel in (backward.row_deltas, option_gradients.sink_gradient):
+        values, choice = {**_head_sizes(kernel, request), **values}, Choice({})
     else:
         values = {**_head_sizes(kernel, request), **values}
         problem = _problem(request, values, where)
-        choice = choices.attention(problem)
+        choice = _backward_blocks(kernel, choices, problem) if kernel in BACKWARD else choices.attention(problem)
+        if kernel is option_gradients.mask_gradient:
+            values.setdefault("summed", (False,) * 4)
         if values.get("mask", request) is not None:
             values.setdefault("covered", choices.marks_covered(problem))
     return {**choice.blocks, **values}, choice
+
+
+def _backward_blocks(kernel: Kernel, choices: Choices, problem: AttentionProblem) -> Choice:
+    chosen = choices.attention_backward(problem)
+    return chosen.rows or chosen.keys if kernel is backward.backward_queries else chosen.keys
 
 
 def _problem(request: Request, values: Mapping[str, Any], device: str) -> AttentionProblem:
@@ -153,6 +170,12 @@ class FunctionDefaults:
 QKV = {"q": "B Hq Nq D", "k": "B Hkv Nk D", "v": "B Hkv Nk Dv", "mask": "B Hq Nq Nk", "sinks": "Hq"}
 FUNCTIONS: dict[str, FunctionDefaults] = {
     "attention": FunctionDefaults(ops.AttentionOptions, QKV, ("mask", "sinks"), {"mask": bool_, "sinks": float32}),
+    "attention_backward": FunctionDefaults(
+        backward_call.BackwardOptions,
+        {**QKV, "do": "B Hq Nq Dv", "o": "B Hq Nq Dv", "lse": "B Hq Nq", "dlse": "B Hq Nq"},
+        ("mask", "sinks", "dlse"),
+        {"mask": bool_, "sinks": float32, "lse": float32, "dlse": float32},
+    ),
     "decode_partials": FunctionDefaults(
         ops.PartialsOptions, {n: dims for n, dims in QKV.items() if n != "sinks"}, ("mask",), {"mask": bool_}
     ),
@@ -164,7 +187,7 @@ LENGTHS = {"B": 1, "Hq": 32, "Hkv": 8, "Nq": 4096, "D": HEAD_SIZE, "R": 32, "S":
 ELEMENTS = {"nvidia": bfloat16, "metal": bfloat16}  # the usual dtype of models on a GPU
 OPTIONS: dict[str, Any] = {
     "causal": False, "negative": False, "return_lse": False, "dtype": float32, "block_q": MASK_BLOCK,
-    "block_k": MASK_BLOCK,
+    "block_k": MASK_BLOCK, "mask_grad": False,
 }  # fmt: skip
 
 

@@ -54,7 +54,7 @@ def parse_values(words: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-FLAGS = ("causal", "return_lse", "negative")
+FLAGS = ("causal", "return_lse", "negative", "mask_grad")
 
 
 def parse_value(name: str, text: str) -> Any:

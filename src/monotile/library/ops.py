@@ -17,6 +17,7 @@ from ..errors import BadOption
 from ..kernels.attention import attention as attention_kernel
 from ..kernels.scores import Options
 from ..runtime import tensors
+from .backward import ATTENTION_BACKWARD, Gradients, attention_backward
 from .block_maps import add_block_map, add_mask_blocks, map_shape
 from .calls import SCALE, ArrayRef, CallBuilder, Finish, LibraryFunction
 from .inputs import (
@@ -34,8 +35,10 @@ from .merging import MERGE, MERGE_LSE, Partials, add_merge, merge, merge_lse
 
 __all__ = [
     "FUNCTIONS",
+    "Gradients",
     "Partials",
     "attention",
+    "attention_backward",
     "decode_partials",
     "mask_blocks",
     "merge",
@@ -247,6 +250,7 @@ _PARTIALS = LibraryFunction(("q", "k", "v", "mask"), PartialsOptions, _plan_part
 _MASK_BLOCKS = LibraryFunction(("mask",), MaskBlocksOptions, _plan_mask_blocks)
 FUNCTIONS = {
     "attention": _ATTENTION,
+    "attention_backward": ATTENTION_BACKWARD,
     "decode_partials": _PARTIALS,
     "merge": MERGE,
     "merge_lse": MERGE_LSE,

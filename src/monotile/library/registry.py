@@ -183,6 +183,41 @@ def _decode(inputs: Inputs, **run: Any) -> Results:
     return {"out": out, "lse": lse}
 
 
+# ---- the backward pass -----------------------------------------------------------------------------------------------
+
+
+def _with_gradients(rng: np.random.Generator, s: Sizes, dtype: np.dtype[Any]) -> Inputs:
+    rows: tuple[int, ...] = (s.B, s.Hq, s.Nq)
+    do, dlse = (rng.standard_normal(shape, dtype=np.float32) for shape in ((*rows, s.Dv), rows))
+    return _qkv(rng, s, dtype) | {"do": do.astype(dtype), "dlse": dlse}
+
+
+def forward_inputs(inputs: Inputs) -> Inputs:
+    return {n: v for n, v in inputs.items() if n not in ("do", "dlse", "mask_grad")}
+
+
+def _backward(inputs: Inputs, **run: Any) -> Results:
+    """The gradients of a forward pass by monotile."""
+    o, lse = ops.attention(**forward_inputs(inputs), return_lse=True, **run)
+    found = ops.attention_backward(**inputs, o=o, lse=lse, **run)._asdict()
+    return {name: gradient for name, gradient in found.items() if gradient is not None}
+
+
+def backward_formula(compute: type) -> Callable[[Inputs], Results]:
+    """In float64; or in float32 with sums term by term, from an output and a logsumexp that are rounded to their types,
+    each gradient rounded to its own."""
+
+    def backward(inputs: Inputs) -> Results:
+        o, lse = reference.attention(**forward_inputs(inputs))
+        if compute is np.float64:
+            return reference.attention_backward(**inputs, o=o, lse=lse)
+        o, lse = o.astype(inputs["q"].dtype), lse.astype(np.float32)
+        found: Results = reference.attention_backward(**inputs, o=o, lse=lse, compute=compute)
+        return {name: gradient.astype(inputs[name[1:]].dtype) for name, gradient in found.items()}
+
+    return backward
+
+
 # ---- merging ---------------------------------------------------------------------------------------------------------
 
 
@@ -276,11 +311,13 @@ def _block_map(function: Callable[..., Any]) -> Callable[..., Results]:
 
 
 ATTENTION = _attention_formula(np.float64), _attention_formula(np.float32)
+BACKWARD = backward_formula(np.float64), backward_formula(np.float32)
 MERGE = _merge_formula(np.float64), _merge_formula(np.float32)
 OPS = {
     op.name: op
     for op in (
         CheckedFunction("attention", _qkv, _results(partial(ops.attention, return_lse=True), "out", "lse"), *ATTENTION),
+        CheckedFunction("attention_backward", _with_gradients, _backward, *BACKWARD),
         CheckedFunction("decode_partials", _qkv, _decode, *ATTENTION),
         CheckedFunction("merge", _parts, _results(ops.merge, "out", "lse"), *MERGE),
         CheckedFunction("merge_lse", _finished, _results(ops.merge_lse, "out", "lse"), *MERGE),
@@ -327,6 +364,19 @@ CHECKS = (
     Case("attention", Sizes(1, 4, 2, 2, 1500, 64, 64), F16, made=("bool mask",)),
     Case("attention", Sizes(1, 4, 2, 3, 700, 64, 64), F32, made=("additive mask",)),
     Case("attention", Sizes(1, 4, 2, 1, 900, 64, 64), F32, made=("documents",)),
+    Case("attention_backward", Sizes(1, 4, 1, 70, 130, 128, 128), F32, CAUSAL),
+    Case("attention_backward", Sizes(2, 4, 2, 70, 130, 128, 128), BF16, CAUSAL),
+    Case("attention_backward", Sizes(2, 2, 2, 34, 67, 96, 96), F16),
+    Case("attention_backward", Sizes(1, 2, 1, 33, 65, 512, 512), BF16, made=("bool mask",)),
+    Case("attention_backward", Sizes(1, 2, 1, 20, 40, 576, 512), F32, {"causal": "upper_left"}),
+    Case("attention_backward", Sizes(1, 4, 2, 37, 150, 64, 64), F32, {"window": (40, 5)}),
+    Case("attention_backward", Sizes(2, 4, 2, 40, 150, 64, 64), F32, {"mask_grad": True}, ("additive mask",)),
+    Case("attention_backward", Sizes(2, 2, 1, 31, 129, 80, 80), F32, made=("padding mask",)),
+    Case("attention_backward", Sizes(1, 2, 2, 150, 40, 64, 64), F16, {"causal": True, "softcap": 20.0}, ("sinks",)),
+    Case("attention_backward", Sizes(1, 2, 2, 90, 90, 64, 64), F32, CAUSAL, ("documents",)),
+    Case("attention_backward", Sizes(2, 3, 3, 9, 10, 1, 7), F32),
+    Case("attention_backward", Sizes(1, 4, 2, 5, 0, 64, 64), F32, CAUSAL),
+    Case("attention_backward", Sizes(1, 8, 2, 1, 300, 64, 64), F32),
     Case("decode_partials", Sizes(1, 8, 2, 1, 1025, 128, 128), F32, {"splits": 48}),
     Case("decode_partials", Sizes(1, 8, 2, 6, 700, 64, 64), F32, {"splits": 5, "causal": True}),
     Case("decode_partials", Sizes(1, 16, 1, 1, 300, 576, 512), F32, {"splits": 3}, values_in_keys=True),
@@ -356,6 +406,9 @@ BENCHMARKS = (
     *(Case("attention", Sizes(1, 32, 8, 1, 32768, 128, 128), dtype) for dtype in (F32, BF16)),
     Case("attention", Sizes(1, 16, 2, 1, 8192, 256, 256), BF16),
     Case("attention", Sizes(1, 8, 1, 1, 8192, 512, 512), BF16),
+    *(Case("attention_backward", Sizes(1, 8, 8, 2048, 2048, 128, 128), dtype, CAUSAL) for dtype in (F32, BF16)),
+    Case("attention_backward", Sizes(1, 8, 8, 2048, 2048, 64, 64), F32),
+    Case("attention_backward", Sizes(1, 4, 4, 1024, 1024, 256, 256), F32),
     Case("decode_partials", Sizes(1, 32, 8, 1, 32768, 128, 128), BF16, {"splits": 64}),
     Case("merge", Sizes(1, 32, 32, 1, 1024, 128, 128), F32),
     Case("mask_blocks", Sizes(1, 8, 8, 2048, 2048, 1, 1), "bool"),

@@ -6,8 +6,9 @@ import math
 from dataclasses import replace
 from functools import cache
 
-from ..choices import KEYS_PER_SPLIT, AttentionChoice, AttentionProblem, Choice, Choices, cdiv
+from ..choices import KEYS_PER_SPLIT, AttentionChoice, AttentionProblem, BackwardChoice, Choice, Choices, cdiv
 from ..time_model import RowKind
+from .backward_choices import choose_backward
 from .makespan import CpuTimeModel
 from .processors import all_processors, default_threads, physical_cores
 from .target import STREAMED_ROWS, Target, processor, target
@@ -53,6 +54,9 @@ class CpuChoices(Choices):
             return chosen
         # Which rows are in a block changes no bit, so it may depend on the cores that this process has.
         return replace(model, slots=default_threads(), merge=math.inf).choose(problem, panels)
+
+    def attention_backward(self, problem: AttentionProblem) -> BackwardChoice:
+        return choose_backward(problem, lambda size, most: _panel_rows(size, most, self._lanes), cores(), l2_bytes())
 
     def _smaller(self, rows: int) -> list[tuple[int, int]]:
         """Blocks of fewer rows, which share a call with few heads out among many cores: how often the largest block is

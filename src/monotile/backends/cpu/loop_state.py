@@ -19,7 +19,9 @@ class LoopState(Scalars):
         super().__init__(kernel, target)
         self.layout = Layout(kernel, self.axes, target)
         layout = self.layout
-        self.fusion = Fusion(kernel, self.axes, layout.lane, layout.eager, layout.isolated, layout.stream_ops)
+        self.fusion = Fusion(
+            kernel, self.axes, layout.lane, layout.eager, layout.isolated, layout.stream_ops, layout.panel_sums
+        )
         self.local = self._find_local()
         self.targets: dict[Block, tuple[Value | None, ...]] = {}  # whose storage takes the yields of a block
 
@@ -161,7 +163,8 @@ class LoopState(Scalars):
                     mine = {v for n in item.nests for v in (*n.values, *(f.result for f in n.folds))}
                     read = {v for n in item.nests for v in self.fusion.nest_reads(n)}
                     read |= {unviewed(v) for n in item.nests if n.dot is not None for v in n.dot.operands}
-                    local -= read - mine
+                    across = [n for n in item.nests if n.lane is not self.layout.panel_axis and not n.sums_panels]
+                    local -= (read - mine) | {v for n in across for v in self.fusion.nest_reads(n)}
                 else:
                     carried = [*item.operands, *(v for b in item.blocks for v in b.terminator.operands)]
                     local -= {v for c in carried for v in self.fusion.reads(c)}

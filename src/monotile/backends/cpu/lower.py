@@ -14,6 +14,7 @@ from .emit import Index, Reg
 from .fuse import Segment
 from .half_conversions import half_conversions
 from .loop_state import LoopState
+from .panel_sums import emit_in_panel, panel_nests
 from .point import Point
 from .program_order import comes_longest_first, emit_longest_first, emit_positions
 from .row_skipping import SkippableRows, find_skippable_rows, visible_rows
@@ -175,12 +176,15 @@ class Lowering(LoopState):
             for value in (*nest.values, *(f.result for f in nest.folds)):
                 if value in self.fusion.stored and value.shape and value not in self.ev.buffers:
                     self.ev.buffers[value] = self.buffer(value)
+        for nest in segment.nests:
+            if nest.total is not None and nest.addend is not None and nest.sums_panels:  # in the copy of its memory
+                self.ev.buffers[nest.total] = self.ev.buffers[nest.addend]
         waiting = list(segment.ops)
         waiting = self._emit_ready(waiting)
         panel_axis = self.layout.panel_axis
-        in_panels = [n for n in segment.nests if panel_axis is not None and panel_axis in n.axes]
+        in_panels, after = panel_nests(segment, self.fusion, panel_axis)
         for nest in segment.nests:
-            if nest not in in_panels:
+            if nest not in in_panels and nest not in after:
                 self.nests.emit(nest, None)
                 waiting = self._emit_ready(waiting)
         if in_panels:
@@ -190,7 +194,7 @@ class Lowering(LoopState):
             def panel(number: Index, lanes: int = self.layout.panel) -> None:
                 def work() -> None:
                     for nest in in_panels:
-                        self.nests.emit(nest, (number, lanes))
+                        emit_in_panel(self.nests, nest, (number, lanes))
 
                 if self._skippable is None:
                     work()
@@ -207,6 +211,9 @@ class Lowering(LoopState):
             if rest:
                 panel(whole, rest)
             self.scratch.end_loop(began)
+        for nest in after:
+            self.nests.emit(nest, None)
+            waiting = self._emit_ready(waiting)
 
     def _visible_rows(self, skippable: SkippableRows, panel: Index, lanes: int) -> tuple[Index, Index]:
         """Emit the range of rows that some lane of a panel may see."""

@@ -196,14 +196,16 @@ class NestEmitter:
                     for total, variable in zip(whole[op], variables, strict=True):
                         self.e.set(total, self.e.op(f"fadd {total.type} {self.e.get(total)}, {self.e.get(variable)}"))
 
-        height = rows.extent if rows is not None else 1
-        step = next(s for s in (4, 2, 1) if height % s == 0) if short and not edge else 1
+        low, high = self.row_range(rows)
+        aligned = short and not edge and isinstance(high, int)
+        step = next(s for s in (4, 2, 1) if high % s == 0) if aligned else 1
 
         def several(row: Index) -> None:
             for i in range(step):
                 one(self.e.add(row, i))
 
-        sum_loop(self.e, (0, height, height), step, CHUNK, several, _float_sums(list(whole), list(whole.values())))
+        bounds = low, high, rows.extent if rows is not None else 1
+        sum_loop(self.e, bounds, step, CHUNK, several, _float_sums(list(whole), list(whole.values())))
         for op, end in nest.completed_by.items():
             self._keep(end.result, self._combined(nest, op, whole[op]), Point({}))
 

@@ -6,7 +6,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..choices import ROW_BLOCKS, AttentionChoice, AttentionProblem, Choice, Choices, cdiv, row_block
+from ..choices import (
+    ROW_BLOCKS,
+    AttentionChoice,
+    AttentionProblem,
+    BackwardBlocks,
+    BackwardChoice,
+    Choice,
+    Choices,
+    cdiv,
+    row_block,
+)
 from ..time_model import RowKind, TimeModel
 from .distribution import MAX_ELEMENTS, SIMDGROUPS
 from .staging import REGISTERS
@@ -23,6 +33,7 @@ COLUMN_REGISTERS = 116  # of a lane, with the vectors along rows
 SPLIT_KEYS = 128  # at least in a split
 # Blocks of keys that a threadgroup could have read while it starts and its first block arrives, and while `merge` does.
 START, LAUNCH = 1.0, 2.0
+BACKWARD_TILES = ((32, 32), (16, 32), (16, 16), (8, 16), (8, 8))  # rows and keys
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,14 @@ class MetalChoices(Choices):
         if not problem.packs(block.rows):
             block = _block(problem, problem.queries, packed=False)
         return block.chosen(problem)
+
+    def attention_backward(self, problem: AttentionProblem) -> BackwardChoice:
+        """The largest tiles whose rows and keys fit threadgroup memory beside the tile of scores."""
+        row_bytes = problem.head_size * problem.dtype.bytes
+        fitting = (tile for tile in BACKWARD_TILES if sum(tile) * row_bytes <= QUERY_BYTES + STAGE_BYTES)
+        rows, keys = next(fitting, BACKWARD_TILES[-1])
+        blocks = BackwardBlocks({"BR": rows, "BK": keys}, why=f"{rows} rows and {keys} keys fit threadgroup memory")
+        return BackwardChoice(blocks, blocks)
 
 
 def _block(problem: AttentionProblem, rows: int, *, packed: bool) -> ThreadgroupRows:

@@ -8,7 +8,16 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from ..choices import ROW_BLOCKS, AttentionChoice, AttentionProblem, Choice, Choices, row_block
+from ..choices import (
+    ROW_BLOCKS,
+    AttentionChoice,
+    AttentionProblem,
+    BackwardBlocks,
+    BackwardChoice,
+    Choice,
+    Choices,
+    row_block,
+)
 from . import row_kinds, tuning
 from .device import gpu
 from .gluon import support
@@ -27,6 +36,9 @@ MMA_SYNC = ("sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_120", "sm_121")
 LEAST_BLOCK = 16
 SHARED_MARGIN = 4096  # barriers, reductions, conversions of vectors
 STAGED_BLOCK = 32  # keys: blocks are made smaller down to here to have two stages of them
+# Of the backward pass: elements of a program's sums, of which there are two; and (other, owned) rows or keys.
+BACKWARD_SUMS = 8192
+BACKWARD_FLOAT32 = ((64, 32, 32), (256, 16, 32), (1024, 16, 16))
 # Up to this many keys the start and end of a CTA count for more than a slightly slower loop, and CTAs are persistent.
 # Measured at D 128; at D 64 and 256 persistent CTAs are slower or no faster. With softcap, which is bound by special
 # functions, they are faster at any length.
@@ -119,6 +131,21 @@ class NvidiaChoices(Choices):
             return fitting
         return _up_to(size, decode_table(unsplit)) or fitting
 
+    def attention_backward(self, problem: AttentionProblem) -> BackwardChoice:
+        """Keys, values, queries and gradients of a tile fit shared memory, the sums of its keys the registers of 8
+        warps. Nothing was measured."""
+        size, available = 1 << (max(16, problem.head_size) - 1).bit_length(), gpu(problem.device).shared_bytes
+        if problem.dtype.bytes == 4:  # operands lie in registers, too
+            inner, owned = next((a, b) for most, a, b in BACKWARD_FLOAT32 if size <= most)
+        else:
+            owned = min(128, max(16, BACKWARD_SUMS // size))
+            inner = next((n for n in (64, 32) if _backward_bytes(n, owned, size) <= available), 16)
+            while owned > 16 and _backward_bytes(inner, owned, size) > available:
+                owned //= 2
+        why = f"tiles of {inner} x {owned} fit shared memory and registers; nothing was measured"
+        by_rows, by_keys = {"BR": owned, "BK": inner}, {"BR": inner, "BK": owned}
+        return BackwardChoice(BackwardBlocks(by_rows, why=why), BackwardBlocks(by_keys, why=why))
+
     def marks_covered(self, problem: AttentionProblem) -> bool:
         """The map reads whole blocks of the mask anyway."""
         return problem.mask is not None and not problem.mask_mod
@@ -143,6 +170,12 @@ class NvidiaChoices(Choices):
 
     def mod_blocks(self, device: str) -> Choice:
         return Choice({"SPAN": 1}, why="a program for each block")
+
+
+def _backward_bytes(inner: int, owned: int, size: int) -> int:
+    """Shared memory of the backward pass in 16 bits: two tiles of the rows or keys a program owns, two of the others,
+    and the tile of scores twice, as operands of products."""
+    return 2 * (2 * (owned + inner) * size + 2 * owned * inner)
 
 
 def split_length(problem: AttentionProblem, block: int) -> int:

@@ -216,7 +216,7 @@ def read_options(given: MaskingOptions) -> Options:
     kinds = {True: "lower_right", False: None, "lower_right": "lower_right", "upper_left": "upper_left"}
     if not isinstance(causal, bool | str) or causal not in kinds:
         raise BadOption(f"causal is True, False, 'lower_right' or 'upper_left'; found {causal!r}")
-    left, right = _read_window(given.window)
+    left, right = read_window(given.window)
     for name, function in (("score_mod", given.score_mod), ("mask_mod", given.mask_mod)):
         if function is not None and not isinstance(function, types.FunctionType):
             raise BadOption(f"{name} is a plain Python function, found {type(function).__name__}")
@@ -228,7 +228,7 @@ def read_options(given: MaskingOptions) -> Options:
     return Options(kinds[causal], left, right, softcap or None, given.score_mod, given.mask_mod, given.negative)
 
 
-def _read_window(window: Any) -> tuple[int | None, int | None]:
+def read_window(window: Any) -> tuple[int | None, int | None]:
     if window is None:
         return None, None
     if not isinstance(window, tuple | list) or len(window) != 2:

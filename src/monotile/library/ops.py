@@ -18,6 +18,7 @@ from ..kernels.attention import attention as attention_kernel
 from ..kernels.scores import Options
 from ..launch.signature import check_threads
 from ..runtime import tensors
+from . import torch_calls
 from .block_maps import add_block_map, add_mask_blocks, map_shape
 from .calls import SCALE, ArrayRef, CallBuilder, Finish, LibraryFunction
 from .inputs import AttentionInputs, check_count, read_inputs, read_mask, read_options, read_scale
@@ -65,6 +66,15 @@ def attention(
 ) -> Any:  # fmt: skip
     """softmax(q k^T * scale) v, for q (B, Hq, Nq, D), k (B, Hkv, Nk, D), v (B, Hkv, Nk, Dv). See
     docs/guide/attention.md."""
+    if torch_calls.is_tensor(q):
+        q, k, v = torch_calls.in_autocast(q, k, v)
+        if torch_calls.needs_operator(q, k, v, mask, sinks):
+            from . import torch_operator
+
+            return torch_operator.attention(
+                q, k, v, mask=mask, sinks=sinks, causal=causal, window=window, score_mod=score_mod, mask_mod=mask_mod,
+                return_lse=return_lse, scale=scale, softcap=softcap, backend=backend, threads=threads,
+            )  # fmt: skip
     scale = scale if scale is None else read_scale(scale)
     negative = scale is not None and scale < 0.0
     in_keys = _values_in_keys(k, v)
@@ -150,6 +160,7 @@ def decode_partials(
 ) -> Partials:  # fmt: skip
     """The softmax state of each of `splits` runs of keys; `merge` makes attention of them. See
     docs/guide/decode_partials.md."""
+    torch_calls.refuse_gradients("decode_partials", q, k, v, mask)
     scale = scale if scale is None else read_scale(scale)
     negative = scale is not None and scale < 0.0
     options = PartialsOptions(splits, causal, window, softcap, score_mod, mask_mod, negative, backend, threads)

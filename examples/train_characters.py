@@ -1,8 +1,8 @@
 """Train a small character model on the guide's text, with monotile's attention forward and backward.
 
-    python examples/train_characters.py                       # 300 steps on this machine's processor
-    python examples/train_characters.py --steps 20 --compile  # torch.compile, in one graph
-    python examples/train_characters.py --picture curve.svg   # the loss, step by step, as a picture
+python examples/train_characters.py                       # 300 steps on this machine's processor
+python examples/train_characters.py --steps 20 --compile  # torch.compile, in one graph
+python examples/train_characters.py --picture curve.svg   # the loss, step by step, as a picture
 """
 
 import argparse

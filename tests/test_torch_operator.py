@@ -127,6 +127,29 @@ def test_torch_func_grad() -> None:
     close(list(found), gradients(weighted(formula(*tensors)[0]), tensors))
 
 
+@pytest.mark.parametrize("batched", [False, True], ids=["three dimensions", "four dimensions"])
+def test_torch_vmap(batched: bool) -> None:
+    q, k, v = (t.detach() if batched else t.detach()[0] for t in leaves())
+    queries = torch.stack([q, q * 2.0, -q], dim=1)
+    mask = torch.randn(9, 13)
+    found = torch.vmap(lambda t: monotile.attention(t, k, v, mask=mask), in_dims=1, out_dims=1)(queries)
+    alone = [monotile.attention(t, k, v, mask=mask) for t in queries.unbind(1)]
+    close([found], [torch.stack(alone, dim=1)])
+
+
+def test_gradients_of_each_sample() -> None:
+    """vmap of a gradient: a gradient of k for every q."""
+    q, k, v = (t.detach() for t in leaves())
+    queries = torch.stack([q, q * 2.0, -q])
+
+    def loss(k: Any, q: Any) -> Any:
+        return weighted(monotile.attention(q, k, v, causal=True))
+
+    found = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(k, queries)
+    k.requires_grad_()
+    close([found], [torch.stack([gradients(loss(k, each), [k])[0] for each in queries])])
+
+
 def test_compiled_in_one_graph() -> None:
     tensors = leaves()
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -136,14 +136,12 @@ def _refuse_captured_gradients(mods: Mods) -> None:
         )
 
 
-@torch.library.impl(LIBRARY, "attention", "CompositeExplicitAutograd")
 def _forward(*args: Any) -> tuple[Tensor, Tensor]:
     given = Given(*args)
     found: tuple[Tensor, Tensor] = ops.attention(**given.arrays, **given.options, return_lse=True)
     return found
 
 
-@torch.library.register_fake("monotile::attention", lib=LIBRARY)
 def _forward_shapes(*args: Any) -> tuple[Tensor, Tensor]:
     given = Given(*args)
     shape = given.q.shape[:-1]
@@ -153,14 +151,12 @@ def _forward_shapes(*args: Any) -> tuple[Tensor, Tensor]:
 # ---- its derivative --------------------------------------------------------------------------------------------------
 
 
-@torch.library.impl(LIBRARY, "attention_backward", "CompositeExplicitAutograd")
 def _backward(do: Tensor, o: Tensor, lse: Tensor, dlse: Tensor, mask_grad: bool, *args: Any) -> tuple[Tensor, ...]:
     given = Given(*args)
     found = ops.attention_backward(do, *given[:3], o, lse, dlse=dlse, mask_grad=mask_grad, **given.options)
     return tuple(given.q.new_empty(0) if gradient is None else gradient for gradient in found)
 
 
-@torch.library.register_fake("monotile::attention_backward", lib=LIBRARY)
 def _backward_shapes(do: Tensor, o: Tensor, lse: Tensor, dlse: Tensor, mask_grad: bool, *args: Any) -> tuple[Any, ...]:
     q, k, v, mask, sinks = Given(*args)[:5]
     wanted = (q, k, v, sinks, mask if mask_grad else None)
@@ -190,11 +186,15 @@ def _no_second(*args: Any) -> None:
     )
 
 
+LIBRARY.impl("attention", _forward, "CompositeExplicitAutograd")
+LIBRARY.impl("attention_backward", _backward, "CompositeExplicitAutograd")
+torch.library.register_fake("monotile::attention", _forward_shapes, lib=LIBRARY)
+torch.library.register_fake("monotile::attention_backward", _backward_shapes, lib=LIBRARY)
 torch.library.register_autograd("monotile::attention", _differentiate, setup_context=_save, lib=LIBRARY)
 torch.library.register_autograd("monotile::attention_backward", _no_second, lib=LIBRARY)
 
 
-class _Attention(torch.autograd.Function):
+class _Attention(torch.autograd.Function):  # type: ignore[misc]
     """The operator under torch.func, whose transforms know functions and not operators' derivatives."""
 
     @staticmethod
@@ -204,8 +204,14 @@ class _Attention(torch.autograd.Function):
     setup_context = staticmethod(_save)
     backward = staticmethod(_differentiate)
 
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+        merged = _Merged(info.batch_size, args[0], in_dims[0])
+        found = _Attention.apply(*merged.arrays(args[:5], in_dims[:5]), *args[5:])
+        return tuple(map(merged.apart, found)), (0, 0)
 
-class _AttentionBackward(torch.autograd.Function):
+
+class _AttentionBackward(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(*args: Any) -> Any:
         return torch.ops.monotile.attention_backward(*args)
@@ -215,3 +221,45 @@ class _AttentionBackward(torch.autograd.Function):
         """There is nothing to keep."""
 
     backward = staticmethod(_no_second)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+        mask_grad, *given = args[4:]
+        if mask_grad or given[4] is not None:
+            raise NoGradient(
+                "under vmap attention has gradients of q, k and v; those of sinks and of a mask would be summed over "
+                "the batch: loop over it instead"
+            )
+        merged = _Merged(info.batch_size, given[0], in_dims[5])
+        rows = [merged.array(t, d, t.dim() - (d is not None)) for t, d in zip(args[:4], in_dims[:4], strict=True)]
+        found = _AttentionBackward.apply(*rows, mask_grad, *merged.arrays(given[:5], in_dims[5:10]), *given[5:])
+        gradients = *map(merged.apart, found[:3]), *found[3:]
+        return gradients, (0, 0, 0, None, None)
+
+
+class _Merged:
+    """A dimension of vmap's as a batch dimension, or as the outer part of the one that a call has."""
+
+    def __init__(self, size: int, q: Tensor, dim: int | None) -> None:
+        self.size, self.has_batch = size, q.dim() - (dim is not None) == 4
+        self.batch = (q if dim is None else q.movedim(dim, 0)[0]).shape[0] if self.has_batch else 1
+
+    def arrays(self, given: Sequence[Tensor | None], dims: Sequence[int | None]) -> tuple[Tensor | None, ...]:
+        *arrays, sinks = given
+        if dims[4] is not None:
+            raise NoGradient("sinks have one value to a head: vmap cannot batch them; loop over them instead")
+        rank = 4 if self.has_batch else 3
+        merged = [None if t is None else self.array(t, d, rank) for t, d in zip(arrays, dims[:4], strict=True)]
+        return (*merged, sinks)
+
+    def array(self, array: Tensor, dim: int | None, rank: int) -> Tensor:
+        """`rank` is that of the array without vmap's dimension, with dimensions of length 1 in front."""
+        array = array.expand(self.size, *array.shape) if dim is None else array.movedim(dim, 0)
+        while array.dim() <= rank:
+            array = array.unsqueeze(1)
+        if not self.has_batch:
+            return array
+        return array.expand(-1, self.batch, *array.shape[2:]).flatten(0, 1)
+
+    def apart(self, result: Tensor) -> Tensor:
+        return result.unflatten(0, (self.size, self.batch)) if self.has_batch else result

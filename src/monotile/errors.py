@@ -193,6 +193,10 @@ class NoSource(KernelError):
     """A function whose Python source cannot be read."""
 
 
+class NotDifferentiable(KernelError):
+    """A function whose derivative is asked for but that is not elementwise, or an argument that is not a float."""
+
+
 class TooDeep(KernelError):
     """Helper functions that call each other without end, or expressions nested too deeply."""
 

@@ -20,6 +20,7 @@ from .frontend.vocabulary import (
     float32,
     fma,
     full,
+    grad,
     inf,
     int8,
     int32,
@@ -37,6 +38,7 @@ from .frontend.vocabulary import (
     sum,
     tanh,
     uint8,
+    value_and_grad,
     where,
     zeros,
 )
@@ -64,6 +66,7 @@ __all__ = [
     "float32",
     "fma",
     "full",
+    "grad",
     "inf",
     "int8",
     "int32",
@@ -82,6 +85,7 @@ __all__ = [
     "sum",
     "tanh",
     "uint8",
+    "value_and_grad",
     "where",
     "zeros"
 ]  # fmt: skip

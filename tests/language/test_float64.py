@@ -11,7 +11,7 @@ from monotile import ir
 from monotile.backends.interpreter import evaluate
 from monotile.dtypes import BY_NAME
 from monotile.errors import InternalError
-from monotile.language import Const, Tensor, arange, dot, exp, kernel
+from monotile.language import Const, Tensor, arange, dot, exp, fma, kernel
 
 
 @kernel
@@ -50,6 +50,18 @@ def test_stores_convert_to_the_array() -> None:
     evaluate(kernel_ir, [a, b, wide], [1.0], float64=True)
     evaluate(kernel_ir, [a, b, y], [1.0], float64=True)
     np.testing.assert_array_equal(y, wide.astype(np.float16))
+
+
+@kernel
+def fused(x: Tensor["N"], y: Tensor["N"], *, N: Const):
+    y[:] = fma(x[:], x[:], 1.0)
+
+
+def test_fma_rounds_nothing() -> None:
+    x, y = np.full(3, 1 + 2.0**-30), np.full(3, np.nan)
+    narrow = x.astype(np.float32)
+    evaluate(fused.ir(narrow, narrow.copy()), [x, y], [], float64=True)
+    np.testing.assert_array_equal(y, x * x + 1)
 
 
 @kernel

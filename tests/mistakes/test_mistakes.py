@@ -15,11 +15,11 @@ from monotile import errors
 from monotile.errors import InternalError, KernelError
 from monotile.launch.kernel import Kernel
 
-from . import calls, names, python, shapes, signatures
+from . import calls, derivatives, names, python, shapes, signatures
 from .catalogue import MISTAKES, Mistake
 
 POISON = 7.0
-PARTS = (calls, names, python, shapes)
+PARTS = (calls, derivatives, names, python, shapes)
 
 
 def arguments() -> dict[str, Any]:

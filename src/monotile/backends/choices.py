@@ -147,6 +147,32 @@ class AttentionChoice(Choice):
         return self.blocks["BK"] or 0
 
 
+@dataclass(frozen=True)
+class BackwardBlocks(Choice):
+    """Rows (BR) and keys (BK) of a tile of scores in a kernel of the backward pass, whose rows are never packed."""
+
+    packed = False
+
+    @property
+    def row_block(self) -> int:
+        return self.blocks["BR"] or 0
+
+    @property
+    def key_block(self) -> int:
+        return self.blocks["BK"] or 0
+
+
+@dataclass(frozen=True)
+class BackwardChoice:
+    """The choice for a backward pass: `rows` for the kernel that owns queries, `keys` for the one that owns keys. None
+    for rows: the kernel that owns keys adds up the gradients of the queries too."""
+
+    rows: BackwardBlocks | None
+    keys: BackwardBlocks
+    deltas: Choice = Choice({"BR": 16})  # rows of a program that sums do * o
+    sinks: Choice = Choice({"BR": 128})  # rows of a program that are summed at once
+
+
 class Choices:
     """The interface, with the answers of a backend that has no preference."""
 
@@ -162,6 +188,11 @@ class Choices:
             keys = 64 if problem.head_size > 256 else 128
         chosen = AttentionChoice({"BR": rows, "BK": keys, "packed": few or fixed or problem.packs(rows)})
         return chosen.divided(problem, KEYS_PER_SPLIT // keys) if few and not fixed else chosen
+
+    def attention_backward(self, problem: AttentionProblem) -> BackwardChoice:
+        """BR and BK of the kernels of the backward pass, and whether queries have a kernel of their own."""
+        blocks = BackwardBlocks({"BR": 32, "BK": 32})
+        return BackwardChoice(blocks, blocks)
 
     def marks_covered(self, problem: AttentionProblem) -> bool:
         """True if the block map of a mask shall tell COVERED blocks from PARTIAL ones."""

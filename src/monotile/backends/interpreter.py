@@ -178,6 +178,7 @@ ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "where": np.where,
     "fma": fma,
 }
+IN_FLOAT64 = ELEMENTWISE | {"fma": lambda a, b, c: a * b + c}
 
 
 def fold(kind: str, tile: Array, axis: int) -> Any:
@@ -230,6 +231,7 @@ class Run:
     ) -> None:
         self.kernel, self.arrays = kernel, arrays
         self.float64, self.skip_hidden = float64, skip_hidden
+        self.elementwise = IN_FLOAT64 if float64 else ELEMENTWISE
         names = [name for name, _ in kernel.scalars]
         self.scalars: dict[str, Any] = dict(zip(names, scalars, strict=True))
         self.position: tuple[int, ...] = ()
@@ -280,8 +282,8 @@ class Run:
         raise InternalError("a block without a yield")
 
     def op(self, op: Op) -> None:
-        if op.kind in ELEMENTWISE:
-            self.set(op.result, ELEMENTWISE[op.kind](*(self.values[v] for v in op.operands)))
+        if op.kind in self.elementwise:
+            self.set(op.result, self.elementwise[op.kind](*(self.values[v] for v in op.operands)))
         else:
             HANDLERS[op.kind](self, op)
 

@@ -32,7 +32,7 @@ from ..errors import (
 from ..ir import Value
 from ..ir.builder import Builder
 from . import indexing, vocabulary
-from .objects import Closure, Method, RuntimeRange, describe
+from .objects import Closure, Derivative, Method, RuntimeRange, describe
 from .operators import BINARY, COMPARE, is_too_large
 from .source import FunctionNode, place
 from .unsupported import CURES, TITLES
@@ -343,8 +343,7 @@ class ExpressionBuilder(ABC):
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         handler = self.word_handler(function)
         if handler is not None:
-            name = f".{function.name}" if isinstance(function, Method) else function.__name__
-            return self.call_word(name, handler, args, kwargs)
+            return self.call_word(_title(function), handler, args, kwargs)
         if isinstance(function, types.FunctionType | Closure):
             return self.inline(function, args, kwargs)
         if isinstance(function, Value | ir.Tensor | RuntimeRange | vocabulary.Tensor) or not callable(function):
@@ -358,7 +357,8 @@ class ExpressionBuilder(ABC):
         of_tuple = isinstance(getattr(function, "__self__", None), tuple)
         builds_tuple = isinstance(function, type) and issubclass(function, tuple)
         runtime = any(
-            isinstance(x, Value | ir.Tensor | Closure | RuntimeRange | Method) for x in (*args, *kwargs.values())
+            isinstance(x, Value | ir.Tensor | Closure | Derivative | RuntimeRange | Method)
+            for x in (*args, *kwargs.values())
         )
         if runtime and not of_tuple and not builds_tuple:
             cure = "use the words of monotile.language, or a plain Python helper function"
@@ -375,3 +375,10 @@ class ExpressionBuilder(ABC):
             shown = ", ".join([str(p.replace(annotation=p.empty)) for p in list(signature.parameters.values())[1:]])
             raise self.fail(WrongCall, f"{name}: {error}", f"write {name}({shown})") from None
         return handler(self, *args, **kwargs)
+
+
+def _title(function: Any) -> str:
+    """Return the name of a word or method as it is written before its arguments."""
+    if isinstance(function, Derivative):
+        return f"{function.name}(function)"
+    return f".{function.name}" if isinstance(function, Method) else str(function.__name__)

@@ -40,6 +40,18 @@ class Method:
     owner: Value
 
 
+@dataclass(eq=False)
+class Derivative:
+    """A function that `grad` or `value_and_grad` makes of another one, before its call."""
+
+    function: Any
+    name: str
+
+    @property
+    def with_value(self) -> bool:
+        return self.name == "value_and_grad"
+
+
 def describe(item: Any) -> str:
     """Describe an object for a message."""
     if isinstance(item, Value):
@@ -54,7 +66,7 @@ def describe(item: Any) -> str:
         return str(item)
     if isinstance(item, int | str):
         return repr(item) if isinstance(item, str) and len(item) < 60 else f"the {type(item).__name__}"
-    if isinstance(item, Closure | types.FunctionType | types.BuiltinFunctionType):
+    if isinstance(item, Closure | Derivative | types.FunctionType | types.BuiltinFunctionType):
         return "a function"
     if isinstance(item, types.ModuleType):
         return f"the module {item.__name__}"

@@ -154,6 +154,18 @@ def min(x: Any, axis: int) -> Any:
 
 
 @word
+def grad(function: Callable[..., Any]) -> Any:
+    """The derivative of an elementwise function by its first argument: `grad(f)(x, ...)` is a float32 tile.
+
+    Each element of f(x, ...) may depend on one element of x. docs/guide/derivatives.md has the rules."""
+
+
+@word
+def value_and_grad(function: Callable[..., Any]) -> Any:
+    """`value, slope = value_and_grad(f)(x, ...)`: f(x, ...), and its derivative as `grad` gives it."""
+
+
+@word
 def blocks(length: Any, step: int, visible: Callable[[Any], Any] | None = None, start: Any = 0) -> Any:
     """`for j in blocks(length, step, visible)`: j = start, start + step, start + 2 * step, ... below length.
 
@@ -169,6 +181,7 @@ def static_range(*bounds: int) -> Any:
 
 __all__ = [
     "Const", "Tensor", "abs", "arange", "bfloat16", "blocks", "bool_", "cdiv", "dot", "exp", "exp2", "float16",
-    "float32", "fma", "full", "inf", "int8", "int32", "int64", "log", "log2", "max", "maximum", "min",
-    "minimum", "program_id", "reciprocal", "sqrt", "static_range", "sum", "tanh", "uint8", "where", "zeros",
+    "float32", "fma", "full", "grad", "inf", "int8", "int32", "int64", "log", "log2", "max", "maximum", "min",
+    "minimum", "program_id", "reciprocal", "sqrt", "static_range", "sum", "tanh", "uint8", "value_and_grad", "where",
+    "zeros",
 ]  # fmt: skip

@@ -15,8 +15,9 @@ from ..dtypes import DType, bool_, float32, int32
 from ..errors import BadStep, DTypeMismatch, ShapeNotConstant, WrongCall
 from ..ir import Value
 from . import vocabulary
+from .derivatives import call_derivative
 from .expressions import ExpressionBuilder
-from .objects import Method, RuntimeRange, describe
+from .objects import Closure, Derivative, Method, RuntimeRange, describe
 
 MAX_UNROLLED = 4096
 
@@ -188,6 +189,17 @@ def _static_range(s: ExpressionBuilder, *bounds: Any) -> range:
     raise s.fail(BadStep, f"static_range of more than {MAX_UNROLLED} iterations", "use range, which is not unrolled")
 
 
+def _derivative(name: str) -> Callable[..., Any]:
+    def build(s: ExpressionBuilder, function: Any) -> Derivative:
+        known = isinstance(function, types.FunctionType | Closure) or handler(function) is not None
+        if not known:
+            cure = f"give it the function, then the arguments: {name}(f)(x)"
+            raise s.fail(WrongCall, f"{name} needs a function, found {describe(function)}", cure)
+        return Derivative(function, name)
+
+    return build
+
+
 def _conversion(dtype: DType, plain: type) -> Callable[..., Any]:
     def build(s: ExpressionBuilder, x: Any) -> Any:
         return s.builder.cast(x, dtype) if isinstance(x, Value) else s.call_python(plain, s.number(x))
@@ -210,9 +222,11 @@ def _reduction_method(kind: str, owner: Value) -> Callable[..., Any]:
 
 
 def handler(function: Any) -> Callable[..., Any] | None:
-    """Return the handler of a word or of a method such as `x.astype` or `x.sum`; None for other callables."""
+    """Return the handler of a word, of a method such as `x.astype` or of what `grad` gave; None for other things."""
     if isinstance(function, Method):
         return _method(function)
+    if isinstance(function, Derivative):
+        return call_derivative(function)
     known = isinstance(function, types.FunctionType | types.BuiltinFunctionType | type)
     return WORDS.get(function) if known else None
 
@@ -243,6 +257,8 @@ WORDS: dict[Any, Callable[..., Any]] = {
     vocabulary.sum: _reduce("sum"),
     vocabulary.max: _reduce("max"),
     vocabulary.min: _reduce("min"),
+    vocabulary.grad: _derivative("grad"),
+    vocabulary.value_and_grad: _derivative("value_and_grad"),
     vocabulary.blocks: _blocks,
     vocabulary.static_range: _static_range,
     builtins.abs: _unary("abs", builtins.abs),

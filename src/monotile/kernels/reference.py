@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,45 +43,129 @@ def term_by_term(a: Array, b: Array) -> Array:
     return total
 
 
-def attention(
+class Scores(NamedTuple):
+    """Scores in natural units before anything is hidden, (B, H, Nq, Nk), and what they follow from."""
+
+    q: Array
+    k: Array  # repeated for every query head
+    v: Array
+    S: Array
+    slope: Array | float  # derivative with respect to the scaled product
+    seen: Array
+    scale: float
+
+
+def _scores(
     q: Array, k: Array, v: Array, *, causal: bool | str = False, scale: float | None = None, mask: Array | None = None,
-    window: tuple[int | None, int | None] | None = None, softcap: float | None = None, sinks: Array | None = None,
-    score_mod: Callable[..., Array] | None = None, mask_mod: Callable[..., Array] | None = None,
-    compute: type = np.float64,
-) -> tuple[Array, Array]:  # fmt: skip
-    """Output (B, Hq, Nq, Dv) and natural logsumexp (B, Hq, Nq)."""
-    product = np.matmul if compute is np.float64 else term_by_term
+    window: tuple[int | None, int | None] | None = None, softcap: float | None = None,
+    score_mod: Callable[..., Array] | None = None, mask_mod: Callable[..., Array] | None = None, compute: type,
+) -> Scores:  # fmt: skip
     group = q.shape[1] // k.shape[1] if k.shape[1] else 1
     q, k, v = (x.astype(compute) for x in (q, k, v))
     k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
     B, H, Nq, D = q.shape
     Nk = k.shape[2]
     seen = np.broadcast_to(visible(Nq, Nk, causal, window), (B, H, Nq, Nk))
-    b, h = np.arange(B)[:, None, None, None], np.arange(H)[None, :, None, None]
-    i, j = np.arange(Nq)[:, None], np.arange(Nk)[None, :]
+    place = np.arange(B)[:, None, None, None], np.arange(H)[None, :, None, None]
+    place += np.arange(Nq)[:, None], np.arange(Nk)[None, :]
+    factor = compute(D**-0.5 if scale is None else scale)
+    slope: Array | float = 1.0
+    S = _product(compute)(q, k.swapaxes(2, 3)) * factor
+    if score_mod is not None:
+        slope = _difference_quotient(score_mod, S.astype(np.float64), place).astype(compute)
+        S = score_mod(S, *place).astype(compute)
+    if softcap is not None:
+        capped = np.tanh(S / softcap)
+        S, slope = capped * softcap, slope * (1 - capped * capped)
+    if mask is not None and mask.dtype != bool:
+        S = S + mask.astype(compute)
+    if mask is not None:
+        seen = seen & (mask if mask.dtype == bool else mask != -np.inf)
+    if mask_mod is not None:
+        seen = seen & mask_mod(*place)
+    return Scores(q, k, v, S, slope, seen, factor)
+
+
+def _product(compute: type) -> Callable[[Array, Array], Array]:
+    return np.matmul if compute is np.float64 else term_by_term
+
+
+def _difference_quotient(score_mod: Callable[..., Array], S: Array, place: tuple[Array, ...]) -> Array:
+    """The derivative of a function in float64, to about ten digits."""
+    h = 2.0**-20
+    return np.asarray((score_mod(S + h, *place) - score_mod(S - h, *place)) / (2 * h))
+
+
+def attention(
+    q: Array, k: Array, v: Array, *, sinks: Array | None = None, compute: type = np.float64, **options: Any
+) -> tuple[Array, Array]:
+    """Output (B, Hq, Nq, Dv) and natural logsumexp (B, Hq, Nq)."""
     with np.errstate(all="ignore"):
-        S = product(q, k.swapaxes(2, 3)) * compute(D**-0.5 if scale is None else scale)
-        if score_mod is not None:
-            S = score_mod(S, b, h, i, j).astype(compute)
-        if softcap is not None:
-            S = np.tanh(S / softcap) * softcap
-        if mask is not None and mask.dtype != bool:
-            S = S + mask.astype(compute)
-        if mask is not None:
-            seen = seen & (mask if mask.dtype == bool else mask != -np.inf)
-        if mask_mod is not None:
-            seen = seen & mask_mod(b, h, i, j)
-        S = np.where(seen, S, -np.inf)
+        found = _scores(q, k, v, compute=compute, **options)
+        S = np.where(found.seen, found.S, -np.inf)
         if sinks is not None:
-            S = np.concatenate([S, np.broadcast_to(sinks.astype(compute)[None, :, None, None], (B, H, Nq, 1))], axis=3)
+            logits = np.broadcast_to(sinks.astype(compute)[None, :, None, None], (*S.shape[:3], 1))
+            S = np.concatenate([S, logits], axis=3)
         top = S.max(axis=3, keepdims=True, initial=-np.inf)
         P = np.exp(S - np.where(np.isneginf(top), 0.0, top))
         total = P.sum(axis=3, keepdims=True)
         lse = (np.where(np.isneginf(top), -np.inf, top) + np.log(total))[..., 0]
-        P = np.where(total == 0, 0.0, P / total)[..., :Nk]
+        P = np.where(total == 0, 0.0, P / total)[..., : k.shape[2]]
         # A key that no row sees contributes nothing, whatever its memory holds.
-        unseen = ~seen.any(axis=2)[..., None]
-        return product(P, np.where(unseen, 0.0, v)), lse
+        unseen = ~found.seen.any(axis=2)[..., None]
+        return _product(compute)(P, np.where(unseen, 0.0, found.v)), lse
+
+
+def attention_backward(
+    do: Array, q: Array, k: Array, v: Array, o: Array, lse: Array, *, dlse: Array | None = None,
+    mask_grad: bool = False, sinks: Array | None = None, compute: type = np.float64, **options: Any,
+) -> dict[str, Array]:  # fmt: skip
+    """The gradients of attention by name, from its output and logsumexp. docs/internals/backward.md has the formulas.
+    Neither a key that no row sees nor a row that sees no key contributes anything, whatever their memory holds."""
+    product = _product(compute)
+    with np.errstate(all="ignore"):
+        found = _scores(q, k, v, compute=compute, **options)
+        seen, do, o, lse = found.seen, *(x.astype(compute) for x in (do, o, lse))
+        delta = product((do * o)[..., None, :], np.ones((o.shape[-1], 1), compute))[..., 0, 0]
+        if dlse is not None:
+            delta = delta - dlse.astype(compute)
+        shift = np.where(np.isneginf(lse), 0.0, lse)[..., None]
+        P = np.where(seen, np.exp(found.S - shift), 0.0)
+        dS = np.where(seen, P * (product(do, found.v.swapaxes(2, 3)) - delta[..., None]), 0.0)
+        dX = np.where(seen, dS * found.slope, 0.0)
+        keys = np.where(seen.any(axis=2)[..., None], found.k, 0.0)
+        q_seen, do_seen = (np.where(seen.any(axis=3)[..., None], x, 0.0) for x in (found.q, do))
+        dk, dv = product(dX.swapaxes(2, 3), q_seen) * found.scale, product(P.swapaxes(2, 3), do_seen)
+        gradients = {"dq": product(dX, keys) * found.scale, "dk": _over_group(dk, k), "dv": _over_group(dv, v)}
+        if sinks is not None:
+            share = np.exp(sinks.astype(compute)[None, :, None] - shift[..., 0])
+            gradients["dsinks"] = _summed_to(-share * delta, (1, len(sinks), 1)).reshape(-1)
+        mask = options.get("mask")
+        if mask_grad and mask is not None:
+            gradients["dmask"] = _summed_to(dS, (1,) * (4 - mask.ndim) + mask.shape).reshape(mask.shape)
+    return gradients
+
+
+def _over_group(gradient: Array, like: Array) -> Array:
+    """Sum the gradients of repeated heads, one after the other."""
+    B, H, N, D = like.shape
+    parts = gradient.reshape(B, H, -1, N, D) if like.size else np.zeros((B, H, 1, N, D), gradient.dtype)
+    total = np.zeros((B, H, N, D), gradient.dtype)
+    for n in range(parts.shape[2]):
+        total = total + parts[:, :, n]
+    return total
+
+
+def _summed_to(x: Array, shape: tuple[int, ...]) -> Array:
+    """Sum over the dimensions that a shape has only once, one term after the other."""
+    for axis, (side, wanted) in enumerate(zip(x.shape, shape, strict=True)):
+        if side != wanted:
+            x = (
+                np.add.accumulate(x, axis=axis).take([-1], axis=axis)
+                if side
+                else np.zeros((*x.shape[:axis], 1, *x.shape[axis + 1 :]), x.dtype)
+            )
+    return x
 
 
 def merge(o: Array, m: Array, l: Array, compute: type = np.float64) -> tuple[Array, Array]:

@@ -64,6 +64,17 @@ def softcap_offset(rule):
     return rule.options.softcap if _approximates_softcap(rule) else 0.0
 
 
+def derivative(rule, products, at):
+    """The derivative of a natural score with respect to the scaled product it is made of."""
+    options, size = rule.options, _size(rule.scale)
+    S = -products if options.negative else products
+    slope = NATURAL_SCALE
+    if options.softcap is not None:
+        capped = tanh(S * minimum(size * (1.0 / options.softcap), MAX_FACTOR))
+        slope = 1.0 - capped * capped
+    return slope
+
+
 def _scale_before_mask(rule):
     """The factor before an additive mask is added."""
     options = rule.options

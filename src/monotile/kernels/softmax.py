@@ -76,6 +76,11 @@ def sink(state, logit):
     return State(m, state.l * alpha + exp(logit - shift, NATURAL_SCALE), state.acc * alpha[:, None])
 
 
+def weights(S, lse, score_scale):
+    """The weights of scores (rows, keys), given the natural logsumexp of each row. Differences alone are rounded."""
+    return exp2(fma(S, score_scale, -shift_of(lse)[:, None]) * LOG2E)
+
+
 def finish(state):
     """Output and logsumexp of a natural state; a row that has seen nothing gives 0 and -inf."""
     scale = where(state.l == 0.0, 0.0, 1.0 / state.l)

@@ -96,6 +96,29 @@ def _seen_by_some_query(options, at):
     return seen
 
 
+def visible_rows(options, at, mask, seen, case):
+    """Rows that see some key of the tile, (rows, 1); without a mask, those that see some key of their head by position.
+    `seen` leaves out rows past the last one."""
+    if case != FULL or options.mask_mod is not None:
+        return seen.max(axis=1)[:, None]
+    return _sees_some_key(options, at)
+
+
+def _sees_some_key(options, at):
+    """Rows that exist and see some key by position, (rows, 1)."""
+    i, shift = at.i, at.Nk - at.Nq
+    sees = at.inside
+    if options.causal == "lower_right":
+        sees = sees & (i + shift >= 0)
+    if options.left is not None:
+        sees = sees & (i + (shift - options.left) < at.Nk)
+        if options.causal == "upper_left":
+            sees = sees & (shift <= options.left)
+    if options.right is not None:
+        sees = sees & (i + (shift + options.right) >= 0)
+    return sees
+
+
 def by_block_case(step, state, cols, mask, case, covered):
     """Apply `step(state, cols, case)` compiled for the case of this block. `case` is None without a block map; a hidden
     block changes nothing. The map of a mask_mod alone has no other case than FULL: the mask_mod is applied anyway."""

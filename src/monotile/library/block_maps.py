@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..backends.choices import MOD_ROWS, AttentionChoice, AttentionProblem
+from ..backends.choices import MOD_ROWS, AttentionChoice, AttentionProblem, BackwardBlocks
 from ..dtypes import uint8
 from ..kernels.mask_blocks import mask_blocks as mask_blocks_kernel
 from ..kernels.mask_blocks import mod_blocks as mod_blocks_kernel
@@ -14,8 +14,9 @@ from .inputs import AttentionInputs
 
 
 def add_block_map(
-    builder: CallBuilder, inputs: AttentionInputs, options: Options, choice: AttentionChoice, threads: int | None
-) -> tuple[ArrayRef | None, bool]:
+    builder: CallBuilder, inputs: AttentionInputs, options: Options, choice: AttentionChoice | BackwardBlocks,
+    threads: int | None,
+) -> tuple[ArrayRef | None, bool]:  # fmt: skip
     """Add the launches that make the block map of a call. Return the map as attention reads it, None where nothing
     hides blocks, and True if it tells COVERED blocks from PARTIAL ones."""
     problem = inputs.problem(options)
@@ -44,8 +45,9 @@ def add_block_map(
 
 
 def _map_of_mask(
-    builder: CallBuilder, mask: ArrayRef, problem: AttentionProblem, choice: AttentionChoice, threads: int | None
-) -> tuple[ArrayRef | None, bool]:
+    builder: CallBuilder, mask: ArrayRef, problem: AttentionProblem, choice: AttentionChoice | BackwardBlocks,
+    threads: int | None,
+) -> tuple[ArrayRef | None, bool]:  # fmt: skip
     """The block map of the mask as given, with sides of 1 where it broadcasts. Packed rows have one row of blocks for
     all rows of a group; a mask whose heads do not lie evenly has no map, and is read everywhere."""
     if not choice.packed:

@@ -297,7 +297,7 @@ def _given_back(lib: Library, result: Any) -> Any:
     """Results as arrays of the caller's library."""
     if not isinstance(result, tuple):
         return lib.give_back(result)
-    found = [lib.give_back(array) for array in result]
+    found = [None if array is None else lib.give_back(array) for array in result]
     return type(result)(*found) if hasattr(result, "_fields") else tuple(found)
 
 

@@ -101,7 +101,7 @@ def read_inputs(builder: CallBuilder, *, values_in_keys: bool = False) -> Attent
     if not batched:
         q, k, v = (a.reshaped(1, *a.shape) for a in (q, k, v))
     _check_shapes(q.shape, k.shape, v.shape)
-    q, k, v = (_unit_last(builder, a) for a in (q, k, v))
+    q, k, v = (unit_last(builder, a) for a in (q, k, v))
     scores = *q.shape[:3], k.shape[2]
     mask, sinks = builder.inputs.get("mask"), builder.inputs.get("sinks")
     mask = None if mask is None else _read_mask(mask, scores)
@@ -113,7 +113,7 @@ def read_inputs(builder: CallBuilder, *, values_in_keys: bool = False) -> Attent
     return AttentionInputs(q, k, v, mask, sinks, dtype, batched, values_in_keys and not copied)
 
 
-def _unit_last(builder: CallBuilder, array: ArrayRef) -> ArrayRef:
+def unit_last(builder: CallBuilder, array: ArrayRef) -> ArrayRef:
     """The array itself if its last stride is 1, else a copy: the only one attention makes of its inputs."""
     shape = array.shape
     return array if shape[-1] <= 1 or 0 in shape or array.view.strides[-1] == 1 else builder.contiguous(array)

@@ -19,6 +19,7 @@ from ..kernels.scores import Options
 from ..launch.signature import check_threads
 from ..runtime import tensors
 from . import torch_calls
+from .backward import ATTENTION_BACKWARD, Gradients, attention_backward
 from .block_maps import add_block_map, add_mask_blocks, map_shape
 from .calls import SCALE, ArrayRef, CallBuilder, Finish, LibraryFunction
 from .inputs import AttentionInputs, check_count, read_inputs, read_mask, read_options, read_scale
@@ -26,8 +27,10 @@ from .merging import MERGE, MERGE_LSE, Partials, add_merge, merge, merge_lse
 
 __all__ = [
     "FUNCTIONS",
+    "Gradients",
     "Partials",
     "attention",
+    "attention_backward",
     "decode_partials",
     "mask_blocks",
     "merge",
@@ -250,6 +253,7 @@ _PARTIALS = LibraryFunction(("q", "k", "v", "mask"), _plan_partials)
 _MASK_BLOCKS = LibraryFunction(("mask",), _plan_mask_blocks)
 FUNCTIONS = {
     "attention": _ATTENTION,
+    "attention_backward": ATTENTION_BACKWARD,
     "decode_partials": _PARTIALS,
     "merge": MERGE,
     "merge_lse": MERGE_LSE,

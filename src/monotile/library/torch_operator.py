@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..errors import NoGradient
 from ..launch.signature import captured_arrays
-from . import ops
+from . import backward, ops
 from .inputs import read_window
 
 OPTIONS = "str causal, int? left, int? right, float? scale, float? softcap, int mods, str? backend, int? threads"
@@ -153,7 +153,7 @@ def _forward_shapes(*args: Any) -> tuple[Tensor, Tensor]:
 
 def _backward(do: Tensor, o: Tensor, lse: Tensor, dlse: Tensor, mask_grad: bool, *args: Any) -> tuple[Tensor, ...]:
     given = Given(*args)
-    found = ops.attention_backward(do, *given[:3], o, lse, dlse=dlse, mask_grad=mask_grad, **given.options)
+    found = backward.attention_backward(do, *given[:3], o, lse, dlse=dlse, mask_grad=mask_grad, **given.options)
     return tuple(given.q.new_empty(0) if gradient is None else gradient for gradient in found)
 
 

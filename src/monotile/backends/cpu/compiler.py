@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from ... import ir
 from ...passes import pipeline
+from ...passes.cse import dce
 from .detach import detach
 from .llvm import Host
 from .lower import Lowered, lower
+from .memory_sums import unshare_loads
 from .target import target
 
 # Nests check bounds themselves (nests.py), which costs less code than peeling another copy of a loop.
-OPTIONS = pipeline.PipelineOptions(peel_bounds=False, keep_marks=True, last=(detach,))
+OPTIONS = pipeline.PipelineOptions(peel_bounds=False, keep_marks=True, last=(detach, unshare_loads, dce))
 
 
 def to_llvm(kernel: ir.Kernel, processor: Host) -> Lowered:

@@ -75,9 +75,12 @@ class Contraction:
     element: Callable[[Index, Index], Reg]
     add: Callable[[Reg, Reg, Reg], Reg]
     before: Callable[[list[Point], Index], None] = lambda points, k: None
+    lanes: int | None = None  # of a panel sum: those of the panel are contracted, not the whole axis
 
     @property
     def depth(self) -> int:
+        if self.lanes is not None:
+            return self.lanes
         return self.axis.extent if self.axis is not None else 1
 
 
@@ -198,7 +201,8 @@ class DotEmitter(NestEmitter):
         and then added, as the source says: a long sum in blocks rounds less than one chain."""
         assert nest.total is not None
         if nest.addend is not None:
-            value = self.e.binary("fadd", self.ev.moved(nest.addend, nest.total, pt), value)
+            added_to = self.ev.moved(nest.addend, nest.total, pt)
+            value = self.e.binary("fadd", added_to, value)
         pt.memo = dict(group.memo) | {nest.total: value}
 
     def _accumulate(

@@ -37,6 +37,7 @@ class Nest:
     dot: Op | None = None
     addend: Value | None = None  # the x of `x + dot(...)`
     total: Value | None = None  # the sum: the dot, or `x + dot(...)`
+    sums_panels: bool = False  # the dot contracts the panel axis: each panel adds to what x holds (panel_sums.py)
     fold_axis: Axis | None = None
     completed_by: dict[Op, Op] = field(default_factory=dict)  # folds along the lanes, and the fold over the rows
 
@@ -73,9 +74,11 @@ class Fusion:
     """The nests of a whole kernel: for each block its segments and the loops and branches between them."""
 
     def __init__(
-        self, kernel: Kernel, axes: Axes, lane: Lane, eager: set[Op], isolated: set[Op], inlined: set[Op] | None = None
-    ) -> None:
+        self, kernel: Kernel, axes: Axes, lane: Lane, eager: set[Op], isolated: set[Op],
+        inlined: set[Op] | None = None, panel_sums: set[Op] | None = None,
+    ) -> None:  # fmt: skip
         self.axes, self.lane, self.eager, self.isolated = axes, lane, eager, eager | isolated
+        self.panel_sums = panel_sums or set()
         self.users = uses(kernel.body)
         self.home: dict[Value, Nest] = {}
         self.inlined: set[Op] = set(inlined or ())
@@ -201,6 +204,7 @@ class Fusion:
         total: Value | None = None,
     ) -> Nest:
         nest = Nest(frozenset(self.axes.of(like)), self.lane(like), dot=dot, addend=addend, total=total)
+        nest.sums_panels = dot in self.panel_sums
         segment.nests.append(nest)
         if total is not None:
             self.home[total] = nest
@@ -248,7 +252,7 @@ class Fusion:
         misaligned = self.misaligned(op)
         for nest in reversed(segment.nests):
             made = [v for v in needed if self.home.get(v) is nest]
-            fits = nest.axes == domain and nest.lane is lane and not nest.moves
+            fits = nest.axes == domain and nest.lane is lane and not nest.moves and not nest.sums_panels
             fits = fits and (folded is None or nest.fold_axis in (None, folded))
             ends_with_nest = any(v.op in nest.folds or not v.shape for v in made)  # results of folds
             fits = fits and not ends_with_nest

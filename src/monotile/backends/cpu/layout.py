@@ -15,6 +15,7 @@ from ...ir import ELEMENTWISE, Kernel, Op, Value, uses, walk
 from ...ir.affine import linear
 from .axes import Axes, Axis
 from .fuse import unviewed
+from .memory_sums import dots_added_to_memory
 from .target import STREAMED_ROWS, Target
 
 
@@ -24,10 +25,12 @@ class Layout:
         self._ops = list(walk(kernel.body))
         self._dots = [op for op in self._ops if op.kind == "dot"]
         self._users = uses(kernel.body)
+        self._required: dict[Value, Axis] = {}
+        self._memory_sums = set(dots_added_to_memory(kernel))
         self.panel_axis = self._choose_panel_axis(kernel)
         self.panel = self._panel_lanes()
-        self._required: dict[Value, Axis] = {}
         self._preferred = self._vote()
+        self.panel_sums = {dot for dot in self._dots if self.axes.dots[dot][1] is self.panel_axis is not None}
         self.streamed: dict[Op, Op] = {}  # dots whose tile with the lanes is streamed, and its load
         self.stream_ops: set[Op] = set()  # elementwise ops between such a load and its dot
         for dot in self._dots:
@@ -46,7 +49,7 @@ class Layout:
                     if contracted is not None:
                         self._required[base] = contracted
                 elif lane is not None and lane in axes.of(base):
-                    self._required.setdefault(base, lane)
+                    self._require(base, lane)
         self.next_streamed = self._order_streamed_loads(kernel)
         self.eager = {op for op in self._ops if op.kind == "load" and op.result.shape and self._needs_copy(op, kernel)}
         self.next_iteration = self._transposed_loads() | self._strips()
@@ -62,9 +65,21 @@ class Layout:
         found = self.axes.of(value)
         if not found:
             return None
+        if value in self._required:
+            return self._required[value]
         if self.panel_axis in found:
             return self.panel_axis
-        return self._required.get(value) or self._preferred.get(frozenset(found)) or self._default(value)
+        return self._preferred.get(frozenset(found)) or self._default(value)
+
+    def _require(self, value: Value, lane: Axis) -> None:
+        """Let the lanes of a dot's operand, and of the tiles it is computed from, run along an axis."""
+        if value in self._required:
+            return
+        self._required[value] = lane
+        if lane is not self.panel_axis and self.panel_axis in self.axes.of(value) and value.op is not None:
+            for operand in value.op.operands if value.op.kind in ELEMENTWISE else ():
+                if operand.shape == value.shape and not self.axes.index_like(operand):
+                    self._require(operand, lane)
 
     # ---- the panel axis ----------------------------------------------------------------------------------------------
 
@@ -72,12 +87,13 @@ class Layout:
         if not self._dots or self.axes.split:
             return None
         carried = [v for op in self._ops if op.kind in ("for", "if") for v in op.results if len(self.axes.of(v)) > 0]
-        through = [*(d.result for d in self._dots), *carried]
-        candidates = [
-            a
-            for a in self.axes.of(self._dots[0].result)
-            if not a.folded and a.extent > STREAMED_ROWS and all(a in self.axes.of(v) for v in through)
-        ]
+        candidates = []
+        for a in self.axes.of(self._dots[0].result):
+            through = [d.result for d in self._dots if self.axes.dots[d][1] is not a or d not in self._memory_sums]
+            if a.extent > STREAMED_ROWS and all(a in self.axes.of(v) for v in (*through, *carried)):
+                candidates.append(a)
+        reduced = {self.axes.dims(op.operands[0])[op.attrs["axis"]] for op in self._ops if op.kind == "reduce"}
+        candidates = [a for a in candidates if not a.folded] or [a for a in candidates if a not in reduced]
         units = Counter(self.contiguous_axis(op) for op in self._ops if op.kind in ("load", "store"))
         chosen = max(candidates, key=lambda a: (units[a], a.extent), default=None)
         return None if all(self._read_once(dot, chosen, kernel) for dot in self._dots) else chosen
@@ -222,7 +238,7 @@ class Layout:
         """True if a dot uses bf16 pair products, panel by panel: its operands are bfloat16 and its contraction has
         whole vectors."""
         _, k, _ = self.axes.dots[dot]
-        if not self.target.bfloat16_pairs or self.panel_axis is None or k is None or k.extent % self.target.lanes:
+        if not self.target.bfloat16_pairs or self.panel_axis in (None, k) or k is None or k.extent % self.target.lanes:
             return False
         return all(v.dtype.name == "bfloat16" for operand in dot.operands for v in (operand, unviewed(operand)))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ...ir import ELEMENTWISE, Block, Kernel, Op
 from .emit import Index, Reg
-from .fuse import Segment
+from .fuse import Nest, Segment
 from .loop_state import LoopState
 from .point import Point
 from .row_skipping import SkippableRows, find_skippable_rows, visible_rows
@@ -163,12 +163,16 @@ class Lowering(LoopState):
             for value in (*nest.values, *(f.result for f in nest.folds)):
                 if value in self.fusion.stored and value.shape and value not in self.ev.buffers:
                     self.ev.buffers[value] = self.buffer(value)
+        for nest in segment.nests:
+            if nest.sums_panels:  # the sum is added up where its tile of memory was copied to
+                self.ev.buffers[nest.total] = self.ev.buffers[nest.addend]
         waiting = list(segment.ops)
         waiting = self._emit_ready(waiting)
         panel_axis = self.layout.panel_axis
-        in_panels = [n for n in segment.nests if panel_axis is not None and panel_axis in n.axes]
+        in_panels = [n for n in segment.nests if panel_axis is not None and (n.lane is panel_axis or n.sums_panels)]
+        after = self._after_panels(segment, in_panels)
         for nest in segment.nests:
-            if nest not in in_panels:
+            if nest not in in_panels and nest not in after:
                 self.nests.emit(nest, None)
                 waiting = self._emit_ready(waiting)
         if in_panels:
@@ -195,6 +199,19 @@ class Lowering(LoopState):
             if rest:
                 panel(whole, rest)
             self.scratch.end_loop(began)
+        for nest in after:
+            self.nests.emit(nest, None)
+            waiting = self._emit_ready(waiting)
+
+    def _after_panels(self, segment: Segment, in_panels: list[Nest]) -> list[Nest]:
+        """Return the nests that read what the panels sum."""
+        known = {nest.total for nest in in_panels if nest.sums_panels}
+        after = []
+        for nest in segment.nests:
+            if nest not in in_panels and known & self.fusion.nest_reads(nest):
+                after.append(nest)
+                known |= {*nest.values, *(fold.result for fold in nest.folds)}
+        return after
 
     def _visible_rows(self, skippable: SkippableRows, panel: Index, lanes: int) -> tuple[Index, Index]:
         """Emit the range of rows that some lane of a panel may see."""

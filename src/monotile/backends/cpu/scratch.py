@@ -82,6 +82,7 @@ class Scratch:
 
     def read(self, buffer: Buffer, pt: Point) -> Reg:
         e = self.e
+        assert pt.lane is buffer.lane or len(buffer.strides) < 2 or not buffer.panel_stride, "lanes across panels"
         pointer = self.address(buffer, pt.at, pt.panel if pt.lane is buffer.lane else None)
         if pt.lane not in buffer.strides or pt.lane is None:
             return self._decode(Reg(e.load(pointer, buffer.element, BYTES[buffer.element]), buffer.element))

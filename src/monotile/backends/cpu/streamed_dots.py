@@ -30,6 +30,7 @@ from .emit import Emitter, Index, Reg
 from .evaluate import Evaluator
 from .fuse import Fusion, Nest, unviewed
 from .nests import Panel
+from .panel_sums import emit_panel_sum
 from .point import Point
 from .prefetch import LINE, NextTile, PrefetchEmitter
 from .target import Target
@@ -69,6 +70,9 @@ class StreamedDotEmitter(PrefetchEmitter):
         return nest.lane is not None and nest.lane is self.axes.dots[dot][2]
 
     def dot(self, nest: Nest, dot: Op, panel: Panel, edge: bool) -> None:
+        if nest.sums_panels:
+            emit_panel_sum(self, nest, dot, panel, edge)
+            return
         load = self.layout.streamed.get(dot)
         if load is None and dot in self.packed and panel is not None:
             self._paired_panels(nest, dot, panel, edge)

@@ -1,0 +1,161 @@
+"""The gradients of q, k and v, from the output of attention, its logsumexp and the gradient of the output.
+
+docs/internals/backward.md has the formulas. Weights are recomputed from scores and logsumexp, tile by tile, so that
+nothing of the size of the scores is stored. `backward_queries` owns rows and sums over keys. `backward_keys` owns keys
+and sums over the rows of all query heads that read them; given a workspace, it also adds up the gradients of these
+rows. Every sum belongs to one program and has one order."""
+
+from typing import Any, NamedTuple
+
+from monotile.language import Const, Tensor, arange, blocks, cdiv, dot, float32, kernel, program_id, where, zeros
+
+from . import scores, softmax
+from .row_groups import RowBlock, row_block
+from .visibility import (
+    FULL,
+    by_block_case,
+    by_position,
+    is_additive,
+    place_of,
+    visible,
+    visible_keys,
+    visible_rows,
+)
+
+
+class RowTerms(NamedTuple):
+    """What the gradients need of some rows."""
+
+    Q: Any  # (rows, D)
+    dO: Any  # (rows, Dv)
+    lse: Any  # (rows,) natural
+    delta: Any  # (rows,)
+
+
+class KeySums(NamedTuple):
+    """Gradients of some keys and values so far."""
+
+    dK: Any  # (keys, D), to be multiplied by the scale
+    dV: Any  # (keys, Dv)
+
+
+@kernel
+def row_deltas(
+    do: Tensor["B H Nq Dv"], o: Tensor["B H Nq Dv"], dlse: Tensor["B H Nq"], delta: Tensor["B H Nq"],
+    *, Dv: Const, BR: Const,
+):  # fmt: skip
+    """The sum of do * o along each row, less the gradient of its logsumexp."""
+    b, h, n = program_id(do.shape[0], do.shape[1], cdiv(do.shape[2], BR))
+    rows = n * BR + arange(BR)
+    total = (do[b, h, rows].astype(float32) * o[b, h, rows].astype(float32)).sum(axis=1)
+    delta[b, h, rows] = total if dlse is None else total - dlse[b, h, rows]
+
+
+def terms_of_rows(do, q, lse, delta, b, h, rows):
+    return RowTerms(q[b, h, rows], do[b, h, rows], lse[b, h, rows], delta[b, h, rows])
+
+
+def score_gradients(rule, terms, K, V, at, mask, seen):
+    """The weights of a tile, the gradient of its scores, and that of its scaled products; 0 where a key is hidden."""
+    products = dot(terms.Q, K.T)
+    S = scores.score(rule, products, at, mask)
+    P = where(seen, softmax.weights(S, terms.lse, scores.score_scale(rule)), 0.0)
+    dS = P * (dot(terms.dO, V.T) - terms.delta[:, None])
+    return P, where(seen, dS, 0.0), where(seen, dS * scores.derivative(rule, products, at), 0.0)
+
+
+@kernel
+def backward_queries(
+    do: Tensor["B H Nq Dv"], q: Tensor["B H Nq D"], k: Tensor["B Hkv Nk D"], v: Tensor["B Hkv Nk Dv"],
+    mask: Tensor["B H Nq Nk"], block_map: Tensor["B H MR MK"], lse: Tensor["B H Nq"], delta: Tensor["B H Nq"],
+    dq: Tensor["B H Nq D"], scale: float,
+    *, options: Const, D: Const, Dv: Const, BR: Const, BK: Const, covered: Const = False,
+):  # fmt: skip
+    """Each program owns BR rows of a query head and sums over its keys."""
+    Nq, Nk = q.shape[2], k.shape[2]
+    b, h, n = program_id(q.shape[0], q.shape[1], cdiv(Nq, BR))
+    own = row_block(b, h, cdiv(Nq, BR) - 1 - n, Nq, Nq, BR, False)  # the last rows first: they may see the most keys
+    g = h // (q.shape[1] // k.shape[1])
+    terms = terms_of_rows(do, q, lse, delta, b, h, own.rows)
+    rule = scores.Rule(options, scale, is_additive(mask))
+
+    def at(cols):
+        return place_of(own, cols, Nk, False)
+
+    def step(dQ, cols, case):
+        M = mask[b, h, own.rows, cols] if case != FULL else None
+        seen = visible(options, at(cols), M)
+        keys = visible_keys(options, at(cols), M, seen, case)
+        K = where(keys[:, None], k[b, g, cols], 0.0)
+        _, _, dX = score_gradients(rule, terms, K, v[b, g, cols], at(cols), M, seen)
+        return dQ + dot(dX.astype(K.dtype), K)
+
+    dQ = zeros((BR, D))
+    for j in blocks(Nk, BK, lambda cols: by_position(options, at(cols))):
+        case = block_map[b, h, own.index, j // BK] if block_map is not None else None
+        dQ = by_block_case(step, dQ, j + arange(BK), mask, case, covered)
+    dq[b, h, own.rows] = dQ * scale
+
+
+@kernel
+def backward_keys(
+    do: Tensor["B H Nq Dv"], q: Tensor["B H Nq D"], k: Tensor["B Hkv Nk D"], v: Tensor["B Hkv Nk Dv"],
+    mask: Tensor["B H Nq Nk"], block_map: Tensor["B H MR MK"], lse: Tensor["B H Nq"], delta: Tensor["B H Nq"],
+    dk: Tensor["B Hkv Nk D"], dv: Tensor["B Hkv Nk Dv"], dq: Tensor["B H Nq D"], workspace: Tensor["B H Nq D"],
+    scale: float, *, options: Const, D: Const, Dv: Const, BR: Const, BK: Const, covered: Const = False,
+):  # fmt: skip
+    """Each program owns BK keys of a KV head and sums over the rows of the query heads that read them. With `dq` it
+    owns all keys of the KV head and adds up dq too, block after block, in float32: in `workspace`, or in dq itself
+    where that is left out."""
+    Nq, Nk, group = q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
+    rule = scores.Rule(options, scale, is_additive(mask))
+    sum_dq = workspace if workspace is not None else dq
+
+    def block_of_keys(b, g, n):
+        cols = n * BK + arange(BK)
+        K, V = k[b, g, cols], v[b, g, cols]
+
+        def add_head(sums, h):
+            """Add the rows of a query head."""
+
+            def at(rows):
+                return place_of(RowBlock(b, h, rows // BR, rows, Nq, h, rows, Nq), cols, Nk, False)
+
+            def step(sums, rows, case):
+                M = mask[b, h, rows, cols] if case != FULL else None
+                seen = visible(options, at(rows), M) & at(rows).inside
+                sighted = visible_rows(options, at(rows), M, seen, case)
+                Q, dO, L, delta_ = terms_of_rows(do, q, lse, delta, b, h, rows)
+                terms = RowTerms(where(sighted, Q, 0.0), where(sighted, dO, 0.0), L, delta_)
+                P, _, dX = score_gradients(rule, terms, K, V, at(rows), M, seen)
+                dV = sums.dV + dot(P.astype(V.dtype).T, terms.dO)
+                sums = KeySums(sums.dK + dot(dX.astype(K.dtype).T, terms.Q), dV)
+                if dq is not None:
+                    keys = visible_keys(options, at(rows), M, seen, case)
+                    sum_dq[b, h, rows] += dot(dX.astype(K.dtype), where(keys[:, None], K, 0.0))
+                return sums
+
+            for i in blocks(Nq, BR, lambda rows: by_position(options, at(rows)) & at(rows).inside):
+                case = block_map[b, h, i // BR, n] if block_map is not None else None
+                sums = by_block_case(step, sums, i + arange(BR), mask, case, covered)
+            return sums
+
+        sums = KeySums(zeros((BK, D)), zeros((BK, Dv)))
+        for h in range(g * group, g * group + group):
+            sums = add_head(sums, h)
+        dk[b, g, cols] = sums.dK * scale
+        dv[b, g, cols] = sums.dV
+
+    if dq is None:
+        b, g, n = program_id(k.shape[0], k.shape[1], cdiv(Nk, BK))  # the first keys first: the most rows may see them
+        block_of_keys(b, g, n)
+    else:
+        b, g = program_id(k.shape[0], k.shape[1])
+        for h in range(g * group, g * group + group):
+            for i in range(0, Nq, BR):
+                sum_dq[b, h, i + arange(BR)] = zeros((BR, D))
+        for n in range(cdiv(Nk, BK)):
+            block_of_keys(b, g, n)
+        for h in range(g * group, g * group + group):
+            for i in range(0, Nq, BR):
+                dq[b, h, i + arange(BR)] = sum_dq[b, h, i + arange(BR)] * scale

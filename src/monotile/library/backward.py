@@ -1,0 +1,201 @@
+"""`attention_backward`: the gradients of attention. Checks and views here, all arithmetic in kernels/."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ..backends.choices import BackwardBlocks, BackwardChoice
+from ..dtypes import bool_, float32
+from ..errors import ArgumentRank, ArgumentShape, BadOption, MixedDTypes
+from ..kernels.backward import backward_keys, backward_queries, row_deltas
+from ..kernels.option_gradients import mask_gradient, sink_gradient
+from ..kernels.scores import Options
+from .block_maps import add_block_map
+from .calls import SCALE, ArrayRef, CallBuilder, Finish, LibraryFunction
+from .inputs import AttentionInputs, read_inputs, read_options, read_scale, unit_last
+
+Array = Any
+Window = tuple[int | None, int | None] | None
+
+
+class Gradients(NamedTuple):
+    """Gradients of attention's arguments; None where there is no such argument or it was not asked for."""
+
+    dq: Array
+    dk: Array
+    dv: Array
+    dsinks: Array | None
+    dmask: Array | None
+
+
+class BackwardOptions(NamedTuple):
+    """The options of a call of `attention_backward`, as given."""
+
+    causal: Any
+    window: Any
+    softcap: Any
+    score_mod: Any
+    mask_mod: Any
+    negative: bool  # the scale is negative
+    mask_grad: Any
+    backend: str | None
+    threads: int | None
+
+
+class RowGradients(NamedTuple):
+    """What a call gives for each query row: checked, with a batch dimension."""
+
+    do: ArrayRef
+    o: ArrayRef
+    lse: ArrayRef
+    dlse: ArrayRef | None
+
+
+def attention_backward(
+    do: Array, q: Array, k: Array, v: Array, o: Array, lse: Array, *, dlse: Array | None = None,
+    mask_grad: bool = False, causal: bool | str = False, scale: float | None = None, mask: Array | None = None,
+    window: Window = None, softcap: float | None = None, sinks: Array | None = None,
+    score_mod: Callable[..., Any] | None = None, mask_mod: Callable[..., Any] | None = None,
+    backend: str | None = None, threads: int | None = None,
+) -> Gradients:  # fmt: skip
+    """The gradients of `attention` with these arguments, where it returned `o` and `lse`, for the gradient `do` of o
+    (and `dlse` of lse). See docs/guide/attention_backward.md."""
+    scale = scale if scale is None else read_scale(scale)
+    negative = scale is not None and scale < 0.0
+    options = BackwardOptions(causal, window, softcap, score_mod, mask_mod, negative, mask_grad, backend, threads)
+    found: Gradients = ATTENTION_BACKWARD((q, k, v, do, o, lse, dlse, mask, sinks), options, scale)
+    return found
+
+
+def _plan(builder: CallBuilder, given: BackwardOptions) -> Finish:
+    options = read_options(given)
+    inputs = read_inputs(builder)
+    rows = _read_rows(builder, inputs)
+    _check_mask_grad(given.mask_grad, inputs)
+    dq, dk, dv = (inputs.result(builder, array.shape, inputs.dtype) for array in (inputs.q, inputs.k, inputs.v))
+    dsinks = builder.result(inputs.sinks.shape, inputs.sinks.dtype) if inputs.sinks is not None else None
+    dmask = builder.result(builder.input("mask").shape, builder.input("mask").dtype) if given.mask_grad else None
+
+    threads = builder.threads_for(5 * inputs.flops // 2, 2 * inputs.bytes)
+    choice = builder.choices.attention_backward(inputs.problem(options))
+    call = _Backward(builder, inputs, options, rows, choice, threads)
+    call.add_deltas()
+    if choice.rows is not None and 0 not in dq.shape:
+        call.add_queries(dq, choice.rows)
+    if 0 not in inputs.k.shape[:3] or (choice.rows is None and 0 not in dq.shape):
+        call.add_keys(dk, dv, dq if choice.rows is None else None, choice.keys)
+    if dsinks is not None and 0 not in dsinks.shape:
+        call.add_sinks(dsinks)
+    if dmask is not None and 0 not in dmask.shape:
+        call.add_mask(dmask, choice.keys)
+
+    def finish(results: list[Array]) -> Gradients:
+        rest = iter(results[3:])
+        return Gradients(*results[:3], *(None if part is None else next(rest) for part in (dsinks, dmask)))
+
+    return finish
+
+
+class _Backward:
+    """The launches of one call."""
+
+    def __init__(
+        self, builder: CallBuilder, inputs: AttentionInputs, options: Options, rows: RowGradients,
+        choice: BackwardChoice, threads: int | None,
+    ) -> None:  # fmt: skip
+        self.builder, self.inputs, self.options = builder, inputs, options
+        self.rows, self.choice, self.threads = rows, choice, threads
+        self.mask = inputs.broadcast_mask()
+        self.delta = builder.temporary(inputs.out_shape[:3], float32)
+        self.maps: dict[tuple[int, int], tuple[ArrayRef | None, bool]] = {}
+
+    def add_deltas(self) -> None:
+        if 0 not in self.inputs.out_shape:
+            args = self.rows.do, self.rows.o, self.rows.dlse, self.delta
+            self.builder.launch(row_deltas, *args, choice=self.choice.deltas, threads=self.threads)
+
+    def add_queries(self, dq: ArrayRef, blocks: BackwardBlocks) -> None:
+        block_map, covered = self._block_map(blocks)
+        args = *self._scores(block_map), dq, SCALE
+        consts = {"options": self.options, "covered": covered}
+        self.builder.launch(backward_queries, *args, choice=blocks, threads=self.threads, **consts)
+
+    def add_keys(self, dk: ArrayRef, dv: ArrayRef, dq: ArrayRef | None, blocks: BackwardBlocks) -> None:
+        """Add the gradients of keys and values, and with them those of the queries, which are summed in float32."""
+        block_map, covered = self._block_map(blocks)
+        summed_apart = dq is not None and dq.dtype is not float32
+        workspace = self.builder.temporary(self.inputs.q.shape, float32) if summed_apart else None
+        args = *self._scores(block_map), dk, dv, dq, workspace, SCALE
+        consts = {"options": self.options, "covered": covered}
+        self.builder.launch(backward_keys, *args, choice=blocks, threads=self.threads, **consts)
+
+    def add_sinks(self, dsinks: ArrayRef) -> None:
+        args = self.inputs.sinks, self.rows.lse, self.delta, dsinks
+        self.builder.launch(sink_gradient, *args, choice=self.choice.sinks, threads=self.threads)
+
+    def add_mask(self, dmask: ArrayRef, blocks: BackwardBlocks) -> None:
+        assert self.inputs.mask is not None and self.mask is not None
+        sides = self.inputs.mask.shape
+        summed = tuple(side != whole for side, whole in zip(sides, self.mask.shape, strict=True))
+        do, q, k, v, mask, _, lse, delta = self._scores(None)
+        args = do, q, k, v, mask, lse, delta, dmask.reshaped(*sides), SCALE
+        consts = {"options": self.options, "summed": summed}
+        self.builder.launch(mask_gradient, *args, choice=blocks, threads=self.threads, **consts)
+
+    def _scores(self, block_map: ArrayRef | None) -> tuple[ArrayRef | None, ...]:
+        """The arrays that a tile of scores and its gradient are computed from."""
+        inputs, rows = self.inputs, self.rows
+        return rows.do, inputs.q, inputs.k, inputs.v, self.mask, block_map, rows.lse, self.delta
+
+    def _block_map(self, blocks: BackwardBlocks) -> tuple[ArrayRef | None, bool]:
+        """The block map for these blocks, which kernels with the same blocks share."""
+        key = blocks.row_block, blocks.key_block
+        if key not in self.maps:
+            self.maps[key] = add_block_map(self.builder, self.inputs, self.options, blocks, self.threads)
+        return self.maps[key]
+
+
+# ---- checks ----------------------------------------------------------------------------------------------------------
+
+
+def _read_rows(builder: CallBuilder, inputs: AttentionInputs) -> RowGradients:
+    """Check do, o, lse and dlse against the shape of the output."""
+    out = inputs.out_shape if inputs.batched else inputs.out_shape[1:]
+    for name in ("do", "o"):
+        _check(builder.input(name), name, out, "the output")
+        if builder.input(name).dtype is not inputs.dtype:
+            found = f"{name!r} is {builder.input(name).dtype}"
+            raise MixedDTypes(f"{found}; the output and its gradient have q's element type, {inputs.dtype}: cast it")
+    for name in ("lse", "dlse"):
+        if name in builder.inputs or name == "lse":
+            _check(builder.input(name), name, out[:-1], "the logsumexp")
+            if builder.input(name).dtype is not float32:
+                found = f"{name!r} is {builder.input(name).dtype}"
+                raise MixedDTypes(f"{found}; the logsumexp is float32, as attention(return_lse=True) gives it")
+
+    def batched(name: str) -> ArrayRef:
+        array = builder.input(name)
+        return array if inputs.batched else array.reshaped(1, *array.shape)
+
+    do, o = (unit_last(builder, batched(name)) for name in ("do", "o"))
+    return RowGradients(do, o, batched("lse"), batched("dlse") if "dlse" in builder.inputs else None)
+
+
+def _check(array: ArrayRef, name: str, shape: tuple[int, ...], what: str) -> None:
+    if len(array.shape) != len(shape):
+        raise ArgumentRank(f"{name!r} has shape {array.shape}; {what} of these q, k and v has shape {shape}")
+    if array.shape != shape:
+        raise ArgumentShape(f"{name!r} has shape {array.shape}; {what} of these q, k and v has shape {shape}")
+
+
+def _check_mask_grad(mask_grad: Any, inputs: AttentionInputs) -> None:
+    if not isinstance(mask_grad, bool):
+        raise BadOption(f"mask_grad is True or False, found {mask_grad!r}")
+    if mask_grad and inputs.mask is None:
+        raise BadOption("mask_grad asks for the gradient of a mask, but there is none; pass mask, or leave it out")
+    if mask_grad and inputs.mask is not None and inputs.mask.dtype is bool_:
+        raise BadOption("a bool mask has no gradient; pass a floating mask, or leave mask_grad out")
+
+
+ATTENTION_BACKWARD = LibraryFunction(("q", "k", "v", "do", "o", "lse", "dlse", "mask", "sinks"), _plan)

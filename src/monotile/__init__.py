@@ -8,10 +8,10 @@ from . import runtime as _runtime  # noqa: F401  # isort: skip  # first: it note
 from .errors import MonotileError
 
 if TYPE_CHECKING:
+    from .library.entry import attention
     from .library.ops import (
         Gradients,
         Partials,
-        attention,
         attention_backward,
         decode_partials,
         mask_blocks,
@@ -39,9 +39,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """The library is loaded when it is first used, so that `import monotile` costs next to nothing."""
     if name in __all__:
-        from .library import ops
+        from .library import entry, ops
 
-        globals()[name] = found = getattr(ops, name)  # the next time nobody asks here
+        found = getattr(entry if name == "attention" else ops, name)
+        globals()[name] = found  # the next time nobody asks here
         return found
     raise AttributeError(f"module 'monotile' has no attribute {name!r}")
 

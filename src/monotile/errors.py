@@ -300,3 +300,7 @@ class MaskShape(CallError):
 
 class BadOption(CallError):
     """An option with an invalid value."""
+
+
+class NoGradient(CallError):
+    """A gradient that monotile does not compute, where leaving it out would lose it in silence."""

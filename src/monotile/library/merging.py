@@ -12,6 +12,7 @@ from ..errors import MixedDTypes
 from ..kernels.merge import merge as merge_kernel
 from ..kernels.merge import merge_lse as merge_lse_kernel
 from ..runtime import arrays, tensors
+from . import torch_calls
 from .calls import ArrayRef, CallBuilder, Finish, LibraryFunction
 from .inputs import check_parts, read_dtype, stack_parts
 
@@ -37,6 +38,7 @@ def merge(
 ) -> tuple[Array, Array]:
     """Merge S softmax states: o (..., S, Dv), m and l (..., S), float32. Gives output (..., Dv) and natural lse
     (...)."""
+    torch_calls.refuse_gradients("merge", o, m, l)
     out, lse = MERGE.call((o, m, l), tensors.layouts((o, m, l)), (dtype, backend, threads))
     return out, lse
 
@@ -83,6 +85,8 @@ def merge_lse(
 ) -> tuple[Array, Array]:
     """Merge normalised parts: outputs (..., S, Dv) with their natural lse (..., S), or sequences of S arrays (..., Dv)
     and (...)."""
+    parts = [*outs, *lses] if isinstance(outs, list | tuple) and isinstance(lses, list | tuple) else [outs, lses]
+    torch_calls.refuse_gradients("merge_lse", *parts)
     first = outs[0] if isinstance(outs, list | tuple) and outs else outs
     lib = arrays.library("outs", first)
     outs, lses = (

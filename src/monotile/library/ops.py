@@ -17,6 +17,7 @@ from ..errors import BadOption
 from ..kernels.attention import attention as attention_kernel
 from ..kernels.scores import Options
 from ..runtime import tensors
+from . import torch_calls
 from .backward import ATTENTION_BACKWARD, Gradients, attention_backward
 from .block_maps import add_block_map, add_mask_blocks, map_shape
 from .calls import SCALE, ArrayRef, CallBuilder, Finish, LibraryFunction
@@ -157,6 +158,7 @@ def decode_partials(
 ) -> Partials:  # fmt: skip
     """The softmax state of each of `splits` runs of keys; `merge` makes attention of them. See
     docs/guide/decode_partials.md."""
+    torch_calls.refuse_gradients("decode_partials", q, k, v, mask)
     if causal is not False:
         read_causal(causal)
     if splits is not None:

@@ -1,0 +1,31 @@
+"""`attention` as users call it: on torch tensors that need more than arithmetic, it is an operator of torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from . import ops, torch_calls
+
+Array = Any
+
+
+def attention(
+    q: Array, k: Array, v: Array, *, causal: bool | str = False, scale: float | None = None, mask: Array | None = None,
+    window: ops.Window = None, softcap: float | None = None, sinks: Array | None = None,
+    score_mod: Callable[..., Any] | None = None, mask_mod: Callable[..., Any] | None = None, return_lse: bool = False,
+    backend: str | None = None, threads: int | None = None,
+) -> Any:  # fmt: skip
+    """softmax(q k^T * scale) v, for q (B, Hq, Nq, D), k (B, Hkv, Nk, D), v (B, Hkv, Nk, Dv): NumPy arrays, torch
+    tensors, MLX arrays. Differentiable where torch tensors require grad. See docs/guide/attention.md."""
+    run: Callable[..., Any] = ops.attention
+    if torch_calls.is_tensor(q):
+        q, k, v = torch_calls.in_autocast(q, k, v)
+        if torch_calls.needs_operator(q, k, v, mask, sinks):
+            from . import torch_operator
+
+            run = torch_operator.attention
+    return run(
+        q, k, v, causal=causal, scale=scale, mask=mask, window=window, softcap=softcap, sinks=sinks,
+        score_mod=score_mod, mask_mod=mask_mod, return_lse=return_lse, backend=backend, threads=threads,
+    )  # fmt: skip

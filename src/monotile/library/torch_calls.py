@@ -1,0 +1,48 @@
+"""What a call on torch tensors needs beside its arithmetic: autocast, gradients and traces. torch is not loaded here: a
+call on NumPy arrays never needs it, and one on tensors has it already."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ..errors import NoGradient
+
+Array = Any
+
+
+def is_tensor(array: Array) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def in_autocast(*given: Array) -> tuple[Array, ...]:
+    """Return tensors in the dtype of an autocast region, if the call is in one, as torch's own attention does."""
+    torch, kind = sys.modules["torch"], given[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return given
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple([t.to(dtype) if is_tensor(t) and t.is_floating_point() else t for t in given])
+
+
+def needs_operator(*given: Array | None) -> bool:
+    """True if a call on tensors has to be an operator of torch's: gradients, a trace, or tensors of a subclass."""
+    torch = sys.modules["torch"]
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return True
+    tensors = [t for t in given if isinstance(t, torch.Tensor)]
+    if torch.is_grad_enabled() and any([t.requires_grad for t in tensors]):
+        return True
+    return any([type(t) is not torch.Tensor and type(t) is not torch.nn.Parameter for t in tensors])
+
+
+def refuse_gradients(function: str, *given: Array | None) -> None:
+    """Raise an error where gradients would be lost in silence."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.is_grad_enabled():
+        return
+    if any([isinstance(t, torch.Tensor) and t.requires_grad for t in given]):
+        raise NoGradient(
+            f"{function} has no gradient, and a tensor given to it requires grad; call it under torch.no_grad(), pass "
+            "detached tensors, or use attention, which has one"
+        )

@@ -1,0 +1,265 @@
+"""Attention as a torch operator: `torch.ops.monotile.attention` and `attention_backward`, with gradients.
+
+`entry.attention` comes here for torch tensors that plain addresses do not describe: those that require gradients, and
+those of a trace (torch.compile, export, torch.func, fake tensors). Everything else in torch is built on the operator's
+three parts: what it computes, the shapes of its results, and its derivative.
+
+An operator takes tensors, numbers and words. Functions (`score_mod`, `mask_mod`) are passed as the number of their
+entry in a table. In a compiled graph that number is a constant, so that its entry stays; elsewhere an entry lives as
+long as the graph that may need it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import NoGradient
+from ..launch.signature import captures
+from . import backward, ops
+from .inputs import read_window
+
+OPTIONS = "str causal, int? left, int? right, float? scale, float? softcap, int mods, str? backend, int? threads"
+ARRAYS = "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? sinks"
+LIBRARY = torch.library.Library("monotile", "DEF")
+LIBRARY.define(f"attention({ARRAYS}, {OPTIONS}) -> (Tensor, Tensor)")
+LIBRARY.define(
+    f"attention_backward(Tensor do, Tensor o, Tensor lse, Tensor dlse, bool mask_grad, {ARRAYS}, {OPTIONS})"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+CAUSAL = {"True": True, "False": False}
+
+
+# ---- functions in the table ------------------------------------------------------------------------------------------
+
+
+class Mods:
+    """The functions of a call."""
+
+    def __init__(self, score_mod: Callable[..., Any] | None, mask_mod: Callable[..., Any] | None) -> None:
+        self.score_mod, self.mask_mod = score_mod, mask_mod
+
+
+NONE = Mods(None, None)
+_table: weakref.WeakValueDictionary[int, Mods] = weakref.WeakValueDictionary({0: NONE})
+_kept: dict[tuple[Any, Any], tuple[int, Mods]] = {}  # those that compiled graphs refer to
+_numbers = itertools.count(1)
+
+
+def _enter(mods: Mods) -> int:
+    number = next(_numbers)
+    _table[number] = mods
+    return number
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _number_in_graph(score_mod: Any, mask_mod: Any) -> int:
+    """The number of two functions as a constant of a compiled graph."""
+    key = score_mod, mask_mod
+    if key not in _kept:
+        mods = Mods(score_mod, mask_mod)
+        _kept[key] = _enter(mods), mods
+    return _kept[key][0]
+
+
+# ---- the operator ----------------------------------------------------------------------------------------------------
+
+
+class Given(NamedTuple):
+    """The arguments of the operator."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None
+    sinks: Tensor | None
+    causal: str
+    left: int | None
+    right: int | None
+    scale: float | None
+    softcap: float | None
+    mods: int
+    backend: str | None
+    threads: int | None
+
+    @property
+    def arrays(self) -> dict[str, Any]:
+        return {"q": self.q, "k": self.k, "v": self.v}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What `ops.attention` and `ops.attention_backward` are called with, but for q, k and v."""
+        mods = _table[self.mods]
+        window = None if self.left is None and self.right is None else (self.left, self.right)
+        return {
+            "mask": self.mask, "sinks": self.sinks, "causal": CAUSAL.get(self.causal, self.causal), "window": window,
+            "scale": self.scale, "softcap": self.softcap, "score_mod": mods.score_mod, "mask_mod": mods.mask_mod,
+            "backend": self.backend, "threads": self.threads,
+        }  # fmt: skip
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, sinks: Tensor | None, causal: Any, window: Any,
+    score_mod: Any, mask_mod: Any, return_lse: bool, **options: Any,
+) -> Any:  # fmt: skip
+    """`ops.attention` as an operator. `options` are its scale, softcap, backend and threads."""
+    left, right = (None, None) if window is None else read_window(window)
+    mods, number = NONE, 0
+    if score_mod is not None or mask_mod is not None:
+        if torch.compiler.is_compiling():
+            number = _number_in_graph(score_mod, mask_mod)
+        else:
+            mods = Mods(score_mod, mask_mod)
+            _refuse_captured_gradients(mods)
+            number = _enter(mods)
+    given = Given(q, k, v, mask, sinks, str(causal), left, right, mods=number, **options)
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        o, lse = _Attention.apply(*given)
+    else:
+        o, lse = torch.ops.monotile.attention(*given)
+    del mods  # an entry of the table until here
+    return (o, lse) if return_lse else o
+
+
+def _refuse_captured_gradients(mods: Mods) -> None:
+    """Gradients of arrays that a mod reads are not computed; losing them in silence would be worse than an error."""
+    arrays, _ = captures([mod for mod in (mods.score_mod, mods.mask_mod) if mod is not None])
+    if torch.is_grad_enabled() and any([getattr(a, "requires_grad", False) for a in arrays]):
+        raise NoGradient(
+            "score_mod or mask_mod reads a tensor that requires grad, and attention has no gradient for it; "
+            "pass it detached (bias.detach()), or as an additive mask, which has one"
+        )
+
+
+def _forward(*args: Any) -> tuple[Tensor, Tensor]:
+    given = Given(*args)
+    found: tuple[Tensor, Tensor] = ops.attention(**given.arrays, **given.options, return_lse=True)
+    return found
+
+
+def _forward_shapes(*args: Any) -> tuple[Tensor, Tensor]:
+    given = Given(*args)
+    shape = given.q.shape[:-1]
+    return given.q.new_empty((*shape, given.v.shape[-1])), given.q.new_empty(shape, dtype=torch.float32)
+
+
+# ---- its derivative --------------------------------------------------------------------------------------------------
+
+
+def _backward(do: Tensor, o: Tensor, lse: Tensor, dlse: Tensor, mask_grad: bool, *args: Any) -> tuple[Tensor, ...]:
+    given = Given(*args)
+    found = backward.attention_backward(do, *given[:3], o, lse, dlse=dlse, mask_grad=mask_grad, **given.options)
+    return tuple(given.q.new_empty(0) if gradient is None else gradient for gradient in found)
+
+
+def _backward_shapes(do: Tensor, o: Tensor, lse: Tensor, dlse: Tensor, mask_grad: bool, *args: Any) -> tuple[Any, ...]:
+    q, k, v, mask, sinks = Given(*args)[:5]
+    wanted = (q, k, v, sinks, mask if mask_grad else None)
+    return tuple(q.new_empty(0) if t is None else t.new_empty(t.shape) for t in wanted)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    given = Given(*inputs)
+    ctx.save_for_backward(*given[:5], *output)
+    ctx.rest, ctx.mods = given[5:], _table[given.mods]
+
+
+def _differentiate(ctx: Any, do: Tensor, dlse: Tensor) -> tuple[Any, ...]:
+    *arrays, o, lse = ctx.saved_tensors
+    active = torch._C._are_functorch_transforms_active()
+    derivative = _AttentionBackward.apply if active else torch.ops.monotile.attention_backward
+    mask_grad = bool(ctx.needs_input_grad[3])
+    dq, dk, dv, dsinks, dmask = derivative(do, o, lse, dlse, mask_grad, *arrays, *ctx.rest)
+    with_sinks = arrays[4] is not None
+    return dq, dk, dv, dmask if mask_grad else None, dsinks if with_sinks else None, *[None] * len(ctx.rest)
+
+
+def _no_second(*args: Any) -> None:
+    raise NoGradient(
+        "attention has no second derivative: its gradients cannot be differentiated; "
+        "compute them without create_graph=True, or use a formula of torch operations"
+    )
+
+
+LIBRARY.impl("attention", _forward, "CompositeExplicitAutograd")
+LIBRARY.impl("attention_backward", _backward, "CompositeExplicitAutograd")
+torch.library.register_fake("monotile::attention", _forward_shapes, lib=LIBRARY)
+torch.library.register_fake("monotile::attention_backward", _backward_shapes, lib=LIBRARY)
+torch.library.register_autograd("monotile::attention", _differentiate, setup_context=_save, lib=LIBRARY)
+torch.library.register_autograd("monotile::attention_backward", _no_second, lib=LIBRARY)
+
+
+class _Attention(torch.autograd.Function):  # type: ignore[misc]
+    """The operator under torch.func, whose transforms know functions and not operators' derivatives."""
+
+    @staticmethod
+    def forward(*args: Any) -> Any:
+        return torch.ops.monotile.attention(*args)
+
+    setup_context = staticmethod(_save)
+    backward = staticmethod(_differentiate)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+        merged = _Merged(info.batch_size, args[0], in_dims[0])
+        found = _Attention.apply(*merged.arrays(args[:5], in_dims[:5]), *args[5:])
+        return tuple(map(merged.apart, found)), (0, 0)
+
+
+class _AttentionBackward(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(*args: Any) -> Any:
+        return torch.ops.monotile.attention_backward(*args)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """There is nothing to keep."""
+
+    backward = staticmethod(_no_second)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+        mask_grad, *given = args[4:]
+        if mask_grad or given[4] is not None:
+            raise NoGradient(
+                "under vmap attention has gradients of q, k and v; those of sinks and of a mask would be summed over "
+                "the batch: loop over it instead"
+            )
+        merged = _Merged(info.batch_size, given[0], in_dims[5])
+        rows = [merged.array(t, d, t.dim() - (d is not None)) for t, d in zip(args[:4], in_dims[:4], strict=True)]
+        found = _AttentionBackward.apply(*rows, mask_grad, *merged.arrays(given[:5], in_dims[5:10]), *given[5:])
+        gradients = *map(merged.apart, found[:3]), *found[3:]
+        return gradients, (0, 0, 0, None, None)
+
+
+class _Merged:
+    """A dimension of vmap's as a batch dimension, or as the outer part of the one that a call has."""
+
+    def __init__(self, size: int, q: Tensor, dim: int | None) -> None:
+        self.size, self.has_batch = size, q.dim() - (dim is not None) == 4
+        self.batch = (q if dim is None else q.movedim(dim, 0)[0]).shape[0] if self.has_batch else 1
+
+    def arrays(self, given: Sequence[Tensor | None], dims: Sequence[int | None]) -> tuple[Tensor | None, ...]:
+        *arrays, sinks = given
+        if dims[4] is not None:
+            raise NoGradient("sinks have one value to a head: vmap cannot batch them; loop over them instead")
+        rank = 4 if self.has_batch else 3
+        merged = [None if t is None else self.array(t, d, rank) for t, d in zip(arrays, dims[:4], strict=True)]
+        return (*merged, sinks)
+
+    def array(self, array: Tensor, dim: int | None, rank: int) -> Tensor:
+        """`rank` is that of the array without vmap's dimension, with dimensions of length 1 in front."""
+        array = array.expand(self.size, *array.shape) if dim is None else array.movedim(dim, 0)
+        while array.dim() <= rank:
+            array = array.unsqueeze(1)
+        if not self.has_batch:
+            return array
+        return array.expand(-1, self.batch, *array.shape[2:]).flatten(0, 1)
+
+    def apart(self, result: Tensor) -> Tensor:
+        return result.unflatten(0, (self.size, self.batch)) if self.has_batch else result

@@ -1,0 +1,99 @@
+"""`torch.nn.functional.scaled_dot_product_attention`, with torch's signature and meaning, by monotile's kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentRank, BadOption, HeadsDoNotDivide, MaskShape
+from ..library.entry import attention
+
+_patching = threading.Lock()
+
+
+def scaled_dot_product_attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """Attention of query (..., Hq, L, E) to key (..., H, S, E) and value (..., H, S, Ev), as torch defines it.
+
+    Leading dimensions are broadcast. `attn_mask` is bool (True takes part) or is added to the scores; it broadcasts to
+    (..., Hq, L, S). `is_causal` aligns the diagonal with the first query and the first key. With `enable_gqa` the heads
+    of a group share a head of key and value. Dropout is refused: monotile has none.
+    """
+    if dropout_p:
+        raise BadOption(f"dropout_p is {dropout_p}; monotile has no dropout: call model.eval(), or set dropout to 0")
+    if is_causal and attn_mask is not None:
+        raise BadOption("attn_mask and is_causal are given together; put causality into the mask, as torch asks for")
+    rank = max(t.dim() for t in (query, key, value))
+    if min(t.dim() for t in (query, key, value)) < 2:
+        shapes = ", ".join(str(tuple(t.shape)) for t in (query, key, value))
+        raise ArgumentRank(f"query, key and value have at least 2 dimensions (length, head size), found {shapes}")
+    q, k, v = (_heads_at_third(t, max(rank, 3)) for t in (query, key, value))
+    lead = torch.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
+    if attn_mask is not None:
+        attn_mask = _batched_mask(attn_mask, lead)
+    heads = _query_heads(q.shape[-3], k.shape[-3], v.shape[-3], enable_gqa)
+    q, k, v = q.expand(*q.shape[:-3], heads, -1, -1), *_same_heads(k, v)
+    causal = "upper_left" if is_causal else False
+    o: Tensor = attention(*[_one_batch(t, lead) for t in (q, k, v)], mask=attn_mask, causal=causal, scale=scale)
+    o = o.reshape(*lead, *o.shape[1:])
+    return o if rank > 2 else o.squeeze(0)
+
+
+def _heads_at_third(tensor: Tensor, rank: int) -> Tensor:
+    """A tensor with dimensions of length 1 in front."""
+    return tensor[(None,) * (rank - tensor.dim())] if tensor.dim() < rank else tensor
+
+
+def _one_batch(tensor: Tensor, lead: tuple[int, ...]) -> Tensor:
+    """A tensor with one batch dimension, which stands for all leading ones."""
+    if len(lead) == 1 and tensor.dim() == 4 and tensor.shape[0] == lead[0]:
+        return tensor
+    return tensor.expand(*lead, *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:])
+
+
+def _batched_mask(mask: Tensor, lead: tuple[int, ...]) -> Tensor:
+    wide = _heads_at_third(mask, len(lead) + 3)
+    if wide.dim() != len(lead) + 3 or any(n not in (1, m) for n, m in zip(wide.shape, lead, strict=False)):
+        raise MaskShape(f"attn_mask has shape {tuple(mask.shape)}; it must broadcast to (*{tuple(lead)}, Hq, L, S)")
+    return _one_batch(wide, lead)
+
+
+def _query_heads(queries: int, keys: int, values: int, enable_gqa: bool) -> int:
+    """The heads of the result. Without `enable_gqa` heads are broadcast like any other dimension."""
+    most = max(keys, values)
+    if queries == most or most == 1:
+        return queries
+    if queries == 1:
+        return most
+    if not enable_gqa:
+        found = f"query has {queries} heads, key {keys}, value {values}"
+        raise HeadsDoNotDivide(f"{found}; pass enable_gqa=True where heads of query share heads of key and value")
+    return queries
+
+
+def _same_heads(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    if k.shape[-3] == v.shape[-3]:
+        return k, v
+    heads = max(k.shape[-3], v.shape[-3])
+    return k.expand(*k.shape[:-3], heads, -1, -1), v.expand(*v.shape[:-3], heads, -1, -1)
+
+
+@contextlib.contextmanager
+def sdpa() -> Iterator[None]:
+    """In this region `torch.nn.functional.scaled_dot_product_attention` is monotile's, for the whole process. A name
+    that was imported from there before keeps torch's."""
+    functional = torch.nn.functional
+    with _patching:
+        before = functional.scaled_dot_product_attention
+        functional.scaled_dot_product_attention = scaled_dot_product_attention
+    try:
+        yield
+    finally:
+        with _patching:
+            functional.scaled_dot_product_attention = before

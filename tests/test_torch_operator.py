@@ -1,0 +1,252 @@
+"""Attention in torch: gradients, traces, autocast. Every result is compared with the formula in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import monotile
+from monotile.errors import MonotileError, NoGradient
+
+torch: Any = pytest.importorskip("torch", reason="these are tests of the torch operator")
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+
+
+def leaves(dtype: Any = torch.float32, Hq: int = 4, Hkv: int = 2, Nq: int = 9, Nk: int = 13, D: int = 16) -> list[Any]:
+    generator = torch.Generator().manual_seed(5)
+    shapes = (2, Hq, Nq, D), (2, Hkv, Nk, D), (2, Hkv, Nk, D)
+    return [torch.randn(s, generator=generator).to(dtype).requires_grad_() for s in shapes]
+
+
+def formula(q: Any, k: Any, v: Any, mask: Any = None, sinks: Any = None, causal: bool = False, bend: Any = None) -> Any:
+    """Attention and its logsumexp by torch operations in float64."""
+    q, k, v = (t.double() for t in (q, k, v))
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    S = q @ k.transpose(2, 3) * q.shape[3] ** -0.5
+    S = S if bend is None else bend(S)
+    if mask is not None:
+        S = S + mask.double() if mask.is_floating_point() else S.masked_fill(~mask, -torch.inf)
+    if causal:
+        seen = torch.ones(S.shape[2:], dtype=torch.bool).tril(S.shape[3] - S.shape[2])
+        S = S.masked_fill(~seen, -torch.inf)
+    every = S if sinks is None else torch.cat((S, sinks.double()[:, None, None].expand(*S.shape[:3], 1)), 3)
+    lse = torch.logsumexp(every, 3)
+    return torch.exp(S - lse[..., None]) @ v, lse
+
+
+def gradients(loss: Any, tensors: list[Any]) -> list[Any]:
+    return list(torch.autograd.grad(loss, tensors))
+
+
+def weighted(o: Any, lse: Any = None) -> Any:
+    """A loss in which every element of the result has a weight of its own."""
+    weights = torch.cos(torch.arange(o.numel(), dtype=torch.float64)).reshape(o.shape)
+    loss = (o.double() * weights).sum()
+    return loss if lse is None else loss + (lse.double() * weights[..., 0]).sum()
+
+
+def close(found: list[Any], wanted: list[Any], dtype: Any = torch.float32) -> None:
+    for a, b in zip(found, wanted, strict=True):
+        assert a.shape == b.shape and a.dtype == b.dtype
+        scale = max(1.0, float(b.abs().max()))
+        assert float((a.double() - b.double()).abs().max()) <= TOLERANCE[dtype] * scale
+
+
+# ---- gradients -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_of_q_k_and_v(dtype: Any, causal: bool) -> None:
+    tensors = leaves(dtype)
+    o, lse = monotile.attention(*tensors, causal=causal, return_lse=True)
+    assert o.requires_grad and lse.requires_grad and o.dtype == dtype and lse.dtype == torch.float32
+    found = gradients(weighted(o, lse), tensors)
+    close(found, gradients(weighted(*formula(*tensors, causal=causal)), tensors), dtype)
+
+
+def test_gradients_of_a_mask_and_of_sinks() -> None:
+    tensors = leaves()
+    mask = torch.randn(1, 4, 9, 13).requires_grad_()
+    sinks = torch.randn(4).requires_grad_()
+    every = [*tensors, mask, sinks]
+    found = gradients(weighted(monotile.attention(*tensors, mask=mask, sinks=sinks)), every)
+    close(found, gradients(weighted(formula(*tensors, mask=mask, sinks=sinks)[0]), every))
+
+
+def test_gradients_through_a_score_mod() -> None:
+    tensors = leaves()
+
+    def bend(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return score * score * 0.5 + score
+
+    found = gradients(weighted(monotile.attention(*tensors, score_mod=bend)), tensors)
+    wanted = gradients(weighted(formula(*tensors, bend=lambda s: s * s * 0.5 + s)[0]), tensors)
+    close(found, wanted)
+
+
+def test_some_inputs_need_no_gradient() -> None:
+    q, k, v = leaves()
+    alone = gradients(weighted(monotile.attention(q, k.detach(), v.detach())), [q])
+    close(alone, gradients(weighted(formula(q, k, v)[0]), [q]))
+
+
+def test_values_that_lie_in_the_keys() -> None:
+    """As in MLA, where both gradients flow into one tensor."""
+    q, k, _ = leaves()
+    found = gradients(weighted(monotile.attention(q, k, k[..., :8])), [q, k])
+    close(found, gradients(weighted(formula(q, k, k[..., :8])[0]), [q, k]))
+
+
+def test_activation_checkpointing() -> None:
+    tensors = leaves()
+    plain = gradients(weighted(monotile.attention(*tensors)), tensors)
+    o = checkpoint(monotile.attention, *tensors, use_reentrant=False)
+    assert all(torch.equal(a, b) for a, b in zip(plain, gradients(weighted(o), tensors), strict=True))
+
+
+def test_without_gradients_nothing_is_tracked() -> None:
+    tensors = leaves()
+    for region in (torch.no_grad, torch.inference_mode):
+        with region():
+            assert not monotile.attention(*tensors).requires_grad
+    assert not monotile.attention(*[t.detach() for t in tensors]).requires_grad
+
+
+# ---- torch's transforms ----------------------------------------------------------------------------------------------
+
+
+def test_torch_func_grad() -> None:
+    tensors = leaves()
+    plain = [t.detach() for t in tensors]
+    found = torch.func.grad(lambda *t: weighted(monotile.attention(*t)), argnums=(0, 1, 2))(*plain)
+    close(list(found), gradients(weighted(formula(*tensors)[0]), tensors))
+
+
+@pytest.mark.parametrize("batched", [False, True], ids=["three dimensions", "four dimensions"])
+def test_torch_vmap(batched: bool) -> None:
+    q, k, v = (t.detach() if batched else t.detach()[0] for t in leaves())
+    queries = torch.stack([q, q * 2.0, -q], dim=1)
+    mask = torch.randn(9, 13)
+    found = torch.vmap(lambda t: monotile.attention(t, k, v, mask=mask), in_dims=1, out_dims=1)(queries)
+    alone = [monotile.attention(t, k, v, mask=mask) for t in queries.unbind(1)]
+    close([found], [torch.stack(alone, dim=1)])
+
+
+def test_gradients_of_each_sample() -> None:
+    """vmap of a gradient: a gradient of k for every q."""
+    q, k, v = (t.detach() for t in leaves())
+    queries = torch.stack([q, q * 2.0, -q])
+
+    def loss(k: Any, q: Any) -> Any:
+        return weighted(monotile.attention(q, k, v, causal=True))
+
+    found = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(k, queries)
+    k.requires_grad_()
+    close([found], [torch.stack([gradients(loss(k, each), [k])[0] for each in queries])])
+
+
+def test_compiled_in_one_graph() -> None:
+    tensors = leaves()
+
+    def model(q: Any, k: Any, v: Any) -> Any:
+        return monotile.attention(q * 2.0, k, v, causal=True, window=(4, 0)) + 1.0
+
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*tensors), model(*tensors))
+    found = gradients(weighted(compiled(*tensors)), tensors)
+    assert all(torch.equal(a, b) for a, b in zip(found, gradients(weighted(model(*tensors)), tensors), strict=True))
+    with torch.no_grad():
+        assert torch.equal(compiled(*tensors), model(*tensors))
+
+
+def test_a_score_mod_in_a_compiled_graph() -> None:
+    tensors = leaves()
+
+    def bend(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return score * 2.0
+
+    compiled = torch.compile(lambda *t: monotile.attention(*t, score_mod=bend), fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*tensors), monotile.attention(*tensors, score_mod=bend))
+
+
+def test_the_operator_keeps_torchs_rules() -> None:
+    monotile.attention(*leaves())  # which defines it
+    options = ("True", None, None, None, None, 0, None, None)
+    torch.library.opcheck(torch.ops.monotile.attention, (*leaves(), None, None, *options))
+    mask, sinks = torch.randn(9, 13).requires_grad_(), torch.randn(4).requires_grad_()
+    torch.library.opcheck(torch.ops.monotile.attention, (*leaves(), mask, sinks, *options))
+
+
+def test_fake_tensors_have_shapes() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        q, k, v = torch.empty(2, 4, 9, 16), torch.empty(2, 2, 13, 16), torch.empty(2, 2, 13, 24)
+        o, lse = monotile.attention(q, k, v, return_lse=True)
+    assert o.shape == (2, 4, 9, 24) and lse.shape == (2, 4, 9) and lse.dtype == torch.float32
+
+
+def test_export() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, q: Any, k: Any, v: Any) -> Any:
+            return monotile.attention(q, k, v, causal=True)
+
+    tensors = tuple(t.detach() for t in leaves())
+    exported = torch.export.export(Model(), tensors)
+    assert torch.equal(exported.module()(*tensors), monotile.attention(*tensors, causal=True))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_autocast(grad: bool) -> None:
+    tensors = leaves() if grad else [t.detach() for t in leaves()]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = monotile.attention(*tensors)
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, monotile.attention(*[t.to(torch.bfloat16) for t in tensors]))
+    if grad:
+        assert all(g.dtype == torch.float32 for g in gradients(weighted(found), tensors))
+
+
+# ---- mistakes --------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_derivative_is_an_error() -> None:
+    tensors = leaves()
+    first = torch.autograd.grad(weighted(monotile.attention(*tensors)), tensors, create_graph=True)
+    with pytest.raises(NoGradient, match="second derivative"):
+        torch.autograd.grad(first[0].sum(), tensors)
+
+
+def test_a_gradient_of_a_captured_tensor_is_an_error() -> None:
+    bias = torch.zeros(13).requires_grad_()
+
+    def biased(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return score + bias[j]
+
+    with pytest.raises(NoGradient, match="detach"):
+        monotile.attention(*leaves(), score_mod=biased)
+
+
+def test_bad_arguments_are_errors_of_monotiles() -> None:
+    q, k, v = leaves()
+    with pytest.raises(MonotileError, match="heads"):
+        monotile.attention(q[:, :3], k, v)
+    with pytest.raises(MonotileError, match="float64"):
+        monotile.attention(q.double(), k.double(), v.double())
+    with pytest.raises(MonotileError, match="causal"):
+        monotile.attention(q, k, v, causal="left")
+    with pytest.raises(MonotileError, match="window"):
+        monotile.attention(q, k, v, window=3)
+
+
+def test_functions_without_a_gradient_say_so() -> None:
+    q, k, v = leaves()
+    with pytest.raises(NoGradient, match="decode_partials"):
+        monotile.decode_partials(q, k, v)
+    with torch.no_grad():
+        monotile.decode_partials(q, k, v)

@@ -1,0 +1,119 @@
+"""`monotile.torch` beside torch's own functions: shapes, broadcasting, masks, heads, errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from monotile.errors import BadOption, HeadsDoNotDivide, MaskShape, MonotileError
+
+torch: Any = pytest.importorskip("torch", reason="these are tests of monotile.torch")
+import monotile.torch  # noqa: E402
+
+F = torch.nn.functional
+torchs = F.scaled_dot_product_attention
+
+
+def draw(*shape: int, dtype: Any = torch.float32) -> Any:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape) + sum(shape))).to(dtype)
+
+
+def same(q: Any, k: Any, v: Any, **options: Any) -> None:
+    wide = {n: o.double() if isinstance(o, torch.Tensor) and o.is_floating_point() else o for n, o in options.items()}
+    wanted = torchs(q.double(), k.double(), v.double(), **wide)
+    found = monotile.torch.scaled_dot_product_attention(q, k, v, **options)
+    assert found.shape == wanted.shape and found.dtype == q.dtype
+    assert (found.double() - wanted).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "v"),
+    [
+        ((2, 4, 9, 16), (2, 4, 13, 16), (2, 4, 13, 24)),
+        ((4, 9, 16), (4, 13, 16), (4, 13, 16)),
+        ((9, 16), (13, 16), (13, 16)),
+        ((3, 2, 4, 9, 16), (3, 2, 4, 13, 16), (3, 2, 4, 13, 16)),
+        ((3, 1, 4, 9, 16), (1, 2, 4, 13, 16), (3, 2, 4, 13, 8)),
+        ((1, 4, 9, 16), (5, 4, 13, 16), (5, 4, 13, 16)),
+        ((2, 4, 9, 16), (2, 1, 13, 16), (2, 1, 13, 16)),
+        ((2, 1, 9, 16), (2, 4, 13, 16), (2, 4, 13, 16)),
+    ],
+    ids=str,
+)
+def test_shapes_broadcast_as_torchs(q: Any, k: Any, v: Any) -> None:
+    same(draw(*q), draw(*k), draw(*v))
+    same(draw(*q), draw(*k), draw(*v), is_causal=True, scale=0.3)
+
+
+@pytest.mark.parametrize("shape", [(9, 13), (1, 13), (4, 9, 13), (2, 1, 9, 13), (2, 4, 9, 13), (2, 1, 1, 13)], ids=str)
+def test_masks(shape: tuple[int, ...]) -> None:
+    q, k, v = draw(2, 4, 9, 16), draw(2, 4, 13, 16), draw(2, 4, 13, 16)
+    same(q, k, v, attn_mask=draw(*shape) > -0.7)
+    same(q, k, v, attn_mask=draw(*shape))
+
+
+def test_a_mask_of_more_dimensions() -> None:
+    q, k = draw(3, 1, 4, 9, 16), draw(2, 4, 13, 16)
+    same(q, k, k, attn_mask=draw(3, 2, 4, 9, 13))
+    same(q, k, k, attn_mask=draw(2, 1, 9, 13))
+    with pytest.raises(MaskShape, match="broadcast"):
+        monotile.torch.scaled_dot_product_attention(q, k, k, attn_mask=draw(5, 1, 9, 13))
+
+
+def test_grouped_heads() -> None:
+    same(draw(2, 6, 9, 16), draw(2, 2, 13, 16), draw(2, 2, 13, 16), enable_gqa=True)
+    with pytest.raises(HeadsDoNotDivide, match="enable_gqa"):
+        monotile.torch.scaled_dot_product_attention(draw(2, 6, 9, 16), draw(2, 2, 13, 16), draw(2, 2, 13, 16))
+
+
+def test_what_is_refused_is_named() -> None:
+    q = draw(1, 2, 5, 16)
+    with pytest.raises(BadOption, match="dropout"):
+        monotile.torch.scaled_dot_product_attention(q, q, q, dropout_p=0.1)
+    with pytest.raises(BadOption, match="is_causal"):
+        monotile.torch.scaled_dot_product_attention(q, q, q, attn_mask=draw(5, 5), is_causal=True)
+    with pytest.raises(MonotileError, match="dimensions"):
+        monotile.torch.scaled_dot_product_attention(draw(5), draw(5), draw(5))
+
+
+def test_under_an_existing_model() -> None:
+    layer = torch.nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+    layer.train()
+    x = draw(2, 7, 32).requires_grad_()
+    wanted = layer(x)
+    calls = []
+
+    def counted(*args: Any, **options: Any) -> Any:
+        calls.append(args)
+        return monotile.torch.scaled_dot_product_attention(*args, **options)
+
+    with monotile.torch.sdpa():
+        assert F.scaled_dot_product_attention is monotile.torch.scaled_dot_product_attention
+        F.scaled_dot_product_attention = counted
+        found = layer(x)
+    assert F.scaled_dot_product_attention is torchs and calls
+    assert (found - wanted).abs().max() < 1e-5
+    (gradient,), (exact,) = torch.autograd.grad(found.sum(), x), torch.autograd.grad(wanted.sum(), x)
+    assert (gradient - exact).abs().max() < 1e-5
+
+
+def test_torch_is_back_after_an_error() -> None:
+    with pytest.raises(ZeroDivisionError), monotile.torch.sdpa():
+        _ = 1 // 0
+    assert F.scaled_dot_product_attention is torchs
+
+
+def test_the_module() -> None:
+    module = monotile.torch.Attention(32, 4, kv_heads=2, causal=True)
+    x = draw(2, 9, 32)
+    parts = module.qkv(x).view(2, 9, 8, 8).transpose(1, 2)
+    q, k, v = parts.split([4, 2, 2], dim=1)
+    wanted = module.out(torchs(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2).reshape(2, 9, 32))
+    assert (module(x) - wanted).abs().max() < 1e-5
+    module(x).sum().backward()
+    assert all(p.grad is not None for p in module.parameters())
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    assert (compiled(x) - wanted).abs().max() < 1e-5
+    with pytest.raises(HeadsDoNotDivide, match="divisor"):
+        monotile.torch.Attention(32, 4, kv_heads=3)

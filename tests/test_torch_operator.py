@@ -8,6 +8,7 @@ import pytest
 
 import monotile
 from monotile.errors import MonotileError, NoGradient
+from monotile.language import tanh, where
 
 torch: Any = pytest.importorskip("torch", reason="these are tests of the torch operator")
 from torch.utils.checkpoint import checkpoint  # noqa: E402
@@ -78,15 +79,31 @@ def test_gradients_of_a_mask_and_of_sinks() -> None:
     close(found, gradients(weighted(formula(*tensors, mask=mask, sinks=sinks)[0]), every))
 
 
-def test_gradients_through_a_score_mod() -> None:
-    tensors = leaves()
+MODS: dict[str, tuple[Any, Any]] = {
+    "alibi": (lambda s, b, h, i, j: s - 0.1 * abs(i - j), lambda s, h, i, j: s - 0.1 * (i - j).abs()),
+    "a square": (lambda s, b, h, i, j: s * s * 0.5 + s, lambda s, h, i, j: s * s * 0.5 + s),
+    "a cap": (lambda s, b, h, i, j: 3.0 * tanh(s / 3.0), lambda s, h, i, j: 3.0 * torch.tanh(s / 3.0)),
+    "a branch": (lambda s, b, h, i, j: where(s > 0.0, s, 0.3 * s), lambda s, h, i, j: torch.where(s > 0, s, 0.3 * s)),
+    "by head and row": (
+        lambda s, b, h, i, j: s * (1.0 + 0.1 * h) + 0.01 * i,
+        lambda s, h, i, j: s * (1 + 0.1 * h) + 0.01 * i,
+    ),
+}
 
-    def bend(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
-        return score * score * 0.5 + score
 
-    found = gradients(weighted(monotile.attention(*tensors, score_mod=bend)), tensors)
-    wanted = gradients(weighted(formula(*tensors, bend=lambda s: s * s * 0.5 + s)[0]), tensors)
-    close(found, wanted)
+@pytest.mark.parametrize("name", MODS)
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_gradients_through_a_score_mod(name: str, softcap: float | None) -> None:
+    tensors = leaves(Nq=37, Nk=41)
+    mod, same = MODS[name]
+    h, i, j = torch.arange(4)[:, None, None], torch.arange(37)[:, None], torch.arange(41)
+
+    def bend(S: Any) -> Any:
+        bent = same(S, h, i, j)
+        return bent if softcap is None else softcap * torch.tanh(bent / softcap)
+
+    found = gradients(weighted(monotile.attention(*tensors, score_mod=mod, softcap=softcap)), tensors)
+    close(found, gradients(weighted(formula(*tensors, bend=bend)[0]), tensors))
 
 
 def test_some_inputs_need_no_gradient() -> None:

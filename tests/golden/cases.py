@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from monotile import ir
+from monotile.backends.choices import Choices
 from monotile.backends.metal.choices import MetalChoices
 from monotile.backends.nvidia.choices import NvidiaChoices
 from monotile.dtypes import BY_NAME, DType, bool_, float32, uint8
 from monotile.kernels import examples
 from monotile.kernels.attention import attention
+from monotile.kernels.backward import backward_keys, backward_queries
 from monotile.kernels.mask_blocks import mask_blocks
 from monotile.kernels.merge import merge, merge_lse
 from monotile.kernels.scores import Options
@@ -74,6 +76,8 @@ DECODE += [("causal", "float32", 64, 64), ("bool_mask", "float32", 64, 64), ("fu
 DECODE += [("full", "float16", 256, 256), ("window", "float32", 80, 80)]
 PACKED = [(name, "bfloat16", 128, 128) for name in ("full", "causal", "window", "bool_mask", "mask_mod")]
 PACKED += [("causal", "float32", 64, 64), ("bool_mask", "float32", 64, 64), ("window", "float16", 256, 256)]
+BACKWARD = [("full", "float32", 64, 64), ("causal", "bfloat16", 128, 128), ("bool_mask_causal", "float32", 64, 64)]
+BACKWARD += [("additive_mask_softcap", "float16", 80, 96)]
 PACKED_16 = [("full", "bfloat16", 128, 128), ("causal", "bfloat16", 128, 128), ("sinks", "float32", 64, 64)]
 
 
@@ -147,6 +151,32 @@ def packed_cases(backend: str) -> Iterator[Case]:
         yield from packed_case("packed_16", row, 7, (16, BK))
 
 
+def backward_cases(backend: str) -> Iterator[Case]:
+    """The kernels of the backward pass: dq, dk and dv, and on a CPU all of them in one (`_all`)."""
+    for name, dtype_name, D, Dv in BACKWARD:
+        options, mask, _, _ = OPTIONS[name]
+        dtype, found = BY_NAME[dtype_name], problem(max(D, Dv), dtype_name)
+        chosen = {"metal": MetalChoices(), "nvidia": NvidiaChoices()}.get(backend, Choices()).attention_backward(found)
+        assert chosen.rows is not None
+        q, do, rows = tensor(dtype, B, HQ, NQ, D), tensor(dtype, B, HQ, NQ, Dv), tensor(float32, B, HQ, NQ)
+        k, v = tensor(dtype, B, HKV, NK, D), tensor(dtype, B, HKV, NK, Dv)
+        for kind, blocks in (("queries", chosen.rows), ("keys", chosen.keys), ("keys_all", chosen.keys)):
+            sizes = {"BR": blocks.row_block, "BK": blocks.key_block} if backend != "cpu" else {"BR": 64, "BK": 64}
+            block_map = tensor(uint8, B, HQ, -(-NQ // sizes["BR"]), -(-NK // sizes["BK"]))
+            masks = (tensor(mask_dtype(mask), B, HQ, NQ, NK), block_map) if mask else (None, None)
+            scores, consts = (do, q, k, v, *masks, rows, rows), {"options": options, **sizes}
+            if kind == "queries":
+                kernel = backward_queries.ir(*scores, q, 0.1, **consts)
+            elif kind == "keys":
+                kernel = backward_keys.ir(*scores, k, v, None, None, 0.1, **consts)
+            elif backend == "cpu":
+                workspace = tensor(float32, B, HQ, NQ, D) if dtype is not float32 else None
+                kernel = backward_keys.ir(*scores, k, v, q, workspace, 0.1, **consts)
+            else:
+                continue
+            yield Case(f"backward_{kind}/{name}/{dtype_name}/{D}x{Dv}", kernel, max(D, Dv))
+
+
 def merge_cases() -> Iterator[Case]:
     R, S, D = 10, 7, 96
     parts = tensor(float32, R, S, D), tensor(float32, R, S), tensor(float32, R, S)
@@ -186,6 +216,7 @@ def cases(backend: str) -> Iterator[Case]:
     yield from attention_cases(backend)
     yield from decode_cases()
     yield from packed_cases(backend)
+    yield from backward_cases(backend)
     yield from merge_cases()
     yield from mask_cases()
     yield from example_cases()

@@ -282,7 +282,6 @@ def test_mistakes() -> None:
         (BadOption, "a bool mask has no gradient", {"mask": bias == 0, "mask_grad": True}),
         (BadOption, "mask_grad asks for the gradient of a mask, but there is none", {"mask_grad": True}),
         (BadOption, "mask_grad is True or False, found 1", {"mask": bias, "mask_grad": 1}),
-        (BadOption, "the derivative of a score_mod", {"score_mod": lambda s, b, h, i, j: s}),
     ]
     for error, message, change in wrong:
         given = {"do": o, "q": q, "k": k, "v": v, "o": o, "lse": lse, **change}

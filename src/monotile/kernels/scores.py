@@ -5,7 +5,7 @@ softmax scales differences of scores only, so that large scores keep their digit
 
 from typing import Any, NamedTuple
 
-from monotile.language import exp2, float32, fma, maximum, minimum, reciprocal, tanh
+from monotile.language import exp2, float32, fma, maximum, minimum, reciprocal, tanh, value_and_grad
 
 from .softmax import LOG2E, NATURAL_SCALE
 from .visibility import is_additive
@@ -69,9 +69,12 @@ def derivative(rule, products, at):
     options, size = rule.options, _size(rule.scale)
     S = -products if options.negative else products
     slope = NATURAL_SCALE
+    if options.score_mod is not None:
+        S, slope = value_and_grad(options.score_mod)(S * size, at.b, at.h, at.i, at.keys[None, :])
+        S, size = S * NATURAL_SCALE, NATURAL_SCALE
     if options.softcap is not None:
         capped = tanh(S * minimum(size * (1.0 / options.softcap), MAX_FACTOR))
-        slope = 1.0 - capped * capped
+        slope = slope * (1.0 - capped * capped)
     return slope
 
 

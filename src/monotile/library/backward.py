@@ -87,8 +87,6 @@ def attention_backward(
 
 def _plan(builder: CallBuilder, given: BackwardOptions) -> Finish:
     options = read_options(given)
-    if options.score_mod is not None:
-        raise BadOption("the derivative of a score_mod is not known; leave score_mod out, or pass its bias as a mask")
     inputs = read_inputs(builder)
     rows = _read_rows(builder, inputs)
     _check_mask_grad(given.mask_grad, inputs)

@@ -36,8 +36,12 @@ MMA_SYNC = ("sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_120", "sm_121")
 LEAST_BLOCK = 16
 SHARED_MARGIN = 4096  # barriers, reductions, conversions of vectors
 STAGED_BLOCK = 32  # keys: blocks are made smaller down to here to have two stages of them
-# Of the backward pass: elements of a program's sums, of which there are two; and (other, owned) rows or keys.
-BACKWARD_SUMS = 8192
+# Of the backward pass: elements of a program's sums in registers, and rows or keys that it takes at a time and owns.
+BACKWARD_SUMS = 32768
+# Products whose rows are taken and owned alternate in the kernel that owns keys: Hopper's matrix units take 64 rows of
+# both or of neither, else Triton keeps every operand twice.
+BACKWARD_ROWS = ((64, 128), (64, 64), (32, 64), (32, 32), (16, 32), (16, 16))
+BACKWARD_KEYS = ((64, 128), (64, 64), (32, 32), (16, 32), (16, 16))
 BACKWARD_FLOAT32 = ((64, 32, 32), (256, 16, 32), (1024, 16, 16))
 # Up to this many keys the start and end of a CTA count for more than a slightly slower loop, and CTAs are persistent.
 # Measured at D 128; at D 64 and 256 persistent CTAs are slower or no faster. With softcap, which is bound by special
@@ -132,19 +136,15 @@ class NvidiaChoices(Choices):
         return _up_to(size, decode_table(unsplit)) or fitting
 
     def attention_backward(self, problem: AttentionProblem) -> BackwardChoice:
-        """Keys, values, queries and gradients of a tile fit shared memory, the sums of its keys the registers of 8
-        warps. Nothing was measured."""
-        size, available = 1 << (max(16, problem.head_size) - 1).bit_length(), gpu(problem.device).shared_bytes
-        if problem.dtype.bytes == 4:  # operands lie in registers, too
-            inner, owned = next((a, b) for most, a, b in BACKWARD_FLOAT32 if size <= most)
-        else:
-            owned = min(128, max(16, BACKWARD_SUMS // size))
-            inner = next((n for n in (64, 32) if _backward_bytes(n, owned, size) <= available), 16)
-            while owned > 16 and _backward_bytes(inner, owned, size) > available:
-                owned //= 2
-        why = f"tiles of {inner} x {owned} fit shared memory and registers; nothing was measured"
-        by_rows, by_keys = {"BR": owned, "BK": inner}, {"BR": inner, "BK": owned}
-        return BackwardChoice(BackwardBlocks(by_rows, why=why), BackwardBlocks(by_keys, why=why))
+        """The largest tiles that fit. A program that owns keys has two sums, one that owns queries has one."""
+        (keys, owned_rows), (rows, owned_keys) = (
+            _backward_tile(problem, *kind) for kind in ((BACKWARD_ROWS, 1), (BACKWARD_KEYS, 2))
+        )
+        why = "fit shared memory and registers; nothing was measured"
+        return BackwardChoice(
+            BackwardBlocks({"BR": owned_rows, "BK": keys}, why=f"{owned_rows} rows by {keys} keys {why}"),
+            BackwardBlocks({"BR": rows, "BK": owned_keys}, why=f"{rows} rows by {owned_keys} keys {why}"),
+        )
 
     def marks_covered(self, problem: AttentionProblem) -> bool:
         """The map reads whole blocks of the mask anyway."""
@@ -172,10 +172,17 @@ class NvidiaChoices(Choices):
         return Choice({"SPAN": 1}, why="a program for each block")
 
 
-def _backward_bytes(inner: int, owned: int, size: int) -> int:
-    """Shared memory of the backward pass in 16 bits: two tiles of the rows or keys a program owns, two of the others,
-    and the tile of scores twice, as operands of products."""
-    return 2 * (2 * (owned + inner) * size + 2 * owned * inner)
+def _backward_tile(problem: AttentionProblem, tiles: tuple[tuple[int, int], ...], sums: int) -> tuple[int, int]:
+    """Rows or keys that a program of the backward pass takes at a time, and those it owns. Shared memory has two tiles
+    of each, and the tile of scores twice, as operands of products; registers have the sums."""
+    size, bytes_ = 1 << (max(16, problem.head_size) - 1).bit_length(), problem.dtype.bytes
+    if bytes_ == 4:  # operands lie in registers, too
+        return next((taken, owned) for most, taken, owned in BACKWARD_FLOAT32 if size <= most)
+    for taken, owned in tiles:
+        shared = 2 * bytes_ * ((taken + owned) * size + taken * owned)
+        if sums * owned * size <= BACKWARD_SUMS and shared <= gpu(problem.device).shared_bytes:
+            return taken, owned
+    return tiles[-1]
 
 
 def split_length(problem: AttentionProblem, block: int) -> int:

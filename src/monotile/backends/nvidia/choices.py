@@ -44,7 +44,7 @@ BACKWARD_ROWS = ((64, 128), (64, 64), (32, 64), (32, 32), (16, 32), (16, 16))
 BACKWARD_KEYS = ((64, 128), (64, 64), (32, 32), (16, 32), (16, 16))
 BACKWARD_FLOAT32 = ((64, 32, 32), (256, 16, 32), (1024, 16, 16))
 # Up to this many keys the start and end of a CTA count for more than a slightly slower loop, and CTAs are persistent.
-# Measured at D 128; at D 64 and 256 persistent CTAs are slower or no faster. With softcap, which is bound by special
+# Measured at D 128 to 192; at D 64 and 256 persistent CTAs are slower or no faster. With softcap, which is bound by special
 # functions, they are faster at any length.
 SHORT, SHORT_CAUSAL = 1024, 8192
 MIN_SPLIT = 128  # keys of a split: fewer do not outweigh its output
@@ -238,6 +238,14 @@ def forward_table(persistent: bool) -> Table:
             Choice(
                 {"BR": 64, "BK": 128},
                 Schedule(4, 2, consumers=2, registers=232, persistent=persistent, edge_stages=edges),
+                why,
+            ),
+        ),
+        (
+            192,
+            Choice(
+                {"BR": 64, "BK": 64},
+                Schedule(4, 3, consumers=2, persistent=persistent, edge_stages=edges),
                 why,
             ),
         ),

@@ -108,7 +108,13 @@ def _streamed(problem: AttentionProblem, keys_per_split: int | None) -> Attentio
     time = problem.batch * problem.kv_heads * problem.visible_keys * (rows + STREAMED_KEY) / cores()
     words = {"BR": rows, "BK": run, "packed": True}
     chosen = AttentionChoice(words, why=f"few rows stream keys in runs of {run}", time=time)
-    return chosen if keys_per_split is not None else chosen.divided(problem, KEYS_PER_SPLIT // run)
+    if keys_per_split is not None:
+        return chosen
+    divided = chosen.divided(problem, KEYS_PER_SPLIT // run)
+    if not divided.splits:
+        return chosen
+    low, end = problem.visible_range
+    return chosen.divided(problem, cdiv(cdiv(end, run) - low // run, divided.splits))  # of like sizes
 
 
 def _run(problem: AttentionProblem) -> int:

@@ -105,12 +105,13 @@ def _group_folders() -> Iterator[tuple[str, bool]]:
     """Yield the folders of this process's groups and of those around them, and True for version 1."""
     paths: dict[str, str] = {}  # by controller; "" is version 2
     for line in _lines(_GROUPS):
-        _, controllers, path = line.split(":", 2)
+        _, _, group = line.partition(":")
+        controllers, _, path = group.partition(":")
         paths.update((name, path) for name in controllers.split(","))
     for line in _lines(_MOUNTS):
         mount, _, system = line.partition(" - ")
-        kind, _, options = system.split(" ", 2)
-        is_first_version = kind == "cgroup" and "cpu" in options.split(",")
+        kind, _, rest = system.partition(" ")
+        is_first_version = kind == "cgroup" and "cpu" in rest.partition(" ")[2].split(",")
         if kind != "cgroup2" and not is_first_version:
             continue
         root, point = mount.split(" ")[3:5]

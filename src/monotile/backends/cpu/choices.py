@@ -10,7 +10,7 @@ from ..choices import KEYS_PER_SPLIT, AttentionChoice, AttentionProblem, Choice,
 from ..time_model import RowKind
 from .host import host
 from .makespan import CpuTimeModel
-from .processors import all_processors, default_threads, physical_cores
+from .processors import all_processors, default_threads, l2_bytes, physical_cores
 from .target import STREAMED_ROWS, host_for, target
 
 # The least work for which another thread is woken: about twice the cost of waking it.
@@ -135,13 +135,3 @@ def _rows_in_l2(problem: AttentionProblem) -> tuple[int, str]:
 def cores() -> int:
     """Cores of this machine, whichever a process or a call may use: results do not depend on those."""
     return min(physical_cores(all_processors()), MAX_SLOTS)
-
-
-@cache
-def l2_bytes() -> int:
-    """Bytes of a core's L2 cache; where the system does not tell, what processors have at least."""
-    try:
-        with open("/sys/devices/system/cpu/cpu0/cache/index2/size") as file:  # pathlib takes 5 ms to load
-            return int(file.read().strip().removesuffix("K")) * 1024
-    except (OSError, ValueError):
-        return 512 * 1024

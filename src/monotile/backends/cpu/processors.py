@@ -1,4 +1,4 @@
-"""How many processors there are, and how many threads a launch has by default.
+"""The processors of this machine, and how many threads a launch has by default.
 
 Threads that share a core share its FMA units and caches, so there is one for each physical core that the process may
 run on, and no more than its CPU quota (cgroup) pays for. `OMP_NUM_THREADS` and `torch.set_num_threads`, by which users
@@ -80,6 +80,13 @@ def physical_cores(processors: Iterable[int]) -> int:
     files = ("core_cpus_list", "thread_siblings_list")  # the older name
     found = [[_line(f"{_TOPOLOGY}/cpu{n}/topology/{file}") for file in files] for n in processors]
     return len({names[0] or names[1] or str(n) for n, names in zip(processors, found, strict=True)})
+
+
+@cache
+def l2_bytes() -> int:
+    """Bytes of a core's L2 cache; where the system does not tell, what processors have at least."""
+    size = _line(f"{_TOPOLOGY}/cpu0/cache/index2/size").removesuffix("K")
+    return int(size) * 1024 if size.isdigit() else 512 * 1024
 
 
 # ---- quotas of control groups ----------------------------------------------------------------------------------------

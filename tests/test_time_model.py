@@ -104,6 +104,13 @@ def test_a_window_is_split_like_its_slice() -> None:
         assert cut.splits <= alone.splits + 1 and (alone.splits or not cut.splits)
 
 
+def test_streamed_splits_have_like_sizes() -> None:
+    """The longest decides how long many cores take."""
+    for keys, splits, blocks in ((512, 0, 0), (700, 2, 3), (1024, 2, 4), (1152, 3, 3), (2000, 4, 4), (20000, 40, 4)):
+        choice = CHOICES["cpu"][0].attention(replace(problem("cpu", 1, keys), dtype=float32))
+        assert (choice.splits, choice.blocks_per_split) == (splits, blocks)
+
+
 # ---- the model -------------------------------------------------------------------------------------------------------
 
 

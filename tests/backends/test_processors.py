@@ -93,8 +93,8 @@ def mounts(machine: Path, *lines: str, mounted: str = "/") -> dict[str, str]:
     ],
 )
 def test_quota_of_version_2(machine: Path, limit: str, threads: int) -> None:
-    write(machine, {"cgroup": "0::/user/task\n", "unified/user/task/cpu.max": limit + "\n"})
-    write(machine, mounts(machine, OTHERS, V2))
+    write(machine, {"cgroup": "junk\n\n0::/user/task\n", "unified/user/task/cpu.max": limit + "\n"})
+    write(machine, mounts(machine, "junk\n", OTHERS, V2))
     assert processors.default_threads() == threads
 
 

@@ -10,7 +10,7 @@ from ..choices import KEYS_PER_SPLIT, AttentionChoice, AttentionProblem, Backwar
 from ..time_model import RowKind
 from .backward_choices import choose_backward
 from .makespan import CpuTimeModel
-from .processors import all_processors, default_threads, physical_cores
+from .processors import all_processors, default_threads, l2_bytes, physical_cores
 from .target import STREAMED_ROWS, Target, processor, target
 
 # The least work for which another thread is woken: about twice the cost of waking it.
@@ -124,7 +124,13 @@ def _streamed(problem: AttentionProblem, keys_per_split: int | None) -> Attentio
     time = problem.batch * problem.kv_heads * problem.visible_keys * (rows + STREAMED_KEY) / cores()
     words = {"BR": rows, "BK": run, "packed": True}
     chosen = AttentionChoice(words, why=f"few rows stream keys in runs of {run}", time=time)
-    return chosen if keys_per_split is not None else chosen.divided(problem, KEYS_PER_SPLIT // run)
+    if keys_per_split is not None:
+        return chosen
+    divided = chosen.divided(problem, KEYS_PER_SPLIT // run)
+    if not divided.splits:
+        return chosen
+    low, end = problem.visible_range
+    return chosen.divided(problem, cdiv(cdiv(end, run) - low // run, divided.splits))  # of like sizes
 
 
 def _run(problem: AttentionProblem) -> int:
@@ -145,13 +151,3 @@ def _rows_in_l2(problem: AttentionProblem) -> tuple[int, str]:
 def cores() -> int:
     """Cores of this machine, whichever a process or a call may use: results do not depend on those."""
     return min(physical_cores(all_processors()), MAX_SLOTS)
-
-
-@cache
-def l2_bytes() -> int:
-    """Bytes of a core's L2 cache; where the system does not tell, what processors have at least."""
-    try:
-        with open("/sys/devices/system/cpu/cpu0/cache/index2/size") as file:  # pathlib takes 5 ms to load
-            return int(file.read().strip().removesuffix("K")) * 1024
-    except (OSError, ValueError):
-        return 512 * 1024

@@ -1,4 +1,4 @@
-"""How many processors there are, and how many threads a launch has by default.
+"""The processors of this machine, and how many threads a launch has by default.
 
 Threads that share a core share its FMA units and caches, so there is one for each physical core that the process may
 run on, and no more than its CPU quota (cgroup) pays for. `OMP_NUM_THREADS` and `torch.set_num_threads`, by which users
@@ -82,6 +82,13 @@ def physical_cores(processors: Iterable[int]) -> int:
     return len({names[0] or names[1] or str(n) for n, names in zip(processors, found, strict=True)})
 
 
+@cache
+def l2_bytes() -> int:
+    """Bytes of a core's L2 cache; where the system does not tell, what processors have at least."""
+    size = _line(f"{_TOPOLOGY}/cpu0/cache/index2/size").removesuffix("K")
+    return int(size) * 1024 if size.isdigit() else 512 * 1024
+
+
 # ---- quotas of control groups ----------------------------------------------------------------------------------------
 
 
@@ -105,12 +112,13 @@ def _group_folders() -> Iterator[tuple[str, bool]]:
     """Yield the folders of this process's groups and of those around them, and True for version 1."""
     paths: dict[str, str] = {}  # by controller; "" is version 2
     for line in _lines(_GROUPS):
-        _, controllers, path = line.split(":", 2)
+        _, _, group = line.partition(":")
+        controllers, _, path = group.partition(":")
         paths.update((name, path) for name in controllers.split(","))
     for line in _lines(_MOUNTS):
         mount, _, system = line.partition(" - ")
-        kind, _, options = system.split(" ", 2)
-        is_first_version = kind == "cgroup" and "cpu" in options.split(",")
+        kind, _, rest = system.partition(" ")
+        is_first_version = kind == "cgroup" and "cpu" in rest.partition(" ")[2].split(",")
         if kind != "cgroup2" and not is_first_version:
             continue
         root, point = mount.split(" ")[3:5]

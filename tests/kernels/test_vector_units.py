@@ -110,7 +110,7 @@ def test_units_by_name() -> None:
     for unit in UNITS:
         assert target(host_for(unit)).name == unit
     assert host_for(target(host()).name) == host()
-    with pytest.raises(UnknownBackend, match="there is no vector unit 'avx3'; choose one of avx512, avx2"):
+    with pytest.raises(UnknownBackend, match="there is no vector unit 'avx3'; choose one of avx512-amx, avx512, avx2"):
         backends.get("cpu:avx3")
     with pytest.raises(UnknownBackend, match="no backend 'metal:avx2'"):
         backends.get("metal:avx2")

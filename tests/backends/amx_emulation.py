@@ -24,8 +24,8 @@ from monotile.backends.cpu.target import target, why_not
 NAMES = ("ldtilecfg", "tilerelease", "tilezero", "tileloadd64", "tilestored64", "tdpbf16ps")
 
 
-def emulated(text: str) -> str:
-    """Replace the tile instructions of a module."""
+def emulated(text: str, scratch_bytes: int = 0) -> str:
+    """Replace the tile instructions of a module. Scratch is full of NaN when a program begins."""
     lines = []
     for line in text.split("\n"):
         name = next((n for n in NAMES if f"@llvm.x86.{n}(" in line), None)
@@ -34,8 +34,9 @@ def emulated(text: str) -> str:
         if name is not None:
             line = line.replace(f"@llvm.x86.{name}(", f"@emulated_{name}(ptr %registers, ").replace(", )", ")")
         lines.append(line)
-        if line == "entry:" and "@emulated_" not in text and "@llvm.x86.tdpbf16ps" in text:
+        if line == "entry:" and "@kernel(" in lines[-2]:
             lines.append("  %registers = alloca [8256 x i8], align 64")
+            lines.append(f"  call void @llvm.memset.p0.i64(ptr %scratch, i8 255, i64 {scratch_bytes}, i1 false)")
     expected = ", ".join(f"i8 {byte}" for byte in amx.CONFIGURATION)
     lines += [line for line in FUNCTIONS.replace("EXPECTED", expected).split("\n") if not _declared(line, lines)]
     return "\n".join(lines)
@@ -62,7 +63,8 @@ class EmulatedBackend(CpuBackend):
 
     def compile(self, kernel: ir.Kernel) -> Any:
         lowered = to_llvm(kernel, self.processor)
-        payload = struct.pack("<q", lowered.scratch_bytes) + jit.compile_code(emulated(lowered.text), host())
+        text = emulated(lowered.text, lowered.scratch_bytes)
+        payload = struct.pack("<q", lowered.scratch_bytes) + jit.compile_code(text, host())
         return CpuProgram(kernel, payload)
 
 

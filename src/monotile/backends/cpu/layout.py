@@ -15,6 +15,7 @@ from ...ir import ELEMENTWISE, Kernel, Op, Value, uses, walk
 from ...ir.affine import linear
 from .amx import BFLOAT16
 from .axes import Axes, Axis
+from .bf16_dots import paired_dots, tiled_dots
 from .fuse import unviewed
 from .memory_sums import dots_added_to_memory, is_loaded
 from .target import STREAMED_ROWS, Target
@@ -56,8 +57,9 @@ class Layout:
         self.eager = {op for op in self._ops if op.kind == "load" and op.result.shape and self._needs_copy(op, kernel)}
         self.next_iteration = self._transposed_loads() | self._strips()
         self.shared = self._shared_tiles(kernel)
-        self.tiled = {dot for dot in self._dots if self._fills_tiles(dot)}
-        self.paired = {dot for dot in self._dots if self._pairs_bfloat16(dot)}
+        in_panels = [d for d in self._dots if self.panel_axis not in (None, axes.dots[d][1])]  # nor contract them
+        self.tiled = tiled_dots(in_panels, axes, target)
+        self.paired = paired_dots(in_panels, axes, target) - self.tiled
         self.narrow = {op for op in self.eager if self._stays_bfloat16(op)}
         self.in_place = {op for op in self.eager if self._may_stay_in_place(op, kernel)}
         self.stepped = {op for op in self.in_place if self._contracted_by_rows(op)}
@@ -243,43 +245,20 @@ class Layout:
             return False
         return self._only_dots(value)
 
-    def _pairs_bfloat16(self, dot: Op) -> bool:
-        """True if a dot uses bf16 pair products, panel by panel: its operands are bfloat16 and its contraction has
-        whole vectors."""
-        _, k, _ = self.axes.dots[dot]
-        whole = k is not None and k.extent % self.target.lanes == 0
-        return self.target.bfloat16_pairs and whole and dot not in self.tiled and self._multiplies_bfloat16(dot)
-
-    def _fills_tiles(self, dot: Op) -> bool:
-        """True if a dot uses AMX, panel by panel: its operands are bfloat16 and its contraction fills half a tile."""
-        _, k, _ = self.axes.dots[dot]
-        return self.target.amx and k is not None and 2 * k.extent >= BFLOAT16.steps and self._multiplies_bfloat16(dot)
-
-    def _multiplies_bfloat16(self, dot: Op) -> bool:
-        """True if a dot of panels, which does not contract them, has bfloat16 operands."""
-        _, k, _ = self.axes.dots[dot]
-        values = (v for operand in dot.operands for v in (operand, unviewed(operand)))
-        return self.panel_axis not in (None, k) and all(v.dtype.name == "bfloat16" for v in values)
-
     @property
     def skipped_rows(self) -> int:
-        """Return the rows that are skipped together: those of a register block, or the steps of a tile."""
+        """Return the rows that are skipped together: those of a register block, or the steps of a tile of AMX."""
         return BFLOAT16.steps if self.tiled else self.target.rows
 
-    def only_tiles(self, value: Value) -> bool:
-        """True if only AMX reads a tile of panels, so that two steps of the contraction may share a word."""
+    def only_read_by(self, value: Value, dots: set[Op]) -> bool:
+        """True if some of the given dots read a tile, and nothing else does."""
         readers = {dot for dot in self._dots if any(unviewed(v) is value for v in dot.operands)}
-        return bool(readers) and readers <= self.tiled and self._only_dots(value)
+        return bool(readers) and readers <= dots and self._only_dots(value)
 
     def _stays_bfloat16(self, op: Op) -> bool:
         """True if scratch holds a load's tile as bfloat16: only pair products or AMX read it."""
-        value, lane = op.result, self.lane(op.result)
-        readers = {dot for dot in self._dots if any(unviewed(v) is value for v in dot.operands)}
-        if (
-            op.attrs["tensor"].dtype.name != "bfloat16"
-            or not readers <= self.paired | self.tiled
-            or not self._only_dots(value)
-        ):
+        lane, narrow = self.lane(op.result), op.attrs["tensor"].dtype.name == "bfloat16"
+        if not narrow or not self.only_read_by(op.result, self.paired | self.tiled):
             return False
         return lane is not None and lane is not self.panel_axis and lane is self.contiguous_axis(op)
 

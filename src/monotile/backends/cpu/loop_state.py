@@ -143,12 +143,13 @@ class LoopState(Scalars):
         return self.scratch.new(element, strides, lane, height * width)
 
     def _stores_pairs(self, value: Value) -> bool:
-        """True if a nest writes a tile of panels, row by row, that AMX alone reads."""
-        home = self.fusion.home.get(value)
+        """True if a nest writes a tile of panels, an even number of rows in order, that AMX alone reads."""
+        home, tiled = self.fusion.home.get(value), self.layout.tiled
         if home is None or value.op not in home.made or self.layout.lane(value) is not self.layout.panel_axis:
             return False
-        in_order = home.dot is None or home.dot in self.layout.tiled
-        return in_order and value.dtype.name == "bfloat16" and self.layout.only_tiles(value)
+        in_order = home.dot is None or home.dot in tiled
+        even = all(a.extent % 2 == 0 for a in self.axes.of(value) if a is not self.layout.panel_axis)
+        return in_order and even and self.layout.only_read_by(value, tiled)
 
     def _find_local(self) -> set[Value]:
         """Return the values that only the nests of one segment read: one panel of storage is enough."""

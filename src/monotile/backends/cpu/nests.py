@@ -18,8 +18,8 @@ from .emit import Emitter, Index, Reg, Var
 from .evaluate import Evaluator
 from .fuse import Fusion, Nest
 from .long_sums import CHUNK, LEVEL, is_float_sum, sum_loop
+from .pair_storage import end_pairs, pair_buffers, value_to_store
 from .point import Point
-from .scratch import Buffer
 from .target import Target
 from .transpose import transpose
 from .vectors import lane_mask
@@ -137,25 +137,21 @@ class NestEmitter:
                 self.prepare(nest, points, {nest.lane})
                 low, high = self.row_range(rows)
                 step = next(s for s in (4, 2, 1) if rows.extent % s == 0 and self.target.rows % s == 0)
-                step = 1 if edge else step
-                if self.paired_buffers(nest):
-                    step = max(step, 2)
-                end = high - high % step if isinstance(high, int) else high
+                if edge:
+                    step = 2 if pair_buffers(self.ev, nest) else 1
 
-                def body(row: Index, count: int = step) -> None:
-                    for i in range(count):
+                def body(row: Index) -> None:
+                    for i in range(step):
                         for n, pt in enumerate(points):
                             here = Point(
                                 pt.at | {rows: self.e.add(row, i)}, pt.lane, pt.valid, edge, pt.panel, dict(pt.memo)
                             )
                             self.finish(nest, here, [t[n] for t in totals])
 
-                sum_loop(self.e, (low, end, rows.extent), step, CHUNK, body, _float_sums(nest.folds, totals))
-                if end != high:
-                    body(end, 1)
+                sum_loop(self.e, (low, high, rows.extent), step, CHUNK, body, _float_sums(nest.folds, totals))
             for n, pt in enumerate(points):
                 self.close_folds(nest, pt, [t[n] for t in totals])
-            self.end_pairs(nest, points)
+            end_pairs(self.ev, nest, points)
 
         self.each_group(nest.lane, panel, edge, {}, group)
 
@@ -296,33 +292,13 @@ class NestEmitter:
             if not op.result.shape:
                 self._keep(op.result, self.ev.only_element(op, pt), pt)
         made = [v for v in nest.values if v in self.ev.buffers and not (self.stored_total and v is nest.total)]
-        kept = [(v, self._to_store(v, pt)) for v in made]
+        kept = [(v, value_to_store(self.ev, v, pt)) for v in made]
         kept += [(target, self.ev.moved(source, target, pt)) for source, target in nest.moves]
         stores = [(op, self.ev.value(op.operands[0], pt)) for op in nest.stores]
         for value, reg in kept:
             self.ev.scratch.write(self.ev.buffers[value], pt, reg)
         for op, reg in stores:
             self.ev.tensors.write(op, pt, reg)
-
-    def _to_store(self, value: Value, pt: Point) -> Reg:
-        """Return a value to be stored; storage of pairs rounds to bfloat16 itself."""
-        op = value.op
-        if op is not None and op.kind == "cast" and self.ev.buffers[value].pairs is not None:
-            (source,) = op.operands
-            if source.dtype.is_float:
-                return self.ev.operand(op, source, pt)
-        return self.ev.value(value, pt)
-
-    def paired_buffers(self, nest: Nest) -> list[Buffer]:
-        """Return the storage of values that a nest writes two rows at a time."""
-        stored = (self.ev.buffers[v] for v in nest.values if v in self.ev.buffers)
-        return [buffer for buffer in stored if buffer.pairs is not None]
-
-    def end_pairs(self, nest: Nest, points: list[Point]) -> None:
-        """Complete the pairs of all rows."""
-        for buffer in self.paired_buffers(nest):
-            for pt in points:
-                self.ev.scratch.end_pairs(buffer, pt)
 
     def _count(self, variable: Var, fold: Op, pt: Point) -> None:
         """Add the number of true lanes."""
@@ -422,7 +398,7 @@ class NestEmitter:
                 e.loop(0, whole, width, partial(square, pt, count=width))
                 if rows.extent - whole:
                     square(pt, whole, rows.extent - whole)
-            self.end_pairs(nest, points)
+            end_pairs(self.ev, nest, points)
 
         self.each_group(lane, panel, edge, {}, group)
 

@@ -21,6 +21,7 @@ from .evaluate import Evaluator
 from .fuse import Fusion, Nest
 from .nests import Panel
 from .packed_tiles import PackedTiles
+from .pair_storage import end_pairs
 from .point import Point
 from .scratch import Buffer
 from .streamed_dots import StreamedDotEmitter
@@ -83,7 +84,7 @@ class TiledDotEmitter(StreamedDotEmitter):
         self._tile_blocks(*self.row_range(rows), most, block)
         for n, pt in enumerate(points):
             self.close_folds(nest, pt, [t[n] for t in totals])
-        self.end_pairs(nest, points)
+        end_pairs(self.ev, nest, points)
         self.stored_total = False
 
     def _tile_blocks(self, low: Index, high: Index, most: int, block: Callable[[Index, int], None]) -> None:

@@ -82,13 +82,13 @@ def rows_over_keys(
 @pytest.mark.parametrize("blocks", [(1, 3, 5, 8, 9, 12), (13, 16, 24, 32, 48, 64)], ids=["streamed", "panels"])
 def test_bits_do_not_depend_on_the_row_block(unit: str, causal: bool, dtype: str, blocks: tuple[int, ...]) -> None:
     """Streamed dots of any height add in one order; panels of one vector and of several, whole ones and the rest of a
-    tile, in another."""
+    tile, in another. Contractions over head size and keys are long enough to be summed in levels."""
     D, Dv = 160, 48
-    q, k, v = (normal(*shape, dtype=dtype) for shape in ((70, D), (150, D), (150, Dv)))
+    q, k, v = (normal(*shape, dtype=dtype) for shape in ((70, D), (300, D), (300, Dv)))
     results = []
     for rows in blocks:
         o = normal(70, Dv, dtype=dtype)
-        rows_over_keys(q, k, v, o, causal=causal, D=D, Dv=Dv, BR=rows, BK=64, backend=f"cpu:{unit}")
+        rows_over_keys(q, k, v, o, causal=causal, D=D, Dv=Dv, BR=rows, BK=192, backend=f"cpu:{unit}")
         results.append(o)
     for other in results[1:]:
         equal((results[0],), (other,))

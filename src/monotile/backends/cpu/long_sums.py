@@ -7,7 +7,7 @@ start at zero again, and each level adds at most LEVEL sums before it does the s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ...ir import Op
 from .emit import Emitter, Index, Var
@@ -18,6 +18,12 @@ LEVEL = 16  # register groups along the lanes, or sums of a lower level, that ar
 
 def is_float_sum(fold: Op) -> bool:
     return fold.attrs["fold"] == "sum" and fold.operands[0].dtype.is_float
+
+
+def float_sums(folds: Sequence[Op], accumulators: Sequence[list[Var]]) -> list[Var]:
+    """Return the accumulators of the folds that sum floats."""
+    found = zip(folds, accumulators, strict=True)
+    return [variable for op, variables in found if is_float_sum(op) for variable in variables]
 
 
 def sum_loop(

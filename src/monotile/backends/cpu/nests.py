@@ -17,7 +17,7 @@ from .bool_reductions import BYTES_PER_LANE, count_true, counted_bools, reduces_
 from .emit import Emitter, Index, Reg, Var
 from .evaluate import Evaluator
 from .fuse import Fusion, Nest
-from .long_sums import CHUNK, LEVEL, is_float_sum, sum_loop
+from .long_sums import CHUNK, LEVEL, float_sums, is_float_sum, sum_loop
 from .pair_storage import end_pairs, pair_buffers, value_to_store
 from .point import Point
 from .target import Target
@@ -148,7 +148,7 @@ class NestEmitter:
                             )
                             self.finish(nest, here, [t[n] for t in totals])
 
-                sum_loop(self.e, (low, high, rows.extent), step, CHUNK, body, _float_sums(nest.folds, totals))
+                sum_loop(self.e, (low, high, rows.extent), step, CHUNK, body, float_sums(nest.folds, totals))
             for n, pt in enumerate(points):
                 self.close_folds(nest, pt, [t[n] for t in totals])
             end_pairs(self.ev, nest, points)
@@ -184,7 +184,7 @@ class NestEmitter:
                     pt.memo = dict(outer.memo)
                     self.finish(nest, pt, [t[n] for t in totals])
 
-            self.each_group(nest.lane, None, edge, outer.at, group, _float_sums(nest.folds, totals))
+            self.each_group(nest.lane, None, edge, outer.at, group, float_sums(nest.folds, totals))
             for op, variables in zip(nest.folds, totals, strict=True):
                 if op not in nest.completed_by:
                     self._keep(op.result, self._combined(nest, op, variables), outer)
@@ -201,7 +201,7 @@ class NestEmitter:
                 one(self.e.add(row, i))
 
         bounds = low, high, rows.extent if rows is not None else 1
-        sum_loop(self.e, bounds, step, CHUNK, several, _float_sums(list(whole), list(whole.values())))
+        sum_loop(self.e, bounds, step, CHUNK, several, float_sums(list(whole), list(whole.values())))
         for op, end in nest.completed_by.items():
             self._keep(end.result, self._combined(nest, op, whole[op]), Point({}))
 
@@ -405,9 +405,3 @@ class NestEmitter:
 
 def _partial(count: int, width: int) -> int | None:
     return count if count < width else None
-
-
-def _float_sums(folds: Sequence[Op], accumulators: Sequence[list[Var]]) -> list[Var]:
-    """Return the accumulators of the folds that sum floats."""
-    found = zip(folds, accumulators, strict=True)
-    return [variable for op, variables in found if is_float_sum(op) for variable in variables]

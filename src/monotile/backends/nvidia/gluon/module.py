@@ -276,26 +276,38 @@ class Module(BlockSearch):
             elif name in self.pipeline.ring_groups:
                 barriers = [("full", 1), ("empty", consumers)]
             self._barriers(out, name, count, barriers)
-        for ring in self.pipeline.zeroed_rings:
-            rows, width = (padded(side) for side in ring.load.result.shape)
-            layout = f"gl.NVMMASharedLayout({min(128, width * ring.load.result.dtype.bytes)}, 16, 2)"
-            size = self.pipeline.scratch_bytes // tile_bytes(ring.load) if self.pipeline.private else 1
-            dtype = f"{descriptor_name(ring.name)}.dtype"
-            tiles = f"gl.allocate_shared_memory({dtype}, [{consumers * size}, {rows}, {width}], {layout})"
-            out.add(f"{ring.name}_scratch = {tiles}")
+        self._allocate_scratch(out)
         for (sides, element), name in self.consumer.exchanges.items():
             layout = f"gl.NVMMASharedLayout({min(128, sides[1] * element.bytes)}, 16, 2)"
             tiles = f"gl.allocate_shared_memory({GLUON.type(element)}, {[consumers, *sides]}, {layout})"
             out.add(f"{name} = {tiles}")
         for op in self.pipeline.private[:1]:
-            name = self.pipeline.name(op)
-            shape = [consumers * self.pipeline.scratch_bytes // tile_bytes(op), *self._block(op)]
-            tiles = self._shared_tiles(name, shape)
-            for ring in self.pipeline.zeroed_rings:
-                descriptor = descriptor_name(name)
-                tiles = f"{ring.name}_scratch._reinterpret({descriptor}.dtype, {shape}, {descriptor}.layout)"
-            out.add(f"{name}_private = {tiles}")
-            self._barriers(out, name, consumers, [("full", 1), ("empty", 1)])
+            self._barriers(out, self.pipeline.name(op), consumers, [("full", 1), ("empty", 1)])
+
+    def _allocate_scratch(self, out: SourceLines) -> None:
+        """Allocate scratch and private tiles, which share memory: that of the wider swizzle, which needs the greater
+        alignment, is allocated, and the other reinterprets it."""
+        consumers, tiles = self.schedule.consumers, list[tuple[int, str, str]]()
+        for ring in self.pipeline.zeroed_rings:
+            rows, width = (padded(side) for side in ring.load.result.shape)
+            swizzle = min(128, width * ring.load.result.dtype.bytes)
+            size = self.pipeline.scratch_bytes // tile_bytes(ring.load) if self.pipeline.private else 1
+            shape, layout = [consumers * size, rows, width], f"gl.NVMMASharedLayout({swizzle}, 16, 2)"
+            tiles.append((swizzle, f"{ring.name}_scratch", f"{descriptor_name(ring.name)}.dtype, {shape}, {layout}"))
+        for op in self.pipeline.private[:1]:
+            name, block = self.pipeline.name(op), self._block(op)
+            shape = [consumers * self.pipeline.scratch_bytes // tile_bytes(op), *block]
+            descriptor, swizzle = descriptor_name(name), min(128, block[-1] * op.result.dtype.bytes)
+            tiles.append((swizzle, f"{name}_private", f"{descriptor}.dtype, {shape}, {descriptor}.layout"))
+        if not self.pipeline.private:
+            for _, name, memory in tiles:
+                out.add(f"{name} = gl.allocate_shared_memory({memory})")
+            return
+        tiles.sort(key=lambda tile: -tile[0])  # stable: of one swizzle, the scratch tile
+        (_, first, memory), *others = tiles
+        out.add(f"{first} = gl.allocate_shared_memory({memory})")
+        for _, name, memory in others:
+            out.add(f"{name} = {first}._reinterpret({memory})")
 
     def _shared_tiles(self, name: str, shape: list[int]) -> str:
         descriptor = descriptor_name(name)

@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import dtypes
 from ..dtypes import DType
-from ..errors import ArgumentKind
+from ..errors import ArgumentKind, OutOfDeviceMemory
 from . import tensors
 
 
@@ -66,7 +66,14 @@ class Torch:
         return {"dtype": getattr(self.torch, dtype.name), "device": self.torch.device(device)}
 
     def empty(self, shape: tuple[int, ...], kind: Any) -> Any:
-        return self.torch.empty(shape, **kind)
+        try:
+            return self.torch.empty(shape, **kind)
+        except RuntimeError as error:
+            if type(error).__name__ != "OutOfMemoryError":
+                raise
+            said = str(error).partition(". GPU")[0]
+            cure = "free arrays, or pass smaller ones"
+            raise OutOfDeviceMemory(f"no memory is left for a result of shape {shape}; {cure}: {said}") from None
 
     def addresses(self, arrays: Sequence[Any]) -> list[int]:
         return [a.data_ptr() for a in arrays]

@@ -185,11 +185,11 @@ def _launch(
         return None
     _, run, function, packed = compiled
     stream = gpu.current_stream(device)
-    if not described:
-        run(grid, 1, 1, stream, function, packed, None, None, None, *pointers, *rest)
-        return None
     cached = [bound.descriptors.get(key) or _new_descriptor(bound, *key) for key in enumerate(described)]
-    run(grid, 1, 1, stream, function, packed, None, None, None, *cached, *pointers, *rest)
+    try:
+        run(grid, 1, 1, stream, function, packed, None, None, None, *cached, *pointers, *rest)
+    except RuntimeError as error:
+        raise build.launch_error(error, variant.source.name) from None
     return None
 
 

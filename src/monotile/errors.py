@@ -275,6 +275,14 @@ class UnknownArchitecture(MonotileError):
     """A GPU that the compiler behind a backend does not know."""
 
 
+class OutOfDeviceMemory(MonotileError):
+    """Memory of a device that is used up."""
+
+
+class LaunchFailed(MonotileError):
+    """A launch that the device's driver refused, or an earlier one that failed while it ran."""
+
+
 # ---- mistakes in a call of the attention library ---------------------------------------------------------------------
 
 

@@ -2,7 +2,8 @@
 
 Producer and consumers are threads, tiles are torch tensors, and barriers block. Copies are done when they are issued
 and dots when they are waited for, as late as a GPU may do them: a slot that is released too early shows as a wrong
-result, a missing arrival as a deadlock. Layouts are ignored."""
+result, a missing arrival as a deadlock. Layouts of registers are ignored. Shared memory is modelled by
+gluon_shared_memory.py: what reads or writes tiles as a GPU must not is an error."""
 
 from __future__ import annotations
 
@@ -13,20 +14,21 @@ from typing import Any
 
 import torch
 
+from backends.gluon_shared_memory import Allocation, SharedTile, TileLayout, this_thread
 from monotile import ir
 from monotile.backends.nvidia.schedule import Schedule
+from monotile.backends.nvidia.triton.descriptors import DescribedTensor, swizzle_bytes
 from monotile.backends.nvidia.triton.module import TritonSource
 from monotile.passes.grid import Grid
 
 SECONDS = 30.0  # after which a wait is a deadlock
 MINUS_INF = float("-inf")
-this_thread = threading.local()
 
 
 class Barrier:
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.count = self.pending = self.bytes = self.phase = 0
+        self.count = self.pending = self.bytes = self.phase = 0  # the last: how many phases are complete
 
     def init(self, count: int) -> None:
         self.count = self.pending = count
@@ -44,6 +46,7 @@ class Barrier:
         with self.changed:
             done = self.changed.wait_for(lambda: self.phase & 1 != int(parity), timeout=SECONDS)
             assert done, "deadlock"
+            this_thread.seen[self] = self.phase
 
 
 class Barriers(list[Barrier]):
@@ -51,35 +54,11 @@ class Barriers(list[Barrier]):
         return self[int(n)]
 
 
-class SharedTile:
-    """Memory that tiles are copied to, and views of it."""
-
-    def __init__(self, memory: Any) -> None:
-        self.memory = memory
-
-    def index(self, n: Any) -> SharedTile:
-        return SharedTile(self.memory[int(n)])
-
-    def reshape(self, shape: Sequence[int]) -> SharedTile:
-        return SharedTile(self.memory.view(*shape))
-
-    def permute(self, axes: Sequence[int]) -> SharedTile:
-        return SharedTile(self.memory.permute(*axes))
-
-    def load(self, layout: Any) -> Any:
-        return self.memory.clone()
-
-    def store(self, value: Any) -> None:
-        self.memory.copy_(value)
-
-    def _reinterpret(self, dtype: Any, shape: Sequence[int], layout: Any) -> SharedTile:
-        return SharedTile(self.memory.view(-1).view(dtype)[: torch.Size(shape).numel()].view(*shape))
-
-
 class Descriptor:
-    def __init__(self, tensor: Any, block: Sequence[int]) -> None:
+    def __init__(self, tensor: Any, described: DescribedTensor) -> None:
         self.tensor = tensor if tensor.dtype is not torch.bool else tensor.view(torch.uint8)
-        self.block, self.dtype, self.layout = list(block), self.tensor.dtype, None
+        self.block, self.dtype = list(described.block), self.tensor.dtype
+        self.layout = TileLayout(swizzle_bytes(described), 8 * described.bytes, len(described.block))
 
 
 class Pointer:
@@ -108,22 +87,30 @@ class Dot:
         self.value: Any = None
 
     def run(self) -> None:
-        left = self.left.memory if isinstance(self.left, SharedTile) else self.left
+        left = self.left.read() if isinstance(self.left, SharedTile) else self.left
         start = self.start.value if isinstance(self.start, Dot) else self.start
-        product = left.float() @ self.right.memory.float()
+        product = left.float() @ self.right.read().float()
         assert product.shape == start.shape
         self.value = product + start if self.use_acc else product
 
 
 def start_dot(left: Any, right: SharedTile, start: Any, use_acc: bool = True, is_async: bool = False) -> Dot:
-    this_thread.dots.append(Dot(left, right, start, use_acc))
-    found: Dot = this_thread.dots[-1]
+    found = Dot(left, right, start, use_acc)
+    this_thread.dots.append(found)
+    for tile in (left, right):
+        if isinstance(tile, SharedTile):
+            tile.read()  # what is missing now may be there when the dot runs
+            tile.begin_reading(found)
     return found
 
 
 def wait_for_dots(pending: int, deps: Sequence[Dot]) -> Any:
     while len(this_thread.dots) > pending:
-        this_thread.dots.pop(0).run()
+        done = this_thread.dots.pop(0)
+        done.run()
+        for tile in (done.left, done.right):
+            if isinstance(tile, SharedTile):
+                tile.end_reading(done)
     (dot,) = deps
     assert dot.value is not None, "a result is read before its dot is waited for"
     return dot.value
@@ -137,7 +124,7 @@ def copy(descriptor: Descriptor, origin: Sequence[Any], barrier: Barrier, target
         here.append(slice(low - start, high - start))
         there.append(slice(low, high))
     box[tuple(here)] = descriptor.tensor[tuple(there)]
-    target.memory.copy_(box)
+    target.write(box, barrier)
     barrier.arrive(0, -box.numel() * box.element_size())
 
 
@@ -158,7 +145,7 @@ def typed(value: Any) -> Any:
 def allocate(dtype: Any, shape: Sequence[int], layout: Any) -> Any:
     if layout is Barrier:
         return Barriers(Barrier() for _ in range(shape[0]))
-    return SharedTile(torch.full(shape, float("nan") if dtype.is_floating_point else 77, dtype=dtype))
+    return Allocation(dtype, shape, layout).tile
 
 
 def specialize(parts: Sequence[tuple[Callable[..., None], Sequence[Any]]], warps: Any, registers: Any) -> None:
@@ -166,7 +153,7 @@ def specialize(parts: Sequence[tuple[Callable[..., None], Sequence[Any]]], warps
     errors: list[BaseException] = []
 
     def run(part: Callable[..., None], arguments: Sequence[Any]) -> None:
-        this_thread.dots = []
+        this_thread.dots, this_thread.seen = [], {}
         try:
             part(*arguments)
             assert not this_thread.dots, "a dot is never waited for"
@@ -199,7 +186,7 @@ WORDS: dict[str, Any] = {
     "convert_layout": lambda x, layout: x, "set_auto_layout": lambda x, layout: x,
     "load": load, "store": store, "static_range": range, "allocate_shared_memory": allocate,
     "warp_specialize": specialize, "constexpr": None, "barrier": nothing, "thread_barrier": nothing,
-    "NVMMADistributedLayout": nothing, "NVMMASharedLayout": nothing, "SliceLayout": nothing,
+    "NVMMADistributedLayout": nothing, "NVMMASharedLayout": TileLayout, "SliceLayout": nothing,
     "DotOperandLayout": nothing, "BlockedLayout": nothing,
     "int8": torch.int8, "uint8": torch.uint8, "int32": torch.int32, "int64": torch.int64, "float32": torch.float32,
     "float16": torch.float16, "bfloat16": torch.bfloat16,
@@ -223,6 +210,7 @@ def module(source: TritonSource, program: list[int]) -> Callable[..., None]:
         MBarrierLayout=lambda: Barrier,
     )
     names: dict[str, Any] = {
+        "nothing": nothing,
         "gl": language,
         "gluon": SimpleNamespace(jit=lambda function=None, **options: function or (lambda inner: inner)),
         "tma": SimpleNamespace(async_copy_global_to_shared=copy),
@@ -248,7 +236,7 @@ def run(
     given = [tensors[tensor.name] for tensor in kernel.tensors]
     numbers = [torch.tensor(scalars[name]) for name, _ in kernel.scalars]
     tiles = 2 if schedule.persistent else 1
-    arguments: list[Any] = [Descriptor(given[d.index], d.block) for d in source.described]
+    arguments: list[Any] = [Descriptor(given[d.index], d) for d in source.described]
     for argument in source.arguments:
         if argument.kind == "pointer":
             arguments.append(Pointer(given[argument.index]))

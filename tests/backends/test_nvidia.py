@@ -138,7 +138,9 @@ def backend_for(x: View, y: View, name: str | None = None) -> object:
 @compiled
 def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch is there, and sees no GPU."""
-    blind = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False), Tensor=type("Tensor", (), {}))
+    blind = SimpleNamespace(
+        cuda=SimpleNamespace(is_available=lambda: False, init=lambda: None), Tensor=type("Tensor", (), {})
+    )
     monkeypatch.setitem(sys.modules, "torch", blind)
     monkeypatch.setattr(nvidia.importlib.util, "find_spec", lambda name: name)
     x = random((4, 4))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ pytest.importorskip("torch", reason="tiles are torch tensors here")
 import torch
 
 from backends import gluon_in_python
+from backends.gluon_shared_memory import Allocation, SharedMemoryError, TileLayout, Written
 from backends.nvidia_kernels import compiled, lowered
 from monotile.backends.nvidia.gluon import support
 from monotile.backends.nvidia.program import NvidiaProgram
@@ -32,10 +35,10 @@ def eight_warps(stages: int, **options: Any) -> Schedule:
 
 def attend(
     schedule: Schedule, D: int, Dv: int, rows: int, keys: int, *, BK: int = 32, splits: int = 0, columns: bool = False,
-    mask: Any = None, block_map: Any = None, **options: Any,
+    mask: Any = None, block_map: Any = None, mutate: Any = None, **options: Any,
 ) -> float:  # fmt: skip
     """Return the greatest error of one head's attention, by the module that a schedule gets. `columns`: the values are
-    the first columns of the keys."""
+    the first columns of the keys. `mutate` changes the module's text."""
     torch.manual_seed(0)
     q, k = (torch.randn(2, 1, n, D).bfloat16() for n in (rows, keys))
     v = k[..., :Dv] if columns else torch.randn(2, 1, keys, Dv).bfloat16()
@@ -54,7 +57,10 @@ def attend(
     kernel_ir = lowered(call)
     program = NvidiaProgram(kernel_ir, schedule)
     assert program.path.pipeline is not None, program.why_plain
-    gluon_in_python.run(kernel_ir, schedule, program.default.source, tensors, scalars)
+    source = program.default.source
+    if mutate is not None:
+        source = replace(source, text=mutate(source.text))
+    gluon_in_python.run(kernel_ir, program.schedule, source, tensors, scalars)
     S = q.double() @ k.double().transpose(2, 3) * D**-0.5
     exact = torch.softmax(S.masked_fill(~seen(rows, keys, mask, **options), -torch.inf), 3).nan_to_num(0) @ v.double()
     return float((merged(tensors) - exact).abs().max())
@@ -74,7 +80,8 @@ def merged(tensors: dict[str, Any]) -> Any:
         return tensors["o"].double()
     m, l, o = (tensors[name].double() for name in ("split_m", "split_l", "split_o"))
     w = torch.where(l == 0, 0.0, torch.exp(m - m.amax(3, keepdim=True)))
-    return torch.where(l == 0, 0.0, w)[..., None].mul(o.nan_to_num(0)).sum(3) / (w * l).sum(3)[..., None]
+    total = (w * l).sum(3)[..., None]
+    return torch.where(l == 0, 0.0, w)[..., None].mul(o.nan_to_num(0)).sum(3) / torch.where(total == 0, 1.0, total)
 
 
 CASES: dict[str, tuple[Schedule, dict[str, Any]]] = {
@@ -146,3 +153,118 @@ def test_masks(kind: str, D: int, Dv: int, columns: bool) -> None:
     }
     given = {name: tensor.expand(2, 1, *tensor.shape).contiguous() for name, tensor in given.items()}
     assert attend(two(), D, Dv, rows, keys, columns=columns, **given) < 0.01
+
+
+def block_states(mask: Any, BK: int) -> Any:
+    """The block map of a mask."""
+    rows, keys = mask.shape
+    padded = torch.zeros(-(-rows // BR) * BR, -(-keys // BK) * BK, dtype=torch.bool)
+    inside = torch.zeros_like(padded)
+    padded[:rows, :keys], inside[:rows, :keys] = mask, True
+    tiles, real = (x.view(-1, BR, x.shape[1] // BK, BK).transpose(1, 2) for x in (padded, inside))
+    some, whole = tiles.flatten(2).any(2), (tiles | ~real).flatten(2).all(2)
+    covered = (tiles.any(2) | ~real.any(2)).all(2)
+    return torch.where(whole, FULL, torch.where(some, torch.where(covered, COVERED, PARTIAL), HIDDEN)).to(torch.uint8)
+
+
+def masked(rows: int, keys: int, BK: int, kind: str = "bool") -> dict[str, Any]:
+    """A mask with a key that no row sees, and its block map."""
+    mask = torch.rand(rows, keys, generator=torch.Generator().manual_seed(1)) < 0.6
+    mask[:, keys // 2] = False
+    given = {
+        "mask": mask if kind == "bool" else torch.where(mask, 0.0, -torch.inf),
+        "block_map": block_states(mask, BK),
+    }
+    return {name: tensor.expand(2, 1, *tensor.shape).contiguous() for name, tensor in given.items()}
+
+
+@compiled
+@needs_gluon
+@pytest.mark.parametrize("seed", range(12))
+def test_random_calls(seed: int) -> None:
+    """Shapes, head sizes, options and schedules drawn at random: right, and nothing in shared memory is read or written
+    that must not be."""
+    draw = random.Random(seed)
+    D, Dv, BK = (
+        draw.choice((16, 32, 64, 80, 96, 128)),
+        draw.choice((16, 32, 48, 64, 80, 128)),
+        draw.choice((32, 64, 128)),
+    )
+    rows, keys = draw.choice((1, 17, 64, 130, 200)), draw.choice((1, 2, 17, 64, 150, 257))
+    schedule = Schedule(4, draw.choice((1, 2, 3)), consumers=draw.choice((1, 2, 3)), persistent=draw.random() < 0.3)
+    given: dict[str, Any] = {}
+    if seed % 2:
+        given |= masked(rows, keys, BK, draw.choice(("bool", "additive")))
+    else:
+        given |= {"causal": "lower_right"} if draw.random() < 0.5 else {}
+        given |= {"left": draw.choice((0, 5, 40))} if draw.random() < 0.5 else {}
+        given |= {"splits": draw.choice((2, 3))} if draw.random() < 0.5 and not schedule.persistent else {}
+    assert attend(schedule, D, Dv, rows, keys, BK=BK, **given) < 0.02
+
+
+def changed(old: str, new: str) -> Any:
+    def change(text: str) -> str:
+        assert old in text
+        return text.replace(old, new)
+
+    return change
+
+
+def without(line: str) -> Any:
+    """Leave out the first line that holds this."""
+
+    def change(text: str) -> str:
+        first, _, rest = text.partition(line)
+        assert rest
+        return f"{first.rpartition(chr(10))[0]}\n{rest.partition(chr(10))[2]}"
+
+    return change
+
+
+# With 64 columns of keys, 16 of values and blocks of 128: the mask's tile has 8192 bytes, that of the values 4096.
+WIDE = "gl.allocate_shared_memory(mask_desc.dtype, [2, 1, 1, 64, 128], mask_desc.layout)"
+NARROW = "(v_desc.dtype, [4, 128, 16], gl.NVMMASharedLayout(32, 16, 2))"
+
+
+def narrow_first(text: str) -> str:
+    """Allocate the tile of the narrower swizzle, and reinterpret it as the other."""
+    text = changed(f"mask_private = {WIDE}", f"v_scratch = gl.allocate_shared_memory{NARROW}")(text)
+    wide = WIDE.replace("gl.allocate_shared_memory", "mask_private = v_scratch._reinterpret")
+    found: str = changed(f"v_scratch = mask_private._reinterpret{NARROW}", wide)(text)
+    return found
+
+
+STORED = "v_scratch.index(CONSUMER * 2).store("
+FAULTS = {
+    "scratch tiles of the values' size": (changed("[4, 128, 16]", "[2, 128, 16]"), "16384 bytes are reinterpreted as"),
+    "a narrow swizzle's alignment for a wide one": (narrow_first, "aligned to 256 is reinterpreted"),
+    "tiles beyond the last": (changed("v_scratch.index(CONSUMER * 2)", "v_scratch.index(CONSUMER + 3)"), "tile 4 of 4"),
+    "another consumer's scratch tile": (changed(STORED, "v_scratch.index(2 - CONSUMER * 2).store("), "bytes"),
+    "a scratch tile that nothing wrote": (changed(STORED, "nothing("), "were written as|not all of them were written"),
+    "a mask that is not waited for": (without("mbarrier.wait(mask_full.index(CONSUMER)"), "before the barrier"),
+    "keys that are not waited for": (without("mbarrier.wait(k_full.index(slot_"), "before the barrier|not all of them"),
+}
+
+
+@compiled
+@needs_gluon
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_are_found(name: str) -> None:
+    mutate, said = FAULTS[name]
+    given = masked(100, 256, 128)
+    assert attend(two(), 64, 16, 100, 256, BK=128, **given) < 0.01
+    with pytest.raises(SharedMemoryError, match=said):
+        attend(two(), 64, 16, 100, 256, BK=128, mutate=mutate, **given)
+
+
+def test_a_tile_that_a_dot_reads_is_not_written() -> None:
+    tile = Allocation(torch.float16, [2, 16, 16], TileLayout(32, 16, 2)).tile
+    tile.index(0).begin_reading("a dot")
+    tile.index(1).write(torch.zeros(16, 16))
+    with pytest.raises(SharedMemoryError, match="may still read"):
+        tile.index(0).write(torch.zeros(16, 16))
+    tile.index(0).end_reading("a dot")
+    tile.index(0).write(torch.zeros(16, 16))
+    tile.allocation.write((0, 100), Written((1, 2, 3, 4), 0))
+    with pytest.raises(SharedMemoryError, match=r"not all of them were written|were written as"):
+        tile.index(0).read()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes
-from ..errors import ArgumentKind
+from ..errors import ArgumentKind, OutOfDeviceMemory
 from . import tensors
 from .tensors import View, numpy_address
 
@@ -68,7 +68,17 @@ class Torch:
 
     def allocate(self, template: Any) -> tuple[Any, int]:
         torch = self.torch
-        tensor = torch.empty_like(template, memory_format=torch.contiguous_format)  # half the time of torch.empty
+        try:
+            # half the time of torch.empty
+            tensor = torch.empty_like(template, memory_format=torch.contiguous_format)
+        except RuntimeError as error:
+            if type(error).__name__ != "OutOfMemoryError":
+                raise
+            said, found = (
+                str(error).partition(". GPU")[0],
+                f"no memory is left for a result of shape {tuple(template.shape)}",
+            )
+            raise OutOfDeviceMemory(f"{found}; free arrays, or pass smaller ones: {said}") from None
         return tensor, tensor.data_ptr()
 
     def contiguous(self, array: Any) -> Any:

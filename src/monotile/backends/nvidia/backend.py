@@ -16,10 +16,12 @@ from . import build, paths
 from .choices import NvidiaChoices
 from .columns import split_columns
 from .device import HOPPER, described
+from .gluon import support
 from .program import NvidiaProgram
 from .schedule import Schedule
 from .sides import split_sides
 
+LEAST_TRITON = (3, 2)
 OPTIONS = pipeline.PipelineOptions(peel_bounds=True, last=(split_sides, split_columns))
 
 
@@ -31,16 +33,20 @@ class NvidiaBackend(Backend):
     def why_not(self) -> str | None:
         if importlib.util.find_spec("triton") is None:
             return "it needs triton: pip install triton (Linux)"
+        version = support.triton_version()
+        if version and tuple(map(int, version.split(".")[:2])) < LEAST_TRITON:
+            least = ".".join(map(str, LEAST_TRITON))
+            return f"Triton {version} is too old, it needs {least}: pip install 'triton>={least}'"
         if build.interpreting():
             return None
         if importlib.util.find_spec("torch") is None:
             return "it needs torch: pip install torch"
         import torch
 
-        if not torch.cuda.is_available():
-            cure = "use backend='cpu', or start Python with TRITON_INTERPRET=1 for Triton's interpreter"
-            return f"torch sees no NVIDIA GPU; {cure}"
-        return None
+        if torch.cuda.is_available():
+            return None
+        cure = "use backend='cpu', or start Python with TRITON_INTERPRET=1 for Triton's interpreter"
+        return f"torch sees no NVIDIA GPU{_driver_error(torch)}; {cure}"
 
     def accepts(self, device: str) -> bool:
         if build.interpreting():
@@ -107,6 +113,15 @@ class NvidiaBackend(Backend):
         from .emission import emitted
 
         return emitted(*self._select(kernel, schedule, device))
+
+
+def _driver_error(torch: Any) -> str:
+    """What torch or the driver says, where it fails."""
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return f" ({str(error).splitlines()[0]})"
+    return ""
 
 
 BACKEND = NvidiaBackend()

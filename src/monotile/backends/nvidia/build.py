@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...dtypes import DType
-from ...errors import DeviceLimit, UnknownArchitecture, UnknownBackend
+from ...errors import DeviceLimit, LaunchFailed, OutOfDeviceMemory, UnknownArchitecture, UnknownBackend
 from ...ir import Kernel
 from ...runtime import cache as store
 from . import assembler, triton_key
@@ -167,6 +167,16 @@ def _line(said: str, *words: str) -> str:
     return next((line for word in words for line in lines if word in line), lines[0])
 
 
+def launch_error(error: Exception, name: str) -> Exception:
+    """Return the driver's error at a launch as one of monotile's."""
+    said = _line(str(error), "CUDA", "out of memory")
+    if "out of memory" in said.lower():
+        return OutOfDeviceMemory(f"no GPU memory is left to launch {name}; free arrays, or pass smaller ones: {said}")
+    lost = any(word in said.lower() for word in ("illegal", "misaligned", "unspecified", "ecc", "assert"))
+    cure = "CUDA takes no more launches in this process: start a new one" if lost else "nothing was launched"
+    return LaunchFailed(f"the driver refuses to launch {name}, or a launch before it failed; {cure}. It says: {said}")
+
+
 def translated(error: Exception, name: str) -> Exception | None:
     """Return Triton's error as one of monotile's; None when it is something else."""
     kind, said = type(error).__name__, str(error)
@@ -182,6 +192,8 @@ def translated(error: Exception, name: str) -> Exception | None:
             if lack in said:
                 return DeviceLimit(f"{name} does not fit the GPU: {_line(said, lack).rstrip('.')}; {FITTING}")
         return DeviceLimit(f"ptxas refuses {name}: {_line(said, 'error   :', 'fatal   :')}")
+    if kind == "OutOfMemoryError" or "[CUDA]" in said or "CUDA error" in said:
+        return launch_error(error, name)
     if "PassManager::run failed" in said:
         cure = "try a newer triton, or a schedule without warp_specialize"
         return DeviceLimit(f"Triton's compiler fails on {name}; {cure}. {said}")

@@ -44,8 +44,8 @@ BACKWARD_ROWS = ((64, 128), (64, 64), (32, 64), (32, 32), (16, 32), (16, 16))
 BACKWARD_KEYS = ((64, 128), (64, 64), (32, 32), (16, 32), (16, 16))
 BACKWARD_FLOAT32 = ((64, 32, 32), (256, 16, 32), (1024, 16, 16))
 # Up to this many keys the start and end of a CTA count for more than a slightly slower loop, and CTAs are persistent.
-# Measured at D 128 to 192; at D 64 and 256 persistent CTAs are slower or no faster. With softcap, which is bound by special
-# functions, they are faster at any length.
+# Measured at D 128 to 192; at D 64 and 256 persistent CTAs are slower or no faster. With softcap, which is bound by
+# special functions, they are faster at any length.
 SHORT, SHORT_CAUSAL = 1024, 8192
 MIN_SPLIT = 128  # keys of a split: fewer do not outweigh its output
 LONG_SPLIT = 512  # keys of a split: with this many, two CTAs on a multiprocessor beat one with twice the keys

@@ -167,7 +167,10 @@ class NvidiaProgram(Program):
             address = addresses[tensor.index]
             encoded += bound.descriptors.get((n, address)) or _encoded(bound, compiled, n, address)
         arguments = (*encoded, *variant.pick_pointers(addresses), *numbers)
-        compiled.launch(grid, gpu.current_stream(device), arguments)
+        try:
+            compiled.launch(grid, gpu.current_stream(device), arguments)
+        except RuntimeError as error:
+            raise build.launch_error(error, variant.source.name) from None
 
 
 def _misaligned(bound: BoundLaunch, addresses: Sequence[int]) -> bool:

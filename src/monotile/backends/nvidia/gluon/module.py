@@ -276,26 +276,36 @@ class Module(BlockSearch):
             elif name in self.pipeline.ring_groups:
                 barriers = [("full", 1), ("empty", consumers)]
             self._barriers(out, name, count, barriers)
-        for ring in self.pipeline.zeroed_rings:
-            rows, width = (padded(side) for side in ring.load.result.shape)
-            layout = f"gl.NVMMASharedLayout({min(128, width * ring.load.result.dtype.bytes)}, 16, 2)"
-            size = self.pipeline.scratch_tiles(ring)
-            dtype = f"{descriptor_name(ring.name)}.dtype"
-            tiles = f"gl.allocate_shared_memory({dtype}, [{consumers * size}, {rows}, {width}], {layout})"
-            out.add(f"{ring.name}_scratch = {tiles}")
+        self._allocate_scratch(out)
         for (sides, element), name in self.consumer.exchanges.items():
             layout = f"gl.NVMMASharedLayout({min(128, sides[1] * element.bytes)}, 16, 2)"
             tiles = f"gl.allocate_shared_memory({GLUON.type(element)}, {[consumers, *sides]}, {layout})"
             out.add(f"{name} = {tiles}")
         for op in self.pipeline.private[:1]:
-            name = self.pipeline.name(op)
-            shape = [consumers * self.pipeline.scratch_bytes // tile_bytes(op), *self._block(op)]
-            tiles = self._shared_tiles(name, shape)
-            for ring in self.pipeline.zeroed_rings[:1]:
-                descriptor = descriptor_name(name)
-                tiles = f"{ring.name}_scratch._reinterpret({descriptor}.dtype, {shape}, {descriptor}.layout)"
-            out.add(f"{name}_private = {tiles}")
-            self._barriers(out, name, consumers, [("full", 1), ("empty", 1)])
+            self._barriers(out, self.pipeline.name(op), consumers, [("full", 1), ("empty", 1)])
+
+    def _allocate_scratch(self, out: SourceLines) -> None:
+        """Allocate scratch and private tiles. A private tile shares memory with the scratch tile that holds it: that of
+        the wider swizzle, which needs the greater alignment, is allocated, and the other reinterprets it."""
+        consumers, sharing = self.schedule.consumers, list[tuple[int, str, str]]()
+        for ring in self.pipeline.zeroed_rings:
+            rows, width = (padded(side) for side in ring.load.result.shape)
+            swizzle = min(128, width * ring.load.result.dtype.bytes)
+            shape = [consumers * self.pipeline.scratch_tiles(ring), rows, width]
+            memory = f"{descriptor_name(ring.name)}.dtype, {shape}, gl.NVMMASharedLayout({swizzle}, 16, 2)"
+            if self.pipeline.holds_private(ring):
+                sharing.append((swizzle, f"{ring.name}_scratch", memory))
+            else:
+                out.add(f"{ring.name}_scratch = gl.allocate_shared_memory({memory})")
+        for op in self.pipeline.private[:1]:
+            name, block = self.pipeline.name(op), self._block(op)
+            shape = [consumers * self.pipeline.scratch_bytes // tile_bytes(op), *block]
+            descriptor, swizzle = descriptor_name(name), min(128, block[-1] * op.result.dtype.bytes)
+            sharing.append((swizzle, f"{name}_private", f"{descriptor}.dtype, {shape}, {descriptor}.layout"))
+        sharing.sort(key=lambda tile: -tile[0])  # stable: of one swizzle, the scratch tile
+        for n, (_, name, memory) in enumerate(sharing):
+            made = "gl.allocate_shared_memory" if n == 0 else f"{sharing[0][1]}._reinterpret"
+            out.add(f"{name} = {made}({memory})")
 
     def _shared_tiles(self, name: str, shape: list[int]) -> str:
         descriptor = descriptor_name(name)

@@ -174,12 +174,14 @@ class NvidiaChoices(Choices):
 
 def _backward_tile(problem: AttentionProblem, tiles: tuple[tuple[int, int], ...], sums: int) -> tuple[int, int]:
     """Rows or keys that a program of the backward pass takes at a time, and those it owns. Shared memory has two tiles
-    of each, and the tile of scores twice, as operands of products; registers have the sums."""
+    of each, and the tile of scores twice, as operands of products; registers have the sums. Of less than 64 rows, a
+    program with two sums keeps what it takes twice, in two layouts."""
     size, bytes_ = 1 << (max(16, problem.head_size) - 1).bit_length(), problem.dtype.bytes
     if bytes_ == 4:  # operands lie in registers, too
         return next((taken, owned) for most, taken, owned in BACKWARD_FLOAT32 if size <= most)
     for taken, owned in tiles:
-        shared = 2 * bytes_ * ((taken + owned) * size + taken * owned)
+        copies = 2 if sums == 2 and taken < 64 else 1
+        shared = 2 * bytes_ * ((copies * taken + owned) * size + taken * owned)
         if sums * owned * size <= BACKWARD_SUMS and shared <= gpu(problem.device).shared_bytes:
             return taken, owned
     return tiles[-1]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from .. import backends
 from ..backends.choices import Choice, Choices
@@ -23,6 +23,7 @@ from ..launch.source_keys import GlobalReads
 from ..runtime import arrays, tensors
 from ..runtime.arrays import Library
 from ..runtime.tensors import View
+from .kept_maps import OF_FUNCTIONS, KeptMaps
 
 Array = Any
 Finish = Callable[[list[Array]], Any]  # post-processing of the list of results
@@ -34,7 +35,7 @@ PLAIN = frozenset((type(None), bool, int, str))  # types of options that are the
 class ArrayRef(NamedTuple):
     """An array of a call without its memory: which one it is, and its shape and strides."""
 
-    place: tuple[str, int]  # "input", "result", "captured" or "temporary", and its index among them
+    place: tuple[str, int]  # "input", "result", "captured", "kept" or "temporary", and its index among them
     view: View
 
     @property
@@ -95,8 +96,12 @@ class CallBuilder:
         self.copies: set[int] = set()
         self.results: list[View] = []
         self.temporaries: list[View] = []
+        self.kept_views: list[View] = []
+        self.map_keys: list[Any] = []
         self.launches: list[PlannedLaunch] = []
+        self.map_launches: list[PlannedLaunch] = []  # those that write kept arrays, from captured ones alone
         self.scale: float | None = None  # of a call that passes none
+        self.scores: tuple[int, ...] = ()  # batch, query heads, queries and keys
 
     def input(self, name: str) -> ArrayRef:
         if name not in self.inputs:
@@ -110,6 +115,13 @@ class CallBuilder:
     def temporary(self, shape: tuple[int, ...], dtype: DType) -> ArrayRef:
         self.temporaries.append(self._new(shape, dtype))
         return ArrayRef(("temporary", len(self.temporaries) - 1), self.temporaries[-1])
+
+    def kept(self, shape: tuple[int, ...], dtype: DType, key: Any) -> ArrayRef:
+        """An array that outlives the call: it is made anew only when an array that it was made from has changed. `key`
+        tells it from others of its shape that are made from the same arrays."""
+        self.map_keys.append(key)
+        self.kept_views.append(self._new(shape, dtype))
+        return ArrayRef(("kept", len(self.kept_views) - 1), self.kept_views[-1])
 
     def _new(self, shape: tuple[int, ...], dtype: DType) -> View:
         return View(dtype, shape, tensors.dense(shape), self.device)
@@ -142,7 +154,10 @@ class CallBuilder:
         places = [a.place if isinstance(a, ArrayRef) else ("", -1) for a in args]
         places += [("captured", index[id(array)]) for array in captured]
         scalars = [a if a is SCALE else read_scalar(n, a, d) for p, n, d in plan.scalars for a in (args[p],)]
-        self.launches.append(PlannedLaunch(plan, [places[n] for n in plan.array_positions], scalars, threads))
+        found = [places[n] for n in plan.array_positions]
+        makes_kept = {kind for kind, _ in found} <= {"captured", "kept"}
+        launches = self.map_launches if makes_kept else self.launches
+        launches.append(PlannedLaunch(plan, found, scalars, threads))
 
 
 class PreparedCall:
@@ -158,7 +173,8 @@ class PreparedCall:
         others = [tensors.read("captured", a).dtype.bytes - 1 for a in builder.captured]
         self.aligned = (*given, *[0] * len(builder.results), *others)
         self.strictest = max(self.aligned)
-        self.needs_arrays = any(planned.plan.program.needs_arrays for planned in builder.launches)
+        launches = [*builder.map_launches, *builder.launches]
+        self.needs_arrays = any(planned.plan.program.needs_arrays for planned in launches)
         self.temporaries = [(v.shape, lib.kind(v.dtype, v.device)) for v in builder.temporaries]
         self.offsets: list[int] = []  # of each temporary in the one block that all of them share
         size = 0
@@ -166,23 +182,23 @@ class PreparedCall:
             self.offsets.append(size)
             size += -(-tensors.span(view)[1] // ALIGNMENT) * ALIGNMENT
         self.block = ((size,), lib.kind(uint8, builder.device)) if size else None
-        first = {"input": 0, "result": len(builder.inputs)}
-        first["captured"] = first["result"] + len(builder.results)
-        first["temporary"] = first["captured"] + len(builder.captured)
-        self.steps = []
-        for plan, places, scalars, threads in builder.launches:
-            takes_scale = bool(scalars) and scalars[0] is SCALE
-            pick = _picker([first[kind] + n for kind, n in places])
-            rest = tuple(scalars[1:] if takes_scale else scalars)
-            self.steps.append(LaunchStep(plan.program.launch, plan.bound, pick, takes_scale, rest, threads))
-        self.reads = _foreign([read for planned in builder.launches for read in planned.plan.globals_read])
+        counts = {"input": len(builder.inputs), "result": len(builder.results), "captured": len(builder.captured)}
+        counts["kept"] = len(builder.kept_views)
+        self.steps = _steps(builder.launches, [*counts.items(), ("temporary", 0)])
+        self.scores = builder.scores
+        self.maps = MapMaker(lib, builder) if builder.map_launches else None
+        self.reads = _foreign([read for planned in launches for read in planned.plan.globals_read])
 
     def holds(self) -> bool:
         """True if functions of the caller's that were compiled in still refer to the same things."""
         return all(names.get(name) is value for names, name, value in self.reads)
 
-    def run(self, given: Sequence[Array], captured: Sequence[Array], scale: float | None) -> Any:
+    def run(
+        self, given: Sequence[Array], captured: Sequence[Array], scale: float | None, block_mask: BlockMask | None
+    ) -> Any:
         lib = self.lib
+        if block_mask is not None:
+            block_mask.check(self.scores)
         if self.copies:
             given = [lib.contiguous(a) if n in self.copies else a for n, a in enumerate(given)]
         results = [lib.empty(shape, kind) for shape, kind in self.results]
@@ -196,8 +212,12 @@ class PreparedCall:
             self._check_alignment(addresses)
         if scale is None:
             scale = self.scale
+        kept: Sequence[Array] = ()
+        if self.maps is not None:
+            kept = self.maps.maps(captured, addresses[len(given) + len(results) :], block_mask)
+            addresses += lib.addresses(kept)
         if self.needs_arrays:
-            self._launch_arrays([*given, *results, *captured], addresses, scale)
+            self._launch_arrays([*given, *results, *captured, *kept], addresses, scale)
             return self.finish(results)
         if self.block is not None:  # kept until everything is launched, on a GPU by torch until its stream is done
             block = lib.empty(*self.block)
@@ -223,6 +243,67 @@ class PreparedCall:
             launch(bound, pick(every), pick(addresses), numbers, threads)
 
 
+class MapMaker:
+    """The launches that make a call's kept block maps from captured arrays."""
+
+    def __init__(self, lib: Library, builder: CallBuilder) -> None:
+        self.lib, self.device = lib, builder.device
+        self.shapes = [(v.shape, lib.kind(v.dtype, v.device)) for v in builder.kept_views]
+        self.bytes = sum(tensors.span(v)[1] for v in builder.kept_views)
+        self.steps = _steps(builder.map_launches, [("captured", len(builder.captured)), ("kept", 0)])
+        reads = {n for planned in builder.map_launches for kind, n in planned.places if kind == "captured"}
+        self.reads = sorted(reads)
+        self.key = type(lib), tuple(builder.kept_views), tuple(builder.map_keys)
+
+    def maps(self, captured: Sequence[Array], addresses: Sequence[int], block_mask: BlockMask | None) -> list[Array]:
+        """Return the maps that a block mask, or else this process, keeps for these arrays, or make them. Launches of
+        one queue run in order, so that each queue has maps of its own; in a graph that is recorded they are made by the
+        graph, each time it runs."""
+        queue = self.lib.queue(self.device)
+        if queue is None:
+            return self._make(captured, addresses)
+        store, of = (OF_FUNCTIONS, self) if block_mask is None else (block_mask.maps, self.key)
+        arrays = [captured[n] for n in self.reads]
+        key = of, queue, *[addresses[n] for n in self.reads]
+        found = store.find(key, arrays)
+        if found is None:
+            made_from = store.stamps(arrays)
+            found = self._make(captured, addresses)
+            if made_from is not None:
+                store.keep(key, made_from, found, self.bytes)
+        return found
+
+    def _make(self, captured: Sequence[Array], addresses: Sequence[int]) -> list[Array]:
+        maps = [self.lib.empty(shape, kind) for shape, kind in self.shapes]
+        every, places = [*captured, *maps], [*addresses, *self.lib.addresses(maps)]
+        for launch, bound, pick, _, scalars, threads in self.steps:
+            launch(bound, pick(every), pick(places), scalars, threads)
+        return maps
+
+
+class BlockMask(Protocol):
+    """What a call needs of a block mask (block_mask.py)."""
+
+    maps: KeptMaps
+
+    def check(self, scores: tuple[int, ...]) -> None:
+        """Raise an error unless the mask fits scores of these sides."""
+
+
+def _steps(launches: Sequence[PlannedLaunch], counts: Sequence[tuple[str, int]]) -> list[LaunchStep]:
+    """Launches whose arrays are picked from those of all kinds, in this order, with their counts."""
+    first, at = {}, 0
+    for kind, count in counts:
+        first[kind], at = at, at + count
+    steps = []
+    for plan, places, scalars, threads in launches:
+        takes_scale = bool(scalars) and scalars[0] is SCALE
+        pick = _picker([first[kind] + n for kind, n in places])
+        rest = tuple(scalars[1:] if takes_scale else scalars)
+        steps.append(LaunchStep(plan.program.launch, plan.bound, pick, takes_scale, rest, threads))
+    return steps
+
+
 def _picker(at: list[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     if len(at) > 1:
         return itemgetter(*at)
@@ -246,8 +327,12 @@ class LibraryFunction:
         self.names, self.plan = names, plan
         self.calls: dict[Any, PreparedCall] = {}
 
-    def __call__(self, given: Sequence[Array | None], options: tuple[Any, ...], scale: float | None = None) -> Any:
-        """`given` are arrays in the order of `names`, None where one is left out; `scale` is a number for kernels."""
+    def __call__(
+        self, given: Sequence[Array | None], options: tuple[Any, ...], scale: float | None = None,
+        block_mask: BlockMask | None = None,
+    ) -> Any:  # fmt: skip
+        """`given` are arrays in the order of `names`, None where one is left out; `scale` is a number for kernels;
+        `block_mask` has the maps of the mask_mod among the options."""
         kinds = tuple(map(type, options))
         shapes = tensors.signatures(given)
         captured: Sequence[Array] = ()
@@ -268,15 +353,18 @@ class LibraryFunction:
         except TypeError:  # something unhashable: the full check will say what
             key, prepared = None, None
         if prepared is None or (prepared.reads and not prepared.holds()):
-            return self._first(key, given, captured, options, scale)
+            return self._first(key, given, captured, options, scale, block_mask)
         present = [a for a in given if a is not None]
-        return prepared.run(present, captured, scale)
+        return prepared.run(present, captured, scale, block_mask)
 
-    def _first(self, key: Any, given: Sequence[Any], captured: Sequence[Any], options: Any, scale: float | None) -> Any:
+    def _first(
+        self, key: Any, given: Sequence[Any], captured: Sequence[Any], options: Any, scale: float | None,
+        block_mask: BlockMask | None,
+    ) -> Any:  # fmt: skip
         lib = arrays.library(self.names[0], given[0])
         adopted = [None if a is None else lib.adopt(n, a) for n, a in zip(self.names, given, strict=True)]
         if any(a is not b for a, b in zip(adopted, given, strict=True)):
-            return _given_back(lib, self(adopted, options, scale))
+            return _given_back(lib, self(adopted, options, scale, block_mask))
         present = {n: a for n, a in zip(self.names, given, strict=True) if a is not None}
         try:
             views = {name: tensors.read(name, array) for name, array in present.items()}
@@ -290,7 +378,7 @@ class LibraryFunction:
             if len(self.calls) >= MAX_PREPARED:
                 self.calls.clear()
             self.calls[key] = prepared
-        return prepared.run(list(present.values()), captured, scale)
+        return prepared.run(list(present.values()), captured, scale, block_mask)
 
 
 def _given_back(lib: Library, result: Any) -> Any:

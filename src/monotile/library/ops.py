@@ -19,14 +19,17 @@ from ..kernels.scores import Options
 from ..launch.signature import check_threads
 from ..runtime import tensors
 from .block_maps import add_block_map, add_mask_blocks, map_shape
+from .block_mask import BlockMask, block_mask
 from .calls import SCALE, ArrayRef, CallBuilder, Finish, LibraryFunction
 from .inputs import AttentionInputs, check_count, read_inputs, read_mask, read_options, read_scale
 from .merging import MERGE, MERGE_LSE, Partials, add_merge, merge, merge_lse
 
 __all__ = [
     "FUNCTIONS",
+    "BlockMask",
     "Partials",
     "attention",
+    "block_mask",
     "decode_partials",
     "mask_blocks",
     "merge",
@@ -35,6 +38,7 @@ __all__ = [
 ]
 Array = Any
 Window = tuple[int | None, int | None] | None
+MaskMod = Callable[..., Any] | BlockMask
 
 _first: Finish = itemgetter(0)
 
@@ -60,7 +64,7 @@ class AttentionOptions(NamedTuple):
 def attention(
     q: Array, k: Array, v: Array, *, causal: bool | str = False, scale: float | None = None, mask: Array | None = None,
     window: Window = None, softcap: float | None = None, sinks: Array | None = None,
-    score_mod: Callable[..., Any] | None = None, mask_mod: Callable[..., Any] | None = None, return_lse: bool = False,
+    score_mod: Callable[..., Any] | None = None, mask_mod: MaskMod | None = None, return_lse: bool = False,
     backend: str | None = None, threads: int | None = None,
 ) -> Any:  # fmt: skip
     """softmax(q k^T * scale) v, for q (B, Hq, Nq, D), k (B, Hkv, Nk, D), v (B, Hkv, Nk, Dv). See
@@ -68,10 +72,16 @@ def attention(
     scale = scale if scale is None else read_scale(scale)
     negative = scale is not None and scale < 0.0
     in_keys = _values_in_keys(k, v)
+    mask_mod, of_blocks = _unwrapped(mask_mod)
     options = AttentionOptions(
         causal, window, softcap, score_mod, mask_mod, negative, in_keys, return_lse, backend, threads
     )
-    return _ATTENTION((q, k, v, mask, sinks), options, scale)
+    return _ATTENTION((q, k, v, mask, sinks), options, scale, of_blocks)
+
+
+def _unwrapped(mask_mod: Any) -> tuple[Any, BlockMask | None]:
+    """A block mask as its function and itself."""
+    return (mask_mod.mask_mod, mask_mod) if isinstance(mask_mod, BlockMask) else (mask_mod, None)
 
 
 def _values_in_keys(k: Array, v: Array) -> bool:
@@ -145,15 +155,16 @@ class PartialsOptions(NamedTuple):
 def decode_partials(
     q: Array, k: Array, v: Array, *, splits: int | None = None, causal: bool | str = False, scale: float | None = None,
     mask: Array | None = None, window: Window = None, softcap: float | None = None,
-    score_mod: Callable[..., Any] | None = None, mask_mod: Callable[..., Any] | None = None,
+    score_mod: Callable[..., Any] | None = None, mask_mod: MaskMod | None = None,
     backend: str | None = None, threads: int | None = None,
 ) -> Partials:  # fmt: skip
     """The softmax state of each of `splits` runs of keys; `merge` makes attention of them. See
     docs/guide/decode_partials.md."""
     scale = scale if scale is None else read_scale(scale)
     negative = scale is not None and scale < 0.0
+    mask_mod, of_blocks = _unwrapped(mask_mod)
     options = PartialsOptions(splits, causal, window, softcap, score_mod, mask_mod, negative, backend, threads)
-    found: Partials = _PARTIALS((q, k, v, mask), options, scale)
+    found: Partials = _PARTIALS((q, k, v, mask), options, scale, of_blocks)
     return found
 
 

@@ -50,6 +50,10 @@ class Numpy:
     def give_back(self, array: Any) -> Any:
         return array if self.home is None else self.home.from_dlpack(array)
 
+    def queue(self, device: str) -> int | None:
+        """Return the queue of launches that a launch would join now; None while a graph of launches is recorded."""
+        return 0
+
 
 class Torch:
     """torch tensors on any device. Gradients are not tracked."""
@@ -79,6 +83,12 @@ class Torch:
 
     def give_back(self, array: Any) -> Any:
         return array
+
+    def queue(self, device: str) -> int | None:
+        if not device.startswith("cuda"):
+            return 0
+        cuda = self.torch.cuda
+        return None if cuda.is_current_stream_capturing() else int(cuda.current_stream(device).cuda_stream)
 
 
 class Mps(Torch):
@@ -116,6 +126,9 @@ class Mlx:
 
     def give_back(self, array: Any) -> Any:
         return array
+
+    def queue(self, device: str) -> int | None:
+        return 0
 
 
 Library = Numpy | Torch | Mlx

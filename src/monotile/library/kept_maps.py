@@ -1,0 +1,121 @@
+"""Block maps that outlive their call: kept with what they were made from, and used again while that is the same.
+
+A map is a function of the arrays that a mask_mod captures. In this machine's memory their contents are compared, which
+takes a pass over them. On a GPU that would wait for it, and torch counts writes: a map holds while identity, address
+and version are the same. Where nothing counts writes (inference tensors, MLX) a map is made at every call."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ..runtime import tensors
+
+Array = Any
+MAX_COPIED = 1 << 24  # bytes of captured arrays that are compared: beyond, a map is made at every call
+MAX_KEPT = 1 << 26  # bytes of maps that one store keeps
+
+
+class Stamp(Protocol):
+    """The state of an array when a map was made from it."""
+
+    def holds(self, array: Array) -> bool: ...
+
+
+class Contents(NamedTuple):
+    """A copy of an array in this machine's memory."""
+
+    data: np.ndarray[Any, Any]
+
+    def holds(self, array: Array) -> bool:
+        return np.array_equal(_bytes(array), self.data)
+
+
+class Version(NamedTuple):
+    """How often torch has seen a tensor written."""
+
+    tensor: weakref.ref[Any]
+    address: int
+    version: int
+
+    def holds(self, array: Array) -> bool:
+        return self.tensor() is array and self.address == tensors.address(array) and self.version == array._version
+
+
+class Identity(NamedTuple):
+    """An array that is promised not to change."""
+
+    array: Array
+
+    def holds(self, array: Array) -> bool:
+        return self.array is array
+
+
+def stamps(arrays: Sequence[Array], *, promised: bool) -> list[Stamp] | None:
+    """Return the state of arrays; None where a later change could not be told, unless there shall be none."""
+    found: list[Stamp] = []
+    copied = 0
+    for array in arrays:
+        if tensors.device(array) == "cpu":
+            data = _bytes(array)
+            copied += data.size
+            if copied <= MAX_COPIED:
+                found.append(Contents(data.copy()))
+                continue
+        elif not tensors.is_mlx(array) and not array.is_inference():
+            found.append(Version(weakref.ref(array), tensors.address(array), array._version))
+            continue
+        if not promised:
+            return None
+        found.append(Identity(array))
+    return found
+
+
+def _bytes(array: Array) -> np.ndarray[Any, Any]:
+    """The contents of an array in this machine's memory, without a copy if they are contiguous."""
+    if not isinstance(array, np.ndarray):
+        import torch
+
+        array = array.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    plain: np.ndarray[Any, Any] = np.ascontiguousarray(np.asarray(array)).reshape(-1).view(np.uint8)
+    return plain
+
+
+class KeptMaps:
+    """Maps by where they are used and the addresses of captured arrays. The oldest leave first. `promised`: arrays
+    whose writes nobody counts do not change."""
+
+    def __init__(self, *, promised: bool = False) -> None:
+        self._promised = promised
+        self._found: dict[Any, tuple[list[Stamp], list[Array], int]] = {}
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def find(self, key: Any, captured: Sequence[Array]) -> list[Array] | None:
+        entry = self._found.get(key)
+        if entry is None or not all(stamp.holds(a) for stamp, a in zip(entry[0], captured, strict=True)):
+            return None
+        return entry[1]
+
+    def stamps(self, captured: Sequence[Array]) -> list[Stamp] | None:
+        return stamps(captured, promised=self._promised)
+
+    def keep(self, key: Any, made_from: list[Stamp], maps: list[Array], size: int) -> None:
+        with self._lock:
+            self._drop(key)
+            self._found[key] = made_from, maps, size
+            self._bytes += size
+            while self._bytes > MAX_KEPT and self._found:
+                self._drop(next(iter(self._found)))
+
+    def _drop(self, key: Any) -> None:
+        entry = self._found.pop(key, None)
+        if entry is not None:
+            self._bytes -= entry[2]
+
+
+OF_FUNCTIONS = KeptMaps()  # of calls with a plain mask_mod

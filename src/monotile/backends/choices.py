@@ -173,8 +173,8 @@ class Choices:
         """STRIP (rows read at a time) and SPAN (columns in one program) of the block map of a mask."""
         return Choice({"STRIP": BQ, "SPAN": None})
 
-    def mod_blocks(self, device: str) -> Choice:
-        """SPAN (blocks in one program) of the block map of a mask_mod."""
+    def mod_blocks(self, rows: int, device: str) -> Choice:
+        """SPAN (blocks in one program) of the block map of a mask_mod, for blocks of `rows` rows."""
         return Choice({"SPAN": 16})
 
     def threads(self, flops: int, bytes_: int) -> int | None:

@@ -24,12 +24,14 @@ def add_block_map(
     builder: CallBuilder, inputs: AttentionInputs, options: Options, choice: AttentionChoice, threads: int | None
 ) -> tuple[ArrayRef | None, bool]:
     """Add the launches that make the block map of a call. Return the map as attention reads it, None where there is
-    none, and True if it tells COVERED blocks from PARTIAL ones."""
+    none, and True if it tells COVERED blocks from PARTIAL ones. A mask_mod has one wherever keys are more than a block:
+    it is evaluated for the map at most as often as attention would evaluate it without."""
     problem = inputs.problem(options)
     B, Hq, Nq, _ = inputs.out_shape
     H = problem.kv_heads if choice.packed else Hq
     whole = map_shape((B, H, Hq * Nq // max(1, H), problem.keys), choice.row_block, choice.key_block)
-    if 0 in whole or not problem.has_block_map:
+    worth = inputs.mask is not None or (options.mask_mod is not None and whole[3] > 1)
+    if 0 in whole or not worth:
         return None, False
     of_mask, covered, of_mod = None, False, None
     if inputs.mask is not None:
@@ -65,7 +67,7 @@ def _map_of_mod(
     key = *sizes, tall, choice.key_block, packed
     block_map = builder.kept(map_shape((*lead, rows, problem.keys), tall, choice.key_block), uint8, key)
     consts = {"mask_mod": mask_mod, "BR": tall, "BK": choice.key_block, "packed": packed}
-    chosen = builder.choices.mod_blocks(builder.device)
+    chosen = builder.choices.mod_blocks(tall, builder.device)
     builder.launch(mod_blocks_kernel, block_map, *sizes, choice=chosen, threads=threads, **consts)
     return block_map
 

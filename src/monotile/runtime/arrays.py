@@ -87,8 +87,9 @@ class Torch:
     def queue(self, device: str) -> int | None:
         if not device.startswith("cuda"):
             return 0
-        cuda = self.torch.cuda
-        return None if cuda.is_current_stream_capturing() else int(cuda.current_stream(device).cuda_stream)
+        if self.torch.cuda.is_current_stream_capturing():
+            return None
+        return int(self.torch.cuda.current_stream(device).cuda_stream)
 
 
 class Mps(Torch):

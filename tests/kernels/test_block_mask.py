@@ -16,9 +16,9 @@ from kernels.cases import check, equal, qkv
 from kernels.test_row_groups import unreadable_before
 from monotile import errors
 from monotile.kernels.mask_blocks import joint_blocks, mod_blocks
-from monotile.library import calls, kept_maps
+from monotile.library import kept_maps
 from monotile.library.block_maps import depends_on
-from monotile.runtime import tensors
+from monotile.runtime import arrays, tensors
 from usable import ON_GPU
 
 N = 330
@@ -54,15 +54,15 @@ MODS = {f.__name__: f for f in (documents, documents_of_batch, prefix, slices, e
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """One entry for each time that a call made its maps; nothing is kept from before."""
-    monkeypatch.setattr(calls, "OF_FUNCTIONS", kept_maps.KeptMaps())
+    monkeypatch.setattr(kept_maps, "OF_FUNCTIONS", kept_maps.KeptMaps())
     entries: list[int] = []
-    make = calls.MapMaker._make
+    make = kept_maps.MapMaker._make
 
     def noted(self: Any, *args: Any) -> Any:
         entries.append(1)
         return make(self, *args)
 
-    monkeypatch.setattr(calls.MapMaker, "_make", noted)
+    monkeypatch.setattr(kept_maps.MapMaker, "_make", noted)
     yield entries
 
 
@@ -241,7 +241,7 @@ def test_a_block_mask_keeps_its_maps(made: list[int]) -> None:
 def test_maps_and_copies_are_bounded(made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_maps, "MAX_KEPT", 20)
     q, k, v = qkv(N, N)
-    store = calls.OF_FUNCTIONS
+    store = kept_maps.OF_FUNCTIONS
     for width in range(5, 10):
         monotile.attention(q, k, v, mask_mod=lambda b, h, q_idx, kv_idx: q_idx < kv_idx + width)  # noqa: B023
         assert store._bytes <= 20 and store._bytes == sum(entry[2] for entry in store._found.values())
@@ -289,7 +289,7 @@ def test_captured_arrays_are_not_kept(made: list[int]) -> None:
 def test_a_graph_that_is_recorded_makes_its_own_map(made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = qkv(N, N)
     monotile.attention(q, k, v, mask_mod=documents)
-    monkeypatch.setattr(calls.arrays.Numpy, "queue", lambda self, device: None)
+    monkeypatch.setattr(arrays.Numpy, "queue", lambda self, device: None)
     for _ in range(2):
         monotile.attention(q, k, v, mask_mod=documents)
     assert len(made) == 3
@@ -335,4 +335,4 @@ def test_mistakes(arguments: tuple[Any, ...], error: str) -> None:
 
 def test_a_mod_that_does_not_compile() -> None:
     with pytest.raises(errors.UnknownName, match=r"line \d+"):
-        monotile.block_mask(lambda b, h, q_idx, kv_idx: nothing > 0, None, None, N, N)  # type: ignore[name-defined]  # noqa: F821
+        monotile.block_mask(lambda b, h, q_idx, kv_idx: nothing > 0, None, None, N, N)

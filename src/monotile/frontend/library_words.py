@@ -37,14 +37,22 @@ def _binary(kind: str) -> Handler:
     return build
 
 
-def _logical(kind: str) -> Handler:
-    """and, or, not of what is not zero."""
+def _both(kind: str) -> Handler:
+    """`and` or `or` of what is not zero."""
 
-    def build(s: Any, *operands: Any) -> Any:
-        tests = [s.builder.cast(s.builder.value(s.number(x)), bool_) for x in operands]
-        return s.builder.unary(kind, *tests) if kind == "not" else s.builder.binary(kind, *tests)
+    def build(s: Any, a: Any, b: Any) -> Any:
+        return s.builder.binary(kind, _truth(s, a), _truth(s, b))
 
     return build
+
+
+def _neither(s: Any, x: Any) -> Any:
+    return s.builder.unary("not", _truth(s, x))
+
+
+def _truth(s: Any, x: Any) -> Value:
+    found: Value = s.builder.cast(s.number(x), bool_)
+    return found
 
 
 def _where(s: Any, condition: Any, yes: Any, no: Any) -> Any:
@@ -123,7 +131,7 @@ WORDS: dict[str, Handler] = {
     "greater": _binary("gt"), "greater_equal": _binary("ge"),
     "subtract": _binary("sub"), "multiply": _binary("mul"), "divide": _divide, "div": _divide, "true_divide": _divide,
     "floor_divide": _binary("floordiv"), "remainder": _binary("mod"),
-    "logical_and": _logical("and"), "logical_or": _logical("or"), "logical_not": _logical("not"),
+    "logical_and": _both("and"), "logical_or": _both("or"), "logical_not": _neither,
     "bitwise_and": _binary("and"), "bitwise_or": _binary("or"), "bitwise_not": _unary("not"),
     "where": _where, "sigmoid": _sigmoid, "rsqrt": _rsqrt, "square": _square, "clamp": _clamp, "clip": _clamp,
     "ones_like": _like(1), "zeros_like": _like(0),

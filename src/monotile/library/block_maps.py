@@ -43,9 +43,7 @@ def add_block_map(
     if inputs.mask is None:
         return of_mod, False
     joint = builder.temporary(whole, uint8)
-    builder.launch(
-        joint_blocks_kernel, of_mask, of_mod, joint, choice=Choice({"SPAN": JOINT_COLUMNS}), threads=threads
-    )
+    builder.launch(joint_blocks_kernel, of_mask, of_mod, joint, choice=Choice({"SPAN": JOINT_COLUMNS}), threads=threads)
     return joint, False
 
 

@@ -75,7 +75,7 @@ class BlockMask:
         device = tensors.device(found[0]) if found else "cpu"
         block_map = lib.empty(shape, lib.kind(uint8, device))
         choice = backends.get(backends.resolve(None, device)).choices.mod_blocks(SHOWN_BLOCK, device)
-        blocks = {"BR": SHOWN_BLOCK, "BK": SHOWN_BLOCK, "packed": False, **choice.blocks}
+        blocks: dict[str, Any] = {"BR": SHOWN_BLOCK, "BK": SHOWN_BLOCK, "packed": False, **choice.blocks}
         mod_blocks_kernel(block_map, self.Nq, self.Nq, self.Nk, mask_mod=self.mask_mod, **blocks)
         here = np.asarray(block_map.cpu() if hasattr(block_map, "cpu") else block_map)
         return Shares(*[float((here == case).mean()) for case in (HIDDEN, PARTIAL, FULL)])

@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from .. import backends
 from ..backends.choices import Choice, Choices
 from ..dtypes import DType, uint8
 from ..errors import ArgumentAlignment, ArgumentKind, InternalError, MonotileError
-from ..launch.kernel import Kernel, Plan
+from ..launch.kernel import Kernel
 from ..launch.signature import capture_pattern, captured_arrays, check_threads, const_key, read_scalar
 from ..launch.source_keys import GlobalReads
 from ..runtime import arrays, tensors
 from ..runtime.arrays import Library
 from ..runtime.tensors import View
-from .kept_maps import OF_FUNCTIONS, KeptMaps
+from .kept_maps import MapMaker, MapStore
+from .launches import SCALE, PlannedLaunch, steps_of
 
 Array = Any
 Finish = Callable[[list[Array]], Any]  # post-processing of the list of results
@@ -54,33 +54,6 @@ class ArrayRef(NamedTuple):
         view = self.view.reshaped(shape)
         assert view is not None
         return ArrayRef(self.place, view)
-
-
-class Scale:
-    """Placeholder for the scale, a number that each call passes to its kernels."""
-
-
-SCALE = Scale()
-
-
-class PlannedLaunch(NamedTuple):
-    """A launch of a call in the making."""
-
-    plan: Plan
-    places: list[tuple[str, int]]  # of its arrays
-    scalars: list[Any]  # SCALE may be the first
-    threads: int | None
-
-
-class LaunchStep(NamedTuple):
-    """A launch of a prepared call."""
-
-    launch: Callable[..., None]
-    bound: Any
-    pick: Callable[[Sequence[Any]], Sequence[Any]]  # its arrays' addresses among those of the call
-    takes_scale: bool  # the first scalar is the call's scale
-    scalars: tuple[Any, ...]
-    threads: int | None
 
 
 class CallBuilder:
@@ -184,9 +157,12 @@ class PreparedCall:
         self.block = ((size,), lib.kind(uint8, builder.device)) if size else None
         counts = {"input": len(builder.inputs), "result": len(builder.results), "captured": len(builder.captured)}
         counts["kept"] = len(builder.kept_views)
-        self.steps = _steps(builder.launches, [*counts.items(), ("temporary", 0)])
+        self.steps = steps_of(builder.launches, [*counts.items(), ("temporary", 0)])
         self.scores = builder.scores
-        self.maps = MapMaker(lib, builder) if builder.map_launches else None
+        makers = steps_of(builder.map_launches, [("captured", len(builder.captured)), ("kept", 0)])
+        reads = {n for planned in builder.map_launches for kind, n in planned.places if kind == "captured"}
+        keys = tuple(builder.map_keys)
+        self.maps = MapMaker(lib, builder.kept_views, makers, sorted(reads), keys) if makers else None
         self.reads = _foreign([read for planned in launches for read in planned.plan.globals_read])
 
     def holds(self) -> bool:
@@ -194,7 +170,7 @@ class PreparedCall:
         return all(names.get(name) is value for names, name, value in self.reads)
 
     def run(
-        self, given: Sequence[Array], captured: Sequence[Array], scale: float | None, block_mask: BlockMask | None
+        self, given: Sequence[Array], captured: Sequence[Array], scale: float | None, block_mask: MapStore | None
     ) -> Any:
         lib = self.lib
         if block_mask is not None:
@@ -243,73 +219,6 @@ class PreparedCall:
             launch(bound, pick(every), pick(addresses), numbers, threads)
 
 
-class MapMaker:
-    """The launches that make a call's kept block maps from captured arrays."""
-
-    def __init__(self, lib: Library, builder: CallBuilder) -> None:
-        self.lib, self.device = lib, builder.device
-        self.shapes = [(v.shape, lib.kind(v.dtype, v.device)) for v in builder.kept_views]
-        self.bytes = sum(tensors.span(v)[1] for v in builder.kept_views)
-        self.steps = _steps(builder.map_launches, [("captured", len(builder.captured)), ("kept", 0)])
-        reads = {n for planned in builder.map_launches for kind, n in planned.places if kind == "captured"}
-        self.reads = sorted(reads)
-        self.key = type(lib), tuple(builder.kept_views), tuple(builder.map_keys)
-
-    def maps(self, captured: Sequence[Array], addresses: Sequence[int], block_mask: BlockMask | None) -> list[Array]:
-        """Return the maps that a block mask, or else this process, keeps for these arrays, or make them. Launches of
-        one queue run in order, so that each queue has maps of its own; in a graph that is recorded they are made by the
-        graph, each time it runs."""
-        queue = self.lib.queue(self.device)
-        if queue is None:
-            return self._make(captured, addresses)
-        store, of = (OF_FUNCTIONS, self) if block_mask is None else (block_mask.maps, self.key)
-        arrays = [captured[n] for n in self.reads]
-        key = of, queue, *[addresses[n] for n in self.reads]
-        found = store.find(key, arrays)
-        if found is None:
-            made_from = store.stamps(arrays)
-            found = self._make(captured, addresses)
-            if made_from is not None:
-                store.keep(key, made_from, found, self.bytes)
-        return found
-
-    def _make(self, captured: Sequence[Array], addresses: Sequence[int]) -> list[Array]:
-        maps = [self.lib.empty(shape, kind) for shape, kind in self.shapes]
-        every, places = [*captured, *maps], [*addresses, *self.lib.addresses(maps)]
-        for launch, bound, pick, _, scalars, threads in self.steps:
-            launch(bound, pick(every), pick(places), scalars, threads)
-        return maps
-
-
-class BlockMask(Protocol):
-    """What a call needs of a block mask (block_mask.py)."""
-
-    maps: KeptMaps
-
-    def check(self, scores: tuple[int, ...]) -> None:
-        """Raise an error unless the mask fits scores of these sides."""
-
-
-def _steps(launches: Sequence[PlannedLaunch], counts: Sequence[tuple[str, int]]) -> list[LaunchStep]:
-    """Launches whose arrays are picked from those of all kinds, in this order, with their counts."""
-    first, at = {}, 0
-    for kind, count in counts:
-        first[kind], at = at, at + count
-    steps = []
-    for plan, places, scalars, threads in launches:
-        takes_scale = bool(scalars) and scalars[0] is SCALE
-        pick = _picker([first[kind] + n for kind, n in places])
-        rest = tuple(scalars[1:] if takes_scale else scalars)
-        steps.append(LaunchStep(plan.program.launch, plan.bound, pick, takes_scale, rest, threads))
-    return steps
-
-
-def _picker(at: list[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    if len(at) > 1:
-        return itemgetter(*at)
-    return lambda items: [items[n] for n in at]
-
-
 def _foreign(reads: Sequence[tuple[dict[str, Any], str, Any]]) -> GlobalReads:
     """The globals that the caller's functions read; the library's own never change."""
     package = __name__.partition(".")[0] + "."
@@ -329,7 +238,7 @@ class LibraryFunction:
 
     def __call__(
         self, given: Sequence[Array | None], options: tuple[Any, ...], scale: float | None = None,
-        block_mask: BlockMask | None = None,
+        block_mask: MapStore | None = None,
     ) -> Any:  # fmt: skip
         """`given` are arrays in the order of `names`, None where one is left out; `scale` is a number for kernels;
         `block_mask` has the maps of the mask_mod among the options."""
@@ -359,7 +268,7 @@ class LibraryFunction:
 
     def _first(
         self, key: Any, given: Sequence[Any], captured: Sequence[Any], options: Any, scale: float | None,
-        block_mask: BlockMask | None,
+        block_mask: MapStore | None,
     ) -> Any:  # fmt: skip
         lib = arrays.library(self.names[0], given[0])
         adopted = [None if a is None else lib.adopt(n, a) for n, a in zip(self.names, given, strict=True)]

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ..runtime import tensors
+from ..runtime.arrays import Library
+from ..runtime.tensors import View
 
 Array = Any
 MAX_COPIED = 1 << 24  # bytes of captured arrays that are compared: beyond, a map is made at every call
@@ -43,7 +45,8 @@ class Version(NamedTuple):
     version: int
 
     def holds(self, array: Array) -> bool:
-        return self.tensor() is array and self.address == tensors.address(array) and self.version == array._version
+        same: bool = self.tensor() is array and self.address == tensors.address(array)
+        return same and bool(self.version == array._version)
 
 
 class Identity(NamedTuple):
@@ -112,6 +115,12 @@ class KeptMaps:
             while self._bytes > MAX_KEPT and self._found:
                 self._drop(next(iter(self._found)))
 
+    def clear(self) -> None:
+        """Forget all maps."""
+        with self._lock:
+            self._found.clear()
+            self._bytes = 0
+
     def _drop(self, key: Any) -> None:
         entry = self._found.pop(key, None)
         if entry is not None:
@@ -119,3 +128,50 @@ class KeptMaps:
 
 
 OF_FUNCTIONS = KeptMaps()  # of calls with a plain mask_mod
+
+
+class MapStore(Protocol):
+    """What a call needs of a block mask: the maps it keeps, and whether it fits."""
+
+    maps: KeptMaps
+
+    def check(self, scores: tuple[int, ...]) -> None:
+        """Raise an error unless the mask fits scores of these sides."""
+
+
+class MapMaker:
+    """Makes a call's kept maps from captured arrays. `steps` are launches as a prepared call has them, `reads` the
+    captured arrays they read, and `keys` tell maps of one shape from each other."""
+
+    def __init__(
+        self, lib: Library, views: Sequence[View], steps: Sequence[Any], reads: Sequence[int], keys: tuple[Any, ...]
+    ) -> None:
+        self.lib, self.device, self.steps, self.reads = lib, views[0].device, steps, reads
+        self.shapes = [(v.shape, lib.kind(v.dtype, v.device)) for v in views]
+        self.bytes = sum(tensors.span(v)[1] for v in views)
+        self.key = type(lib), tuple(views), keys
+
+    def maps(self, captured: Sequence[Array], addresses: Sequence[int], of: MapStore | None) -> list[Array]:
+        """Return the maps that a block mask, or else this process, keeps for these arrays, or make them. Launches of
+        one queue run in order, so that each queue has maps of its own; in a graph that is recorded they are made by the
+        graph, each time it runs."""
+        queue = self.lib.queue(self.device)
+        if queue is None:
+            return self._make(captured, addresses)
+        store, place = (OF_FUNCTIONS, self) if of is None else (of.maps, self.key)
+        arrays = [captured[n] for n in self.reads]
+        key = place, queue, *[addresses[n] for n in self.reads]
+        found = store.find(key, arrays)
+        if found is None:
+            made_from = store.stamps(arrays)
+            found = self._make(captured, addresses)
+            if made_from is not None:
+                store.keep(key, made_from, found, self.bytes)
+        return found
+
+    def _make(self, captured: Sequence[Array], addresses: Sequence[int]) -> list[Array]:
+        maps = [self.lib.empty(shape, kind) for shape, kind in self.shapes]
+        every, places = [*captured, *maps], [*addresses, *self.lib.addresses(maps)]
+        for launch, bound, pick, _, scalars, threads in self.steps:
+            launch(bound, pick(every), pick(places), scalars, threads)
+        return maps

@@ -20,8 +20,9 @@ from ..launch.signature import check_threads
 from ..runtime import tensors
 from .block_maps import add_block_map, add_mask_blocks, map_shape
 from .block_mask import BlockMask, block_mask
-from .calls import SCALE, ArrayRef, CallBuilder, Finish, LibraryFunction
+from .calls import ArrayRef, CallBuilder, Finish, LibraryFunction
 from .inputs import AttentionInputs, check_count, read_inputs, read_mask, read_options, read_scale
+from .launches import SCALE
 from .merging import MERGE, MERGE_LSE, Partials, add_merge, merge, merge_lse
 
 __all__ = [

@@ -28,6 +28,7 @@ LONG_SPLIT = 512  # keys of a split: with this many, two CTAs on a multiprocesso
 TWO_FIT = 16384  # bytes of a tile of keys: up to here, two decode CTAs fit a multiprocessor
 TILE_BYTES = 32768  # of a decode tile of keys, which fits shared memory beside its values
 MAPPED_CTAS = 8  # CTAs to a multiprocessor of few rows with a block map: those whose keys are hidden end at once
+MAPPED_REGISTERS = 168  # of their threads: three fit a multiprocessor, where block cases would take registers for two
 MERGE_SPAN = 32  # columns of a row in one program of a merge: GPUs need many programs
 MERGE_TILE = 2048  # elements that one warp merges at a time
 MERGED_ALONE = 128  # up to this many rows, a row is shared out by columns
@@ -99,7 +100,8 @@ class NvidiaChoices(Choices):
         blocks = {"BR": row_block(problem.rows), "BK": found.blocks["BK"], "packed": True}
         schedule, why = found.schedule, found.why
         if problem.has_block_map and schedule is not None:
-            schedule, why = replace(schedule, waits_for_previous=True), f"{why}, begun while the block map is made"
+            schedule = replace(schedule, waits_for_previous=True, max_registers=MAPPED_REGISTERS)
+            why = "few rows with a block map: derived, not measured"
         chosen = AttentionChoice(blocks, schedule, why)
         return chosen if fixed else chosen.divided(problem, -(-length // chosen.key_block))
 

@@ -31,10 +31,10 @@ class Stamp(Protocol):
 class Contents(NamedTuple):
     """A copy of an array in this machine's memory."""
 
-    data: np.ndarray[Any, Any]
+    data: bytes
 
     def holds(self, array: Array) -> bool:
-        return np.array_equal(_bytes(array), self.data)
+        return _contents(array) == self.data
 
 
 class Version(NamedTuple):
@@ -64,10 +64,9 @@ def stamps(arrays: Sequence[Array], *, promised: bool) -> list[Stamp] | None:
     copied = 0
     for array in arrays:
         if tensors.device(array) == "cpu":
-            data = _bytes(array)
-            copied += data.size
+            copied += array.nbytes
             if copied <= MAX_COPIED:
-                found.append(Contents(data.copy()))
+                found.append(Contents(_contents(array)))
                 continue
         elif not tensors.is_mlx(array) and not array.is_inference():
             found.append(Version(weakref.ref(array), tensors.address(array), array._version))
@@ -78,14 +77,14 @@ def stamps(arrays: Sequence[Array], *, promised: bool) -> list[Stamp] | None:
     return found
 
 
-def _bytes(array: Array) -> np.ndarray[Any, Any]:
-    """The contents of an array in this machine's memory, without a copy if they are contiguous."""
+def _contents(array: Array) -> bytes:
+    """The elements of an array in this machine's memory."""
     if not isinstance(array, np.ndarray):
         import torch
 
         array = array.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-    plain: np.ndarray[Any, Any] = np.ascontiguousarray(np.asarray(array)).reshape(-1).view(np.uint8)
-    return plain
+    found: bytes = array.tobytes()
+    return found
 
 
 class KeptMaps:

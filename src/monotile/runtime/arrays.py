@@ -87,9 +87,11 @@ class Torch:
     def queue(self, device: str) -> int | None:
         if not device.startswith("cuda"):
             return 0
-        if self.torch.cuda.is_current_stream_capturing():
+        cuda, index = self.torch.cuda, device.partition(":")[2]
+        if cuda.is_current_stream_capturing():
             return None
-        return int(self.torch.cuda.current_stream(device).cuda_stream)
+        # Triton asks for it in the same way: a Stream object would take microseconds.
+        return int(self.torch._C._cuda_getCurrentRawStream(int(index) if index else cuda.current_device()))
 
 
 class Mps(Torch):

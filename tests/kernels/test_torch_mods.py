@@ -11,17 +11,29 @@ import pytest
 
 import monotile
 from monotile import errors
+from usable import ON_GPU
 
 torch = pytest.importorskip("torch")
 
 B, H, N, D = 2, 4, 150, 16
 torch.manual_seed(0)
+if ON_GPU:
+    torch.set_default_device("cuda")
 Q, K, V = (torch.randn(B, H, N, D) for _ in range(3))
 DOCUMENT = torch.sort(torch.randint(0, 4, (N,))).values
 OF_BATCH = torch.sort(torch.randint(0, 4, (B, N))).values
 ALLOWED = torch.rand(B, H, N, N) < 0.5
 LENGTH, GAIN, BIAS, SLOPES = torch.tensor(17), torch.tensor(0.3), torch.randn(N, N), torch.rand(H)
+torch.set_default_device(None)
 Mod = Callable[..., Any]
+
+
+@pytest.fixture
+def backend(backend: str) -> str:
+    """On a GPU the tensors above are for it alone."""
+    if ON_GPU and backend != "nvidia":
+        pytest.skip("the tensors lie on the GPU")
+    return backend
 
 
 def causal(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -74,7 +86,7 @@ SCORES: dict[str, Mod] = {
 
 
 def positions() -> tuple[Any, ...]:
-    b, h, i, j = (torch.arange(n) for n in (B, H, N, N))
+    b, h, i, j = (torch.arange(n, device=Q.device) for n in (B, H, N, N))
     return b[:, None, None, None], h[:, None, None], i[:, None], j
 
 
@@ -104,8 +116,8 @@ def test_scores(name: str, backend: str) -> None:
 
 
 def test_numpy_functions_mean_the_same() -> None:
-    slopes = SLOPES.numpy()
-    given = [x.numpy() for x in (Q, K, V)]
+    slopes = SLOPES.cpu().numpy()
+    given = [x.cpu().numpy() for x in (Q, K, V)]
     found = monotile.attention(
         *given,
         score_mod=lambda s, b, h, q, k: s + np.where(q > k, np.tanh(s), np.abs(q - k) * slopes[h]),
@@ -116,12 +128,12 @@ def test_numpy_functions_mean_the_same() -> None:
     scores = scores + torch.where(i > j, torch.tanh(scores), (i - j).abs() * SLOPES[h])
     seen = (i >= j) | (torch.minimum(i, j) == 0)
     torch.testing.assert_close(
-        torch.from_numpy(found).double(), exact(scores.masked_fill(~seen, -math.inf)), atol=2e-6, rtol=1e-5
+        torch.from_numpy(found).double(), exact(scores.masked_fill(~seen, -math.inf)).cpu(), atol=2e-6, rtol=1e-5
     )
 
 
 def test_a_captured_number_is_read_at_every_call() -> None:
-    limit = torch.tensor(10)
+    limit = torch.tensor(10, device=Q.device)
     outs = []
     for value in (10, 30, 10):
         limit.fill_(value)
@@ -134,9 +146,9 @@ def test_a_number_and_an_array_of_one_element_are_told_apart() -> None:
     def below(limit: Any) -> Mod:
         return lambda b, h, q, k: k < limit
 
-    monotile.attention(Q, K, V, mask_mod=below(torch.tensor(10)))
+    monotile.attention(Q, K, V, mask_mod=below(torch.tensor(10, device=Q.device)))
     with pytest.raises(errors.BadOperand, match="load a tile first"):
-        monotile.attention(Q, K, V, mask_mod=below(torch.tensor([10])))
+        monotile.attention(Q, K, V, mask_mod=below(torch.tensor([10], device=Q.device)))
 
 
 @pytest.mark.parametrize(

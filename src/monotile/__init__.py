@@ -9,8 +9,10 @@ from .errors import MonotileError
 
 if TYPE_CHECKING:
     from .library.ops import (
+        BlockMask,
         Partials,
         attention,
+        block_mask,
         decode_partials,
         mask_blocks,
         merge,
@@ -20,10 +22,12 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "BlockMask",
     "MonotileError",
     "Partials",
     "__version__",
     "attention",
+    "block_mask",
     "decode_partials",
     "mask_blocks",
     "merge",

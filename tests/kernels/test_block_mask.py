@@ -245,10 +245,16 @@ def test_maps_and_copies_are_bounded(made: list[int], monkeypatch: pytest.Monkey
     for width in range(5, 10):
         monotile.attention(q, k, v, mask_mod=lambda b, h, q_idx, kv_idx: q_idx < kv_idx + width)  # noqa: B023
         assert store._bytes <= 20 and store._bytes == sum(entry[2] for entry in store._found.values())
-    monkeypatch.setattr(kept_maps, "MAX_COPIED", 8)
+    monkeypatch.setattr(kept_maps, "MAX_KEPT", 2**26)
+    monkeypatch.setattr(kept_maps, "MAX_ENTRIES", 2)
     for _ in range(2):
         monotile.attention(q, k, v, mask_mod=documents)
-    assert len(made) == 7  # an array too large to compare: made at every call
+    assert len(made) == 6 and len(store._found) == 2 and store._bytes > DOCUMENT.nbytes
+    monkeypatch.setattr(kept_maps, "MAX_COPIED", 8)
+    store.clear()
+    for _ in range(2):
+        monotile.attention(q, k, v, mask_mod=documents)
+    assert len(made) == 8 and not store._found  # an array too large to compare: made at every call
 
 
 def test_versions() -> None:

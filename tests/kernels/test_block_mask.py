@@ -229,13 +229,14 @@ def test_a_map_without_arrays_is_made_once(made: list[int]) -> None:
 
 def test_a_block_mask_keeps_its_maps(made: list[int]) -> None:
     blocks = monotile.block_mask(documents, None, None, N, N)
-    for heads in (2, 2, 4):
-        q, k, v = qkv(N, N, Hq=heads)
-        equal(monotile.attention(q, k, v, mask_mod=blocks), monotile.attention(q, k, v, mask_mod=documents))
+    q, k, v = qkv(N, N)
+    for with_lse in (False, False, True):
+        options = {"mask_mod": documents, "return_lse": with_lse}
+        equal(monotile.attention(q, k, v, **options | {"mask_mod": blocks}), monotile.attention(q, k, v, **options))
     few = monotile.block_mask(documents, None, None, 1, N)
     for _ in range(2):
         monotile.attention(*qkv(1, N), mask_mod=few)
-    assert len(made) == 1 + 2 + 1  # the first block mask, the function at two numbers of heads, the second
+    assert len(made) == 1 + 2 + 1  # the first block mask, the function in two kinds of calls, the second
 
 
 def test_maps_and_copies_are_bounded(made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,10 +246,16 @@ def test_maps_and_copies_are_bounded(made: list[int], monkeypatch: pytest.Monkey
     for width in range(5, 10):
         monotile.attention(q, k, v, mask_mod=lambda b, h, q_idx, kv_idx: q_idx < kv_idx + width)  # noqa: B023
         assert store._bytes <= 20 and store._bytes == sum(entry[2] for entry in store._found.values())
-    monkeypatch.setattr(kept_maps, "MAX_COPIED", 8)
+    monkeypatch.setattr(kept_maps, "MAX_KEPT", 2**26)
+    monkeypatch.setattr(kept_maps, "MAX_ENTRIES", 2)
     for _ in range(2):
         monotile.attention(q, k, v, mask_mod=documents)
-    assert len(made) == 7  # an array too large to compare: made at every call
+    assert len(made) == 6 and len(store._found) == 2 and store._bytes > DOCUMENT.nbytes
+    monkeypatch.setattr(kept_maps, "MAX_COPIED", 8)
+    store.clear()
+    for _ in range(2):
+        monotile.attention(q, k, v, mask_mod=documents)
+    assert len(made) == 8 and not store._found  # an array too large to compare: made at every call
 
 
 def test_versions() -> None:

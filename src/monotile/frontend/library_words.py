@@ -5,6 +5,7 @@ Libraries are not imported: a function is recognised by being the one that a loa
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -156,8 +157,11 @@ def method_of(name: str, owner: Value) -> Handler:
     """Return the handler of a method of a library's arrays."""
 
     def build(s: Any, *args: Any, **kwargs: Any) -> Any:
-        return s.call_word(f".{name}", METHODS[name], (owner, *args), kwargs)
+        return METHODS[name](s, owner, *args, **kwargs)
 
+    found = inspect.signature(METHODS[name])
+    first, _, *rest = found.parameters.values()  # errors show the arguments without the owner
+    build.__signature__ = found.replace(parameters=[first, *rest])  # type: ignore[attr-defined]
     return build
 
 

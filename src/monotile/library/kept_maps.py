@@ -20,7 +20,8 @@ from ..runtime.tensors import View
 Array = Any
 Maps = tuple[list[Array], list[int]]  # maps and their addresses
 MAX_COPIED = 1 << 24  # bytes of captured arrays that are compared: beyond, a map is made at every call
-MAX_KEPT = 1 << 26  # bytes of maps that one store keeps
+MAX_KEPT = 1 << 26  # bytes of maps, and of copies they were made from, that one store keeps
+MAX_ENTRIES = 256  # of one store: each belongs to calls of one shape
 
 
 class Stamp(Protocol):
@@ -108,11 +109,12 @@ class KeptMaps:
         return stamps(captured, promised=self._promised)
 
     def keep(self, key: Any, made_from: list[Stamp], maps: Maps, size: int) -> None:
+        size += sum(len(stamp.data) for stamp in made_from if isinstance(stamp, Contents))
         with self._lock:
             self._drop(key)
             self._found[key] = made_from, maps, size
             self._bytes += size
-            while self._bytes > MAX_KEPT and self._found:
+            while self._bytes > MAX_KEPT or len(self._found) > MAX_ENTRIES:
                 self._drop(next(iter(self._found)))
 
     def clear(self) -> None:

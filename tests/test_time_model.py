@@ -93,6 +93,19 @@ def test_other_gpus_have_small_blocks_for_few_queries() -> None:
                 assert choice.row_block <= 8 and choice.key_block <= 64 and choice.packed
 
 
+def test_few_rows_with_a_block_map_have_short_splits() -> None:
+    """The keys that one query sees may lie in few splits; the map is made while the kernel starts."""
+    plain = problem("sm_90", 1, 16384)
+    for given in (replace(plain, mask=bool_), replace(plain, mask_mod=True)):
+        choice, whole = NvidiaChoices().attention(given), NvidiaChoices().attention(plain)
+        assert not choice.schedule.consumers and choice.schedule.waits_for_previous
+        assert choice.key_block * choice.blocks_per_split == 128 < whole.key_block * whole.blocks_per_split
+        assert choice.row_block == whole.row_block and choice.key_block == whole.key_block
+    for rows, early in ((1, True), (64, False)):
+        for map_ in (NvidiaChoices().mod_blocks(rows, "sm_90"), NvidiaChoices().mask_blocks(rows, 64, "sm_90")):
+            assert (map_.schedule is not None and map_.schedule.triggers_dependents) == early
+
+
 def test_a_window_is_split_like_its_slice() -> None:
     for name in ("cpu", "sm_90", "metal"):
         choices, device = CHOICES[name]

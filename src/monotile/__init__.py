@@ -10,9 +10,11 @@ from .errors import MonotileError
 if TYPE_CHECKING:
     from .library.entry import attention
     from .library.ops import (
+        BlockMask,
         Gradients,
         Partials,
         attention_backward,
+        block_mask,
         decode_partials,
         mask_blocks,
         merge,
@@ -22,12 +24,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "BlockMask",
     "Gradients",
     "MonotileError",
     "Partials",
     "__version__",
     "attention",
     "attention_backward",
+    "block_mask",
     "decode_partials",
     "mask_blocks",
     "merge",

@@ -188,8 +188,8 @@ WORDS: dict[str, Any] = {
     "warp_specialize": specialize, "constexpr": None, "barrier": nothing, "thread_barrier": nothing,
     "NVMMADistributedLayout": nothing, "NVMMASharedLayout": TileLayout, "SliceLayout": nothing,
     "DotOperandLayout": nothing, "BlockedLayout": nothing,
-    "int8": torch.int8, "uint8": torch.uint8, "int32": torch.int32, "int64": torch.int64, "float32": torch.float32,
-    "float16": torch.float16, "bfloat16": torch.bfloat16,
+    "int1": torch.bool, "int8": torch.int8, "uint8": torch.uint8, "int32": torch.int32, "int64": torch.int64,
+    "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16,
 }  # fmt: skip
 
 HELPERS: dict[str, Any] = {  # functions of inline assembly, by how their names begin

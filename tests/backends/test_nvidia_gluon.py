@@ -66,11 +66,14 @@ def attend(
     return float((merged(tensors) - exact).abs().max())
 
 
-def seen(rows: int, keys: int, mask: Any, causal: str | None = None, left: int | None = None) -> Any:
+def seen(
+    rows: int, keys: int, mask: Any, causal: str | None = None, left: int | None = None, mask_mod: Any = None
+) -> Any:
     i, j = torch.arange(rows)[:, None] + keys - rows, torch.arange(keys)[None, :]
     found = torch.ones(rows, keys, dtype=torch.bool)
     found &= (j <= i) if causal else found
     found &= (j >= i - left) if left is not None else found
+    found &= mask_mod(0, 0, torch.arange(rows)[:, None], j) if mask_mod is not None else found
     return found if mask is None else found & (mask if mask.dtype is torch.bool else mask == 0)
 
 
@@ -268,3 +271,22 @@ def test_a_tile_that_a_dot_reads_is_not_written() -> None:
     tile.allocation.write((0, 100), Written((1, 2, 3, 4), 0))
     with pytest.raises(SharedMemoryError, match=r"not all of them were written|were written as"):
         tile.index(0).read()
+
+
+def blocks_of_keys(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    """Rows 0 to 63 see all of the first 64 keys, some keys from 70 on, and none between."""
+    return (kv_idx < 64) & (q_idx < 64) | (kv_idx >= 96) & ((q_idx + kv_idx) % 3 > 0) | (q_idx >= 64) & (kv_idx < 160)
+
+
+@compiled
+@needs_gluon
+@pytest.mark.parametrize("options", [{}, {"causal": "lower_right"}, {"causal": "lower_right", "left": 60}], ids=str)
+def test_the_block_map_of_a_mod(options: dict[str, Any]) -> None:
+    """A mod is not evaluated in full blocks, and hidden ones are skipped."""
+    rows, keys, BK = 128, 192, 32
+    shown = seen(rows, keys, None, mask_mod=blocks_of_keys)
+    tiles = shown.view(rows // BR, BR, keys // BK, BK).transpose(1, 2).flatten(2)
+    states = torch.where(tiles.all(2), FULL, torch.where(tiles.any(2), PARTIAL, HIDDEN)).to(torch.uint8)
+    assert set(states.flatten().tolist()) == {HIDDEN, PARTIAL, FULL}
+    block_map = states.expand(2, 1, *states.shape).contiguous()
+    assert attend(two(), 64, 64, rows, keys, block_map=block_map, mask_mod=blocks_of_keys, **options) < 0.01

@@ -108,7 +108,7 @@ def attention_cases(backend: str) -> Iterator[Case]:
             kernel = attention.ir(
                 tensor(dtype, B, HQ, NQ, D), tensor(dtype, B, HKV, NK, D), tensor(dtype, B, HKV, NK, Dv),
                 tensor(mask_dtype(mask), B, HQ, NQ, NK) if mask else None,
-                tensor(uint8, B, HQ, -(-NQ // BR), -(-NK // BK)) if mask else None,
+                tensor(uint8, B, HQ, -(-NQ // BR), -(-NK // BK)) if mask or options.mask_mod else None,
                 tensor(float32, HQ) if with_sinks else None, tensor(dtype, B, HQ, NQ, Dv),
                 tensor(float32, B, HQ, NQ) if with_lse else None, None, None, None, 0.1, NQ, 0, 0,
                 options=options, BR=BR, BK=BK, covered=covered,

@@ -81,9 +81,9 @@ def word_with_an_unknown_keyword(y):
     t = zeros(4, kind=1)
 
 
-@mistake(WrongCall, "zeros(4, np.float32)", "element type", "monotile.language")
+@mistake(WrongCall, "zeros(4, np.float64)", "element type", "monotile.language")
 def numpy_dtype(y):
-    t = zeros(4, np.float32)
+    t = zeros(4, np.float64)
 
 
 @mistake(WrongCall, "zeros(4).astype(float)", "element type", "float32")
@@ -206,9 +206,9 @@ def exp_of_the_math_module(x, y):
     t = math.exp(x[0, 0])
 
 
-@mistake(NotCallable, "np.abs(x[0, arange(4)])", "'absolute' cannot be called", "words")
+@mistake(NotCallable, "np.sin(x[0, arange(4)])", "'sin' cannot be called", "words")
 def numpy_function(x, y):
-    t = np.abs(x[0, arange(4)])
+    t = np.sin(x[0, arange(4)])
 
 
 @mistake(NotCallable, "print(x)", "'print' cannot be called", "words")

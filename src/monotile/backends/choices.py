@@ -14,9 +14,6 @@ from typing import Any
 from ..dtypes import DType, bool_
 
 KEYS_PER_SPLIT = 512  # measured on CPUs: outweighs a part's output, small enough to share among cores
-# Up to this many rows of a KV head a mask_mod gets a block map: a row costs the map as much as the kernel's own
-# evaluation of the mask_mod, which only hidden blocks save.
-MOD_ROWS = 512
 ROW_BLOCKS = (1, 2, 4, 8)  # of few rows, which are multiplied without matrix units
 
 
@@ -89,7 +86,7 @@ class AttentionProblem:
     @property
     def has_block_map(self) -> bool:
         """True if blocks of keys are skipped that a mask or a mask_mod hides."""
-        return self.mask is not None or (self.mask_mod and self.rows <= MOD_ROWS)
+        return self.mask is not None or self.mask_mod
 
     @property
     def has_additive_mask(self) -> bool:
@@ -199,8 +196,8 @@ class Choices:
         """STRIP (rows read at a time) and SPAN (columns in one program) of the block map of a mask."""
         return Choice({"STRIP": BQ, "SPAN": None})
 
-    def mod_blocks(self, device: str) -> Choice:
-        """SPAN (blocks in one program) of the block map of a mask_mod."""
+    def mod_blocks(self, rows: int, device: str) -> Choice:
+        """SPAN (blocks in one program) of the block map of a mask_mod, for blocks of `rows` rows."""
         return Choice({"SPAN": 16})
 
     def threads(self, flops: int, bytes_: int) -> int | None:

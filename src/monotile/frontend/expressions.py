@@ -31,14 +31,14 @@ from ..errors import (
 )
 from ..ir import Value
 from ..ir.builder import Builder
-from . import indexing, vocabulary
+from . import indexing, library_words, vocabulary
 from .objects import Closure, Derivative, Method, RuntimeRange, describe
 from .operators import BINARY, COMPARE, is_too_large
 from .source import FunctionNode, place
 from .unsupported import CURES, TITLES
 
 PLAIN = (int, float, str, type(None), DType)
-
+REDUCTIONS = ("sum", "max", "min")  # as methods of a tile
 
 OMITTED_CURE = "if this is an argument that was left out of the call: pass it, or test `is not None` first"
 
@@ -125,7 +125,8 @@ class ExpressionBuilder(ABC):
         """Read a name from outside the kernel. Globals that may be rebound are recorded in `globals_read`."""
         value = names[name]
         if id(value) in self.builder.captured:
-            return self.builder.captured[id(value)]
+            tensor = self.builder.captured[id(value)]
+            return tensor if value.ndim else indexing.load(self.builder, tensor, 0)  # a number for all programs
         fixed = isinstance(value, types.ModuleType | types.BuiltinFunctionType | type | DType)
         if not fixed and names is not self.captured and getattr(value, "__module__", None) != vocabulary.__name__:
             self.builder.globals_read.append((names, name, value))
@@ -144,7 +145,7 @@ class ExpressionBuilder(ABC):
                 return self.builder.trans(owner)
             if name in ("shape", "dtype", "ndim"):
                 return {"shape": owner.shape, "dtype": owner.dtype, "ndim": len(owner.shape)}[name]
-            if name in ("astype", "sum", "max", "min"):
+            if name in REDUCTIONS or name in library_words.METHODS:
                 return Method(name, owner)
         elif isinstance(owner, types.ModuleType) and name in vars(owner):
             return self.read_outer(vars(owner), name)
@@ -152,7 +153,7 @@ class ExpressionBuilder(ABC):
             isinstance(owner, types.ModuleType | type | DType) and self.call_python(hasattr, owner, name)
         ):
             return self.call_python(getattr, owner, name)
-        cure = "tensors have .shape, .dtype and .ndim; tiles also .T, .astype, .sum, .max and .min"
+        cure = "tensors have .shape, .dtype and .ndim; tiles also .T, .astype, .sum, .max, .min and methods like .abs"
         if owner is None:
             cure = OMITTED_CURE
         raise self.fail(UnknownAttribute, f"{describe(owner)} has no {name!r} in the kernel language", cure)
@@ -361,6 +362,9 @@ class ExpressionBuilder(ABC):
             for x in (*args, *kwargs.values())
         )
         if runtime and not of_tuple and not builds_tuple:
+            meaning = library_words.word_of(function)
+            if meaning is not None:
+                return self.call_word(name, meaning, args, kwargs)
             cure = "use the words of monotile.language, or a plain Python helper function"
             if name in vocabulary.__all__:
                 cure = f"use monotile.language.{name}"

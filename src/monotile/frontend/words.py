@@ -16,7 +16,8 @@ from ..errors import BadStep, DTypeMismatch, ShapeNotConstant, WrongCall
 from ..ir import Value
 from . import vocabulary
 from .derivatives import call_derivative
-from .expressions import ExpressionBuilder
+from .expressions import REDUCTIONS, ExpressionBuilder
+from .library_words import element_type, method_of
 from .objects import Closure, Derivative, Method, RuntimeRange, describe
 
 MAX_UNROLLED = 4096
@@ -48,13 +49,6 @@ def _int32(s: ExpressionBuilder, item: Any) -> Any:
     return item
 
 
-def _dtype(s: ExpressionBuilder, dtype: Any) -> DType:
-    if isinstance(dtype, DType):
-        return dtype
-    cure = "use float32, float16, bfloat16, int64, int32, int8, uint8 or bool_ of monotile.language"
-    raise s.fail(WrongCall, f"an element type is needed here, found {describe(dtype)}", cure)
-
-
 def _arange(s: ExpressionBuilder, n: Any) -> Value:
     return s.builder.arange(n)
 
@@ -63,7 +57,7 @@ def _full(s: ExpressionBuilder, shape: Any, value: Any, dtype: Any = None) -> Va
     sides = shape if isinstance(shape, tuple) else (shape,)
     value = s.number(value)
     if dtype is not None:
-        element = _dtype(s, dtype)
+        element = element_type(s, dtype)
         value = s.builder.cast(s.builder.value(value, element), element)
     return s.builder.full(value, sides)
 
@@ -202,14 +196,9 @@ def _derivative(name: str) -> Callable[..., Any]:
 
 def _conversion(dtype: DType, plain: type) -> Callable[..., Any]:
     def build(s: ExpressionBuilder, x: Any) -> Any:
-        return s.builder.cast(x, dtype) if isinstance(x, Value) else s.call_python(plain, s.number(x))
-
-    return build
-
-
-def _astype(owner: Value) -> Callable[..., Any]:
-    def build(s: ExpressionBuilder, dtype: Any) -> Any:
-        return s.builder.cast(owner, _dtype(s, dtype))
+        if isinstance(x, Value):
+            return s.builder.cast(x, dtype)
+        return s.call_python(plain, x if isinstance(x, str) else s.number(x))
 
     return build
 
@@ -232,7 +221,9 @@ def handler(function: Any) -> Callable[..., Any] | None:
 
 
 def _method(target: Method) -> Callable[..., Any]:
-    return _astype(target.owner) if target.name == "astype" else _reduction_method(target.name, target.owner)
+    if target.name in REDUCTIONS:
+        return _reduction_method(target.name, target.owner)
+    return method_of(target.name, target.owner)
 
 
 WORDS: dict[Any, Callable[..., Any]] = {

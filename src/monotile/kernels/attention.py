@@ -44,21 +44,22 @@ def attention(
     exact = values.dtype == float32 or lse is not None or split_o is not None
     rule = scores.Rule(options, scale, is_additive(mask), approximate=not exact)
     score_scale = scores.score_scale(rule)
+    hides = mask is not None or options.mask_mod is not None
 
     def at(cols):
         return place_of(own, cols, Nk, packed)
 
     def step(state, cols, case):
-        M = mask_tile(mask, own, cols, packed) if case != FULL else None
+        M = mask_tile(mask, own, cols, packed) if mask is not None and case != FULL else None
         S = scores.score(rule, dot(Q, k[b, g, cols].T), at(cols), M)
-        seen = visible(options, at(cols), M)
-        keys = visible_keys(options, at(cols), M, seen, case)
+        seen = visible(options, at(cols), M, case)
+        keys = visible_keys(options, at(cols), M, seen, case, hides)
         return softmax.step(state, S, values[b, g, cols, arange(Dv)], seen, keys, score_scale)
 
     state = softmax.empty(BR, Dv)
     for j in blocks(high, BK, lambda cols: by_position(options, at(cols)), start=low):
         case = block_map[b, own.group, own.index, j // BK] if block_map is not None else None
-        state = by_block_case(step, state, j + arange(BK), mask, case, covered)
+        state = by_block_case(step, state, j + arange(BK), case, hides, covered)
 
     state = softmax.in_natural_units(state, score_scale)
     if split_o is not None:

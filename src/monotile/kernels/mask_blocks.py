@@ -78,16 +78,39 @@ def mask_blocks(
 
 @kernel
 def mod_blocks(
-    of_mask: Tensor["B H MR MK"], block_map: Tensor["B H MR MK"], rows: int, queries: int, keys: int,
+    block_map: Tensor["B H MR MK"], rows: int, queries: int, keys: int,
     *, mask_mod: Const, BR: Const, BK: Const, SPAN: Const, packed: Const,
 ):  # fmt: skip
-    """The block map of a mask_mod, for blocks of BR of the `rows` rows of a row group. A block that it hides is HIDDEN,
-    any other has the case that it has in the map of a mask, or is FULL. Each program owns SPAN columns of blocks."""
+    """The block map of a mask_mod, for blocks of BR of the `rows` rows of a row group: HIDDEN, PARTIAL or FULL. Each
+    program owns SPAN columns of blocks. Sides B and H of 1 stand for all batches and heads."""
     B, H, MR, MK = block_map.shape
     b, h, i, c = program_id(B, H, MR, cdiv(MK, SPAN))
     own = row_block(b, h, i, rows, queries, BR, packed)
+    height = minimum(BR, rows - i * BR)
     for n in range(c * SPAN, minimum(c * SPAN + SPAN, MK)):
         at = place_of(own, n * BK + arange(BK), keys, packed)
         seen = mask_mod(at.b, at.h, at.i, at.keys[None, :]) & at.inside & (at.keys[None, :] < keys)
-        shown = of_mask[b, h, i, n] if of_mask is not None else FULL
-        block_map[b, h, i, n] = where(total(counts(seen, 1)) > 0, shown, HIDDEN).astype(block_map.dtype)
+        visible = total(counts(seen, 1))
+        area = height * minimum(BK, keys - n * BK)
+        case = where(visible == area, FULL, where(visible == 0, HIDDEN, PARTIAL))
+        block_map[b, h, i, n] = case.astype(block_map.dtype)
+
+
+@kernel
+def joint_blocks(
+    of_mask: Tensor["B H MR MK"], of_mod: Tensor["B H MR MK"], block_map: Tensor["B H MR MK"], *, SPAN: Const
+):  # fmt: skip
+    """The block map of a mask and a mask_mod together: FULL where both are, HIDDEN where one is. A mask without a map
+    may hide anything. Each program owns SPAN columns."""
+    B, H, MR, MK = block_map.shape
+    b, h, i, c = program_id(B, H, MR, cdiv(MK, SPAN))
+    cols = c * SPAN + arange(SPAN)
+    shown = of_mask[b, h, i, cols].astype(int32) if of_mask is not None else PARTIAL
+    block_map[b, h, i, cols] = minimum(shown, of_mod[b, h, i, cols].astype(int32)).astype(block_map.dtype)
+
+
+@kernel
+def mod_arguments(seen: Tensor["Q K"], b: int, h: int, *, mask_mod: Const):
+    """A tile of what a mask_mod shows, from which the library reads whether it depends on batch and head."""
+    rows, cols = arange(8)[:, None], arange(8)[None, :]
+    seen[arange(8), arange(8)] = mask_mod(b, h, rows, cols) & (rows < 8) & (cols < 8)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from monotile.language import bool_, float32, inf
 
-# Block cases, as a block map holds them: in a block of the mask nothing is visible (HIDDEN), or
+# Block cases, as a block map holds them: by mask and mask_mod, nothing of a block is visible (HIDDEN), or
 HIDDEN = 0
 PARTIAL = 1  # something is hidden or biased
 FULL = 2  # everything is visible and nothing is biased
@@ -57,29 +57,31 @@ def by_position(options, at):
     return seen
 
 
-def visible(options, at, mask):
-    """Visibility of each key to each row: by position, mask (an additive one hides with -inf) and mask_mod."""
+def visible(options, at, mask, case):
+    """Visibility of each key to each row: by position, mask (an additive one hides with -inf) and mask_mod, which hide
+    nothing in a FULL block."""
     seen = by_position(options, at)
     if mask is not None:
         seen = seen & (mask.astype(float32) != -inf if is_additive(mask) else mask)
-    if options.mask_mod is not None:
+    if options.mask_mod is not None and case != FULL:
         seen = seen & options.mask_mod(at.b, at.h, at.i, at.keys[None, :])
     return seen
 
 
-def visible_keys(options, at, mask, seen, case):
-    """Keys that some row sees, (columns,). In a full block these are the keys that any query of the head may see."""
-    if case == PARTIAL or options.mask_mod is not None:
-        return _seen_by_some_row(options, at, mask, seen)
-    if case == COVERED and has_positions(options):
-        # The mask shows each key to some row; a key in reach of all rows is in reach of that one.
-        return _seen_by_some_row(options, at, mask, seen) | by_position(options, at).min(axis=0)
+def visible_keys(options, at, mask, seen, case, hides):
+    """Keys that some row sees, (columns,). Where a mask or a mask_mod `hides` keys, a key that no row of this block
+    sees may be hidden from all others, too; else it suffices that any query of the head sees it by position."""
+    if case == PARTIAL:
+        return _seen_by_some_row(at, mask, seen)
+    if hides and has_positions(options):
+        # Each key is shown to some row; a key in reach of all rows is in reach of that one.
+        return _seen_by_some_row(at, mask, seen) | by_position(options, at).min(axis=0)
     return _seen_by_some_query(options, at)
 
 
-def _seen_by_some_row(options, at, mask, seen):
+def _seen_by_some_row(at, mask, seen):
     """A bool mask reads as False in rows past the last one; elsewhere these rows must be left out."""
-    only_real = (mask is None or mask.dtype == bool_) and options.mask_mod is None
+    only_real = mask is not None and mask.dtype == bool_
     return (seen if only_real else seen & at.inside).max(axis=0)
 
 
@@ -96,15 +98,12 @@ def _seen_by_some_query(options, at):
     return seen
 
 
-def by_block_case(step, state, cols, mask, case, covered):
-    """Apply `step(state, cols, case)` compiled for the case of this block. `case` is None without a block map; a hidden
-    block changes nothing. The map of a mask_mod alone has no other case than FULL: the mask_mod is applied anyway."""
+def by_block_case(step, state, cols, case, hides, covered):
+    """Apply `step(state, cols, case)` compiled for the case of this block. A hidden block changes nothing. `case` is
+    None without a block map: a block is then PARTIAL where a mask or a mask_mod `hides` keys."""
     if case is None:
-        return step(state, cols, FULL if mask is None else PARTIAL)
-    if mask is None:
-        if case != HIDDEN:
-            state = step(state, cols, FULL)
-    elif case == PARTIAL:
+        return step(state, cols, PARTIAL if hides else FULL)
+    if case == PARTIAL:
         state = step(state, cols, PARTIAL)
     elif case == FULL:
         state = step(state, cols, FULL)

@@ -82,7 +82,7 @@ class Arguments:
                     raise ArgumentKind(f"{found}; pass a Python number")
                 read_scalar(parameter.name, arg, scalar_dtype(parameter, arg))
                 continue
-            views[n] = _read_view(parameter, arg)
+            views[n] = _read_view(parameter, arg if n < self.positional_count else _with_a_dimension(arg))
         return views
 
     def _bind_consts(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,7 +140,9 @@ class Arguments:
     def _tensor(self, index: int, position: int) -> Tensor:
         """Describe a tensor to the compiler: its Const lengths, its unit stride, and the strides that those fix."""
         parameter, view = self.parameter(position), self.views[position]
-        symbols = parameter.dims or ("_",) * len(view.shape)
+        symbols: tuple[str | int, ...] = parameter.dims or ("_",) * len(view.shape)
+        if position >= self.positional_count and not self.args[position].ndim:
+            symbols = (1,)  # a captured number: unlike an array of one element it is used without a subscript
         dims: list[str | int] = []
         for axis, d in enumerate(symbols):
             # A length without a name gets one no author can write, so that it is equal to no other.
@@ -160,6 +162,12 @@ class Arguments:
                 break
             dense *= length
         return Tensor(parameter.name, index, view.dtype, tuple(dims), unit, tuple(strides))
+
+
+def _with_a_dimension(captured: Any) -> Any:
+    """A captured array of no dimensions as a view of one element."""
+    view = tensors.read("captured", captured)
+    return View(view.dtype, (1,), (1,), view.device) if not view.shape else captured
 
 
 def _read_view(parameter: Parameter, array: Any) -> View:

@@ -13,7 +13,8 @@ from ..kernels.option_gradients import mask_gradient, sink_gradient
 from ..kernels.scores import Options
 from ..runtime import tensors
 from .block_maps import add_block_map
-from .calls import SCALE, ArrayRef, CallBuilder, Finish, LibraryFunction
+from .block_mask import BlockMask, unwrapped
+from .calls import ArrayRef, CallBuilder, Finish, LibraryFunction
 from .inputs import (
     AttentionInputs,
     read_causal,
@@ -24,6 +25,7 @@ from .inputs import (
     read_window,
     unit_last,
 )
+from .launches import SCALE
 
 Array = Any
 Window = tuple[int | None, int | None] | None
@@ -66,7 +68,7 @@ def attention_backward(
     do: Array, q: Array, k: Array, v: Array, o: Array, lse: Array, *, dlse: Array | None = None,
     mask_grad: bool = False, causal: bool | str = False, scale: float | None = None, mask: Array | None = None,
     window: Window = None, softcap: float | None = None, sinks: Array | None = None,
-    score_mod: Callable[..., Any] | None = None, mask_mod: Callable[..., Any] | None = None,
+    score_mod: Callable[..., Any] | None = None, mask_mod: Callable[..., Any] | BlockMask | None = None,
     backend: str | None = None, threads: int | None = None,
 ) -> Gradients:  # fmt: skip
     """The gradients of `attention` with these arguments, where it returned `o` and `lse`, for the gradient `do` of o
@@ -79,9 +81,12 @@ def attention_backward(
     window = window if window is None else read_window(window)
     softcap = softcap if softcap is None else read_softcap(softcap)
     negative = scale is not None and scale < 0.0
+    blocks = None
+    if mask_mod is not None:
+        mask_mod, blocks = unwrapped(mask_mod)
     arrays = q, k, v, do, o, lse, dlse, mask, sinks
     options = causal, window, softcap, score_mod, mask_mod, negative, mask_grad, backend, threads
-    found: Gradients = ATTENTION_BACKWARD.call(arrays, tensors.layouts(arrays), options, scale)
+    found: Gradients = ATTENTION_BACKWARD.call(arrays, tensors.layouts(arrays), options, scale, blocks)
     return found
 
 

@@ -2,46 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from ..backends.choices import MOD_ROWS, AttentionChoice, AttentionProblem, BackwardBlocks
-from ..dtypes import uint8
+from ..backends.choices import AttentionChoice, AttentionProblem, BackwardBlocks, Choice
+from ..dtypes import bool_, uint8
+from ..ir import Value, walk
+from ..kernels.mask_blocks import joint_blocks as joint_blocks_kernel
 from ..kernels.mask_blocks import mask_blocks as mask_blocks_kernel
+from ..kernels.mask_blocks import mod_arguments as mod_arguments_kernel
 from ..kernels.mask_blocks import mod_blocks as mod_blocks_kernel
 from ..kernels.scores import Options
+from ..runtime.tensors import View
 from .calls import ArrayRef, CallBuilder
 from .inputs import AttentionInputs
+
+JOINT_COLUMNS = 128  # of a map in one program
 
 
 def add_block_map(
     builder: CallBuilder, inputs: AttentionInputs, options: Options, choice: AttentionChoice | BackwardBlocks,
     threads: int | None,
 ) -> tuple[ArrayRef | None, bool]:  # fmt: skip
-    """Add the launches that make the block map of a call. Return the map as attention reads it, None where nothing
-    hides blocks, and True if it tells COVERED blocks from PARTIAL ones."""
+    """Add the launches that make the block map of a call. Return the map as attention reads it, None where there is
+    none, and True if it tells COVERED blocks from PARTIAL ones. A mask_mod has one wherever keys are more than a block:
+    it is evaluated for the map at most as often as attention would evaluate it without."""
     problem = inputs.problem(options)
     B, Hq, Nq, _ = inputs.out_shape
     H = problem.kv_heads if choice.packed else Hq
-    rows = Hq * Nq // max(1, H)
-    whole = map_shape((B, H, rows, problem.keys), choice.row_block, choice.key_block)
-    if 0 in whole:
+    whole = map_shape((B, H, Hq * Nq // max(1, H), problem.keys), choice.row_block, choice.key_block)
+    worth = inputs.mask is not None or (options.mask_mod is not None and whole[3] > 1)
+    if 0 in whole or not worth:
         return None, False
-    found, covered = None, False
+    of_mask, covered, of_mod = None, False, None
     if inputs.mask is not None:
-        found, covered = _map_of_mask(builder, inputs.mask, problem, choice, threads)
-    if options.mask_mod is None or problem.rows > MOD_ROWS:
-        return (None if found is None else found.broadcast(whole)), covered
-    refine = inputs.mask is not None
-    if refine and found is None:  # a mask without a map: its blocks are PARTIAL
-        return None, False
-    map_ = builder.temporary(whole, uint8)
-    args = found.broadcast(whole) if found is not None else None, map_, rows, Nq, problem.keys
+        of_mask, covered = _map_of_mask(builder, inputs.mask, problem, choice, threads)
+        of_mask = None if of_mask is None else of_mask.broadcast(whole)
+    if options.mask_mod is None:
+        return of_mask, covered
+    of_mod = _map_of_mod(builder, options.mask_mod, problem, choice, threads).broadcast(whole)
+    if inputs.mask is None:
+        return of_mod, False
+    joint = builder.temporary(whole, uint8)
+    builder.launch(joint_blocks_kernel, of_mask, of_mod, joint, choice=Choice({"SPAN": JOINT_COLUMNS}), threads=threads)
+    return joint, False
+
+
+def _map_of_mod(
+    builder: CallBuilder, mask_mod: Callable[..., Any], problem: AttentionProblem,
+    choice: AttentionChoice | BackwardBlocks, threads: int | None,
+) -> ArrayRef:  # fmt: skip
+    """The block map of a mask_mod, kept for later calls, with sides of 1 for batches and heads it does not depend on.
+    Where one block has all rows of a group, and heads do not matter, the queries of one head stand for all rows."""
+    by_batch, by_head = depends_on(mask_mod)
+    packed, heads, rows = choice.packed, problem.query_heads, problem.queries
+    if packed:
+        heads, rows = problem.kv_heads, problem.rows
+        if rows <= choice.row_block and not by_head:
+            packed, rows = False, problem.queries
     tall = _power_of_two(rows) if rows <= choice.row_block else choice.row_block  # no row of the map is padding
-    consts = {"mask_mod": options.mask_mod, "BR": tall, "BK": choice.key_block, "packed": choice.packed}
-    builder.launch(
-        mod_blocks_kernel, *args, choice=builder.choices.mod_blocks(builder.device), threads=threads, **consts
-    )
-    return map_, covered
+    lead = problem.batch if by_batch else 1, heads if by_head else 1
+    sizes = rows, problem.queries, problem.keys
+    key = *sizes, tall, choice.key_block, packed
+    block_map = builder.kept(map_shape((*lead, rows, problem.keys), tall, choice.key_block), uint8, key)
+    consts = {"mask_mod": mask_mod, "BR": tall, "BK": choice.key_block, "packed": packed}
+    chosen = builder.choices.mod_blocks(tall, builder.device)
+    builder.launch(mod_blocks_kernel, block_map, *sizes, choice=chosen, threads=threads, **consts)
+    return block_map
+
+
+def depends_on(mask_mod: Callable[..., Any]) -> tuple[bool, bool]:
+    """Return whether what a mask_mod shows depends on the batch, and whether on the head."""
+    tile = View(bool_, (8, 8), (8, 1), "cpu")
+    kernel = mod_arguments_kernel.ir(tile, 0, 0, mask_mod=mask_mod)
+    wanted: set[Value] = set()
+    for op in reversed(kernel.body.ops):
+        if op.kind == "store" or wanted.intersection(op.results):
+            wanted.update(op.operands)
+            wanted.update(v for block in op.blocks for inner in walk(block) for v in inner.operands)
+    names = {op.attrs["name"] for op in kernel.body.ops if op.kind == "param" and op.result in wanted}
+    return "b" in names, "h" in names
 
 
 def _map_of_mask(

@@ -13,16 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .. import backends
-from ..backends.base import picker
 from ..backends.choices import Choice, Choices
 from ..dtypes import DType, uint8
 from ..errors import ArgumentKind, InternalError, MonotileError
-from ..launch.kernel import Kernel, Plan
+from ..launch.kernel import Kernel
 from ..launch.signature import captures, check_threads, const_key, read_scalar
 from ..launch.source_keys import GlobalReads
 from ..runtime import arrays, tensors
 from ..runtime.arrays import Library
 from ..runtime.tensors import Layouts, View
+from .kept_maps import MapMaker, MapStore
+from .launches import SCALE, PlannedLaunch, steps_of
 
 Array = Any
 Finish = Callable[[list[Array]], Any]  # post-processing of the list of results
@@ -33,7 +34,7 @@ ALIGNMENT = 256  # bytes, of a temporary in the block they share
 class ArrayRef(NamedTuple):
     """An array of a call without its memory: which one it is, and its shape and strides."""
 
-    place: tuple[str, int]  # "input", "result", "captured" or "temporary", and its index among them
+    place: tuple[str, int]  # "input", "result", "captured", "kept" or "temporary", and its index among them
     view: View
 
     @property
@@ -54,33 +55,6 @@ class ArrayRef(NamedTuple):
         return ArrayRef(self.place, view)
 
 
-class Scale:
-    """Placeholder for the scale, a number that each call passes to its kernels."""
-
-
-SCALE = Scale()
-
-
-class PlannedLaunch(NamedTuple):
-    """A launch of a call in the making."""
-
-    plan: Plan
-    places: list[tuple[str, int]]  # of its arrays
-    scalars: list[Any]  # SCALE may be the first
-    threads: int | None
-
-
-class LaunchStep(NamedTuple):
-    """A launch of a prepared call."""
-
-    launch: Callable[..., None]
-    bound: Any
-    pick: Callable[[Sequence[Any]], Sequence[Any]]  # its arrays' addresses among those of the call
-    takes_scale: bool  # the first scalar is the scale, that of a call which passes none
-    scalars: tuple[Any, ...]
-    threads: int | None
-
-
 class CallBuilder:
     """The arrays and launches of one call in the making. `backend` and `threads` are as the caller gave them."""
 
@@ -95,8 +69,12 @@ class CallBuilder:
         self.copies: set[int] = set()
         self.results: list[View] = []
         self.temporaries: list[View] = []
+        self.kept_views: list[View] = []
+        self.kept_keys: list[Any] = []
         self.launches: list[PlannedLaunch] = []
+        self.map_launches: list[PlannedLaunch] = []  # those that write kept arrays, from captured ones alone
         self.scale: float | None = None  # of a call that passes none
+        self.scores: tuple[int, ...] = ()  # batch, query heads, queries and keys
 
     def input(self, name: str) -> ArrayRef:
         if name not in self.inputs:
@@ -110,6 +88,13 @@ class CallBuilder:
     def temporary(self, shape: tuple[int, ...], dtype: DType) -> ArrayRef:
         self.temporaries.append(self._new(shape, dtype))
         return ArrayRef(("temporary", len(self.temporaries) - 1), self.temporaries[-1])
+
+    def kept(self, shape: tuple[int, ...], dtype: DType, key: Any) -> ArrayRef:
+        """An array that outlives the call: it is made anew only when an array that it was made from has changed. `key`
+        tells it from others of its shape that are made from the same arrays."""
+        self.kept_keys.append(key)
+        self.kept_views.append(self._new(shape, dtype))
+        return ArrayRef(("kept", len(self.kept_views) - 1), self.kept_views[-1])
 
     def _new(self, shape: tuple[int, ...], dtype: DType) -> View:
         return View(dtype, shape, tensors.dense(shape), self.device)
@@ -142,18 +127,30 @@ class CallBuilder:
         places = [a.place if isinstance(a, ArrayRef) else ("", -1) for a in args]
         places += [("captured", index[id(array)]) for array in captured]
         scalars = [a if a is SCALE else read_scalar(n, a, d) for p, n, d in plan.scalars for a in (args[p],)]
-        self.launches.append(PlannedLaunch(plan, [places[n] for n in plan.array_positions], scalars, threads))
+        found = [places[n] for n in plan.array_positions]
+        makes_kept = {kind for kind, _ in found} <= {"captured", "kept"}
+        launches = self.map_launches if makes_kept else self.launches
+        launches.append(PlannedLaunch(plan, found, scalars, threads))
+
+
+class Captured(NamedTuple):
+    """What the functions of a call bring: the arrays they refer to, their addresses, and the block mask of one."""
+
+    arrays: Sequence[Array]
+    addresses: list[int]
+    block_mask: MapStore | None
 
 
 class PreparedCall:
     """A call that was checked, without its arrays. A launch picks its addresses from those of the call: of the arrays
-    as given, the results, captured arrays, temporaries."""
+    as given, the results, captured arrays, kept arrays, temporaries."""
 
     def __init__(self, lib: Library, builder: CallBuilder, finish: Finish) -> None:
         self.lib, self.finish = lib, finish
         self.copies = sorted(builder.copies)
         self.results = [lib.template(view) for view in builder.results]
-        self.needs_arrays = any(planned.plan.program.needs_arrays for planned in builder.launches)
+        launches = [*builder.map_launches, *builder.launches]
+        self.needs_arrays = any(planned.plan.program.needs_arrays for planned in launches)
         self.temporaries = [lib.template(view) for view in builder.temporaries] if self.needs_arrays else []
         self.offsets: list[int] = []  # of each temporary in the one block that all of them share
         size = 0
@@ -161,22 +158,17 @@ class PreparedCall:
             self.offsets.append(size)
             size += -(-tensors.span(view)[1] // ALIGNMENT) * ALIGNMENT
         self.block = lib.template(View(uint8, (size,), (1,), builder.device)) if size else None
-        first = {"input": 0, "result": builder.given}
-        first["captured"] = first["result"] + len(builder.results)
-        first["temporary"] = first["captured"] + len(builder.captured)
-        self.steps = []
-        for plan, places, scalars, threads in builder.launches:
-            takes_scale = bool(scalars) and scalars[0] is SCALE
-            pick = picker([first[kind] + n for kind, n in places])
-            numbers = tuple(builder.scale if number is SCALE else number for number in scalars)
-            self.steps.append(LaunchStep(plan.program.launch, plan.bound, pick, takes_scale, numbers, threads))
-        self.reads = _foreign([read for planned in builder.launches for read in planned.plan.globals_read])
+        counts = {"input": builder.given, "result": len(builder.results), "captured": len(builder.captured)}
+        counts |= {"kept": len(builder.kept_views), "temporary": len(builder.temporaries)}
+        self.steps = steps_of(builder.launches, list(counts.items()), builder.scale)
+        self.maps, self.scores = _map_maker(lib, builder), builder.scores
+        self.reads = _foreign([read for planned in launches for read in planned.plan.globals_read])
 
     def holds(self) -> bool:
         """True if functions of the caller's that were compiled in still refer to the same things."""
         return all(names.get(name) is value for names, name, value in self.reads)
 
-    def run(self, given: Sequence[Array], addresses: list[int], captured: Sequence[Array], scale: float | None) -> Any:
+    def run(self, given: Sequence[Array], addresses: list[int], captured: Captured | None, scale: float | None) -> Any:
         """Launch on the arrays that a call gives. `addresses` are theirs, and become those of all arrays."""
         lib = self.lib
         if self.copies:
@@ -186,10 +178,11 @@ class PreparedCall:
             array, address = lib.allocate(template)
             results.append(array)
             addresses.append(address)
-        if captured:
-            addresses += map(tensors.address, captured)
+        others: Sequence[Array] = ()
+        if captured is not None:
+            others = self._captured(captured, addresses)
         if self.needs_arrays:
-            self._launch_arrays([*given, *results, *captured], addresses, scale)
+            self._launch_arrays([*given, *results, *others], addresses, scale)
             return self.finish(results)
         if self.block is not None:  # kept until everything is launched, on a GPU by torch until its stream is done
             _block, base = lib.allocate(self.block)
@@ -210,6 +203,18 @@ class PreparedCall:
             addresses[n] = tensors.address(given[n])
         return given
 
+    def _captured(self, captured: Captured, addresses: list[int]) -> Sequence[Array]:
+        """Return captured and kept arrays, whose addresses are appended."""
+        found, places, block_mask = captured
+        if block_mask is not None:
+            block_mask.check(self.scores)
+        addresses += places
+        if self.maps is None:
+            return found
+        kept, kept_addresses = self.maps.maps(found, places, block_mask)
+        addresses += kept_addresses
+        return [*found, *kept]
+
     def _launch_arrays(self, every: list[Array], addresses: list[int], scale: float | None) -> None:
         """Launch programs that take arrays instead of addresses: each temporary is an array of its own."""
         for template in self.temporaries:
@@ -220,6 +225,15 @@ class PreparedCall:
             if takes_scale and scale is not None:
                 scalars = (scale, *scalars[1:])
             launch(bound, pick(every), pick(addresses), scalars, threads)
+
+
+def _map_maker(lib: Library, builder: CallBuilder) -> MapMaker | None:
+    if not builder.map_launches:
+        return None
+    counts = [("captured", len(builder.captured)), ("kept", len(builder.kept_views))]
+    steps = steps_of(builder.map_launches, counts, None)
+    reads = {n for planned in builder.map_launches for kind, n in planned.places if kind == "captured"}
+    return MapMaker(lib, builder.kept_views, steps, sorted(reads), tuple(builder.kept_keys))
 
 
 def _foreign(reads: Sequence[tuple[dict[str, Any], str, Any]]) -> GlobalReads:
@@ -240,11 +254,12 @@ class LibraryFunction:
         self.calls: dict[Any, PreparedCall] = {}
 
     def call(
-        self, given: Sequence[Array | None], layouts: Layouts, options: tuple[Any, ...], scale: float | None = None
-    ) -> Any:
+        self, given: Sequence[Array | None], layouts: Layouts, options: tuple[Any, ...], scale: float | None = None,
+        block_mask: MapStore | None = None,
+    ) -> Any:  # fmt: skip
         """`given` are arrays in the order of `names`, None where one is left out, and `layouts` theirs. Options that
         are equal must mean the same, so those that may be 1, 1.0 or True are checked before. `scale` is a number for
-        kernels."""
+        kernels, and `block_mask` has the maps of the mask_mod among the options."""
         signatures, addresses = layouts
         key: Any = (*signatures, *options, type(options[-1]))
         try:
@@ -252,19 +267,21 @@ class LibraryFunction:
         except TypeError:  # something unhashable: the full check will say what
             key, prepared = None, None
         if prepared is not None:
-            return prepared.run(given, addresses, (), scale)
+            return prepared.run(given, addresses, None, scale)
         if types.FunctionType in map(type, options):
-            return self._with_functions(given, layouts, options, scale)
-        return self._first(key, given, addresses, (), options, scale)
+            return self._with_functions(given, layouts, options, scale, block_mask)
+        return self._first(key, given, addresses, None, options, scale)
 
     def _with_functions(
-        self, given: Sequence[Any], layouts: Layouts, options: tuple[Any, ...], scale: float | None
-    ) -> Any:
+        self, given: Sequence[Any], layouts: Layouts, options: tuple[Any, ...], scale: float | None,
+        block_mask: MapStore | None,
+    ) -> Any:  # fmt: skip
         """Find a call by what its functions compile to and capture."""
         signatures, addresses = layouts
         functions = [option for option in options if type(option) is types.FunctionType]
-        captured, pattern = captures(functions)
-        others = tensors.layouts(captured)[0] if captured else ()
+        found, pattern = captures(functions)
+        others, places = tensors.layouts(found) if found else ([], [])
+        captured = Captured(found, places, block_mask)
         keys = [const_key(option) if type(option) is types.FunctionType else option for option in options]
         key: Any = (*signatures, *keys, type(options[-1]), *others, *pattern)
         try:
@@ -276,17 +293,18 @@ class LibraryFunction:
         return prepared.run(given, addresses, captured, scale)
 
     def _first(
-        self, key: Any, given: Sequence[Any], addresses: list[int], captured: Sequence[Any], options: tuple[Any, ...],
+        self, key: Any, given: Sequence[Any], addresses: list[int], captured: Captured | None, options: tuple[Any, ...],
         scale: float | None,
     ) -> Any:  # fmt: skip
         lib = arrays.library(self.names[0], given[0])
         adopted = [None if a is None else lib.adopt(n, a) for n, a in zip(self.names, given, strict=False)]
         if any(a is not b for a, b in zip(adopted, given, strict=True)):
-            return _given_back(lib, self.call(adopted, tensors.layouts(adopted), options, scale))
+            block_mask = captured.block_mask if captured is not None else None
+            return _given_back(lib, self.call(adopted, tensors.layouts(adopted), options, scale, block_mask))
         named = self.Options(*options)
         try:
             views = {n: None if a is None else tensors.read(n, a) for n, a in zip(self.names, given, strict=False)}
-            builder = CallBuilder(views, captured, named.backend, named.threads)
+            builder = CallBuilder(views, captured.arrays if captured else (), named.backend, named.threads)
             prepared = PreparedCall(lib, builder, self.plan(builder, named))
         except InternalError:
             raise

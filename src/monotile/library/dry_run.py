@@ -10,7 +10,8 @@ from ..ir import Kernel as KernelIR
 from ..launch.kernel import Kernel
 from ..launch.signature import captures
 from ..runtime.tensors import View
-from .calls import SCALE, ArrayRef, CallBuilder
+from .calls import ArrayRef, CallBuilder
+from .launches import SCALE
 from .ops import FUNCTIONS
 
 

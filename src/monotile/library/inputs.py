@@ -102,7 +102,7 @@ def read_inputs(builder: CallBuilder, *, values_in_keys: bool = False) -> Attent
         q, k, v = (a.reshaped(1, *a.shape) for a in (q, k, v))
     _check_shapes(q.shape, k.shape, v.shape)
     q, k, v = (unit_last(builder, a) for a in (q, k, v))
-    scores = *q.shape[:3], k.shape[2]
+    builder.scores = scores = *q.shape[:3], k.shape[2]
     mask, sinks = builder.inputs.get("mask"), builder.inputs.get("sinks")
     mask = None if mask is None else _read_mask(mask, scores)
     if sinks is not None:
@@ -215,7 +215,8 @@ def read_options(given: MaskingOptions) -> Options:
     left, right = (None, None) if given.window is None else read_window(given.window)
     for name, function in (("score_mod", given.score_mod), ("mask_mod", given.mask_mod)):
         if function is not None and not isinstance(function, types.FunctionType):
-            raise BadOption(f"{name} is a plain Python function, found {type(function).__name__}")
+            other = ", or what block_mask gives" if name == "mask_mod" else ""
+            raise BadOption(f"{name} is a plain Python function{other}; found {type(function).__name__}")
     softcap = None if given.softcap is None else read_softcap(given.softcap)
     causal = read_causal(given.causal)
     return Options(causal, left, right, softcap, given.score_mod, given.mask_mod, given.negative)

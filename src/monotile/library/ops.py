@@ -20,7 +20,8 @@ from ..runtime import tensors
 from . import torch_calls
 from .backward import ATTENTION_BACKWARD, Gradients, attention_backward
 from .block_maps import add_block_map, add_mask_blocks, map_shape
-from .calls import SCALE, ArrayRef, CallBuilder, Finish, LibraryFunction
+from .block_mask import BlockMask, block_mask, unwrapped
+from .calls import ArrayRef, CallBuilder, Finish, LibraryFunction
 from .inputs import (
     AttentionInputs,
     check_count,
@@ -32,14 +33,17 @@ from .inputs import (
     read_softcap,
     read_window,
 )
+from .launches import SCALE
 from .merging import MERGE, MERGE_LSE, Partials, add_merge, merge, merge_lse
 
 __all__ = [
     "FUNCTIONS",
+    "BlockMask",
     "Gradients",
     "Partials",
     "attention",
     "attention_backward",
+    "block_mask",
     "decode_partials",
     "mask_blocks",
     "merge",
@@ -48,6 +52,7 @@ __all__ = [
 ]
 Array = Any
 Window = tuple[int | None, int | None] | None
+MaskMod = Callable[..., Any] | BlockMask
 
 _first: Finish = itemgetter(0)
 
@@ -73,7 +78,7 @@ class AttentionOptions(NamedTuple):
 def attention(
     q: Array, k: Array, v: Array, *, causal: bool | str = False, scale: float | None = None, mask: Array | None = None,
     window: Window = None, softcap: float | None = None, sinks: Array | None = None,
-    score_mod: Callable[..., Any] | None = None, mask_mod: Callable[..., Any] | None = None, return_lse: bool = False,
+    score_mod: Callable[..., Any] | None = None, mask_mod: MaskMod | None = None, return_lse: bool = False,
     backend: str | None = None, threads: int | None = None,
 ) -> Any:  # fmt: skip
     """softmax(q k^T * scale) v, for q (B, Hq, Nq, D), k (B, Hkv, Nk, D), v (B, Hkv, Nk, Dv). See
@@ -87,8 +92,11 @@ def attention(
     arrays = (q, k, v) if mask is None is sinks else (q, k, v, mask, sinks)
     layouts = _, addresses = tensors.layouts(arrays)
     in_keys = addresses[1] == addresses[2] and tensors.is_leading_part(v, k)
+    blocks = None
+    if mask_mod is not None:
+        mask_mod, blocks = unwrapped(mask_mod)
     options = causal, window, softcap, score_mod, mask_mod, negative, in_keys, return_lse, backend, threads
-    return _ATTENTION.call(arrays, layouts, options, scale)
+    return _ATTENTION.call(arrays, layouts, options, scale, blocks)
 
 
 def _plan_attention(builder: CallBuilder, given: AttentionOptions) -> Finish:
@@ -153,7 +161,7 @@ class PartialsOptions(NamedTuple):
 def decode_partials(
     q: Array, k: Array, v: Array, *, splits: int | None = None, causal: bool | str = False, scale: float | None = None,
     mask: Array | None = None, window: Window = None, softcap: float | None = None,
-    score_mod: Callable[..., Any] | None = None, mask_mod: Callable[..., Any] | None = None,
+    score_mod: Callable[..., Any] | None = None, mask_mod: MaskMod | None = None,
     backend: str | None = None, threads: int | None = None,
 ) -> Partials:  # fmt: skip
     """The softmax state of each of `splits` runs of keys; `merge` makes attention of them. See
@@ -168,8 +176,11 @@ def decode_partials(
     softcap = softcap if softcap is None else read_softcap(softcap)
     negative = scale is not None and scale < 0.0
     arrays = (q, k, v) if mask is None else (q, k, v, mask)
+    blocks = None
+    if mask_mod is not None:
+        mask_mod, blocks = unwrapped(mask_mod)
     options = splits, causal, window, softcap, score_mod, mask_mod, negative, backend, threads
-    found: Partials = _PARTIALS.call(arrays, tensors.layouts(arrays), options, scale)
+    found: Partials = _PARTIALS.call(arrays, tensors.layouts(arrays), options, scale, blocks)
     return found
 
 

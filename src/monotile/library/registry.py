@@ -18,6 +18,7 @@ import numpy as np
 from .. import backends, dtypes
 from ..kernels import reference
 from . import ops
+from .block_mask import BlockMask
 
 Array = np.ndarray[Any, Any]
 Inputs = dict[str, Any]
@@ -136,13 +137,15 @@ def on_device(value: Any, backend: str | None) -> Any:
         named = [n for n in value.__code__.co_names if isinstance(known.get(n), np.ndarray)]
         moved = known | {n: on_device(known[n], backend) for n in named} if named else known
         return types.FunctionType(value.__code__, moved, value.__name__, value.__defaults__, cells)
+    if isinstance(value, BlockMask):
+        return BlockMask(on_device(value.mask_mod, backend), value.B, value.H, value.Nq, value.Nk)
     if not isinstance(value, np.ndarray):
         return value
     import torch
 
     name = value.dtype.name
     plain = value.view(np.int16) if name == "bfloat16" else value
-    return torch.from_numpy(np.ascontiguousarray(plain)).cuda().view(getattr(torch, name))
+    return torch.from_numpy(np.ascontiguousarray(plain).reshape(plain.shape)).cuda().view(getattr(torch, name))
 
 
 def from_device(value: Any) -> Any:

@@ -22,6 +22,7 @@ from torch import Tensor
 from ..errors import NoGradient
 from ..launch.signature import captures
 from . import backward, ops
+from .block_mask import unwrapped
 from .inputs import read_window
 
 OPTIONS = "str causal, int? left, int? right, float? scale, float? softcap, int mods, str? backend, int? threads"
@@ -128,7 +129,7 @@ def attention(
 
 def _refuse_captured_gradients(mods: Mods) -> None:
     """Gradients of arrays that a mod reads are not computed; losing them in silence would be worse than an error."""
-    arrays, _ = captures([mod for mod in (mods.score_mod, mods.mask_mod) if mod is not None])
+    arrays, _ = captures([mod for mod in (mods.score_mod, unwrapped(mods.mask_mod)[0]) if mod is not None])
     if torch.is_grad_enabled() and any([getattr(a, "requires_grad", False) for a in arrays]):
         raise NoGradient(
             "score_mod or mask_mod reads a tensor that requires grad, and attention has no gradient for it; "

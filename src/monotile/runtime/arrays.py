@@ -49,6 +49,10 @@ class Numpy:
     def give_back(self, array: Any) -> Any:
         return array if self.home is None else self.home.from_dlpack(array)
 
+    def queue(self, device: str) -> int | None:
+        """Return the queue of launches that a launch would join now; None while a graph of launches is recorded."""
+        return 0
+
 
 class Torch:
     """torch tensors on any device. Gradients are not tracked."""
@@ -90,6 +94,15 @@ class Torch:
     def give_back(self, array: Any) -> Any:
         return array
 
+    def queue(self, device: str) -> int | None:
+        if not device.startswith("cuda"):
+            return 0
+        cuda, index = self.torch.cuda, device.partition(":")[2]
+        if cuda.is_current_stream_capturing():
+            return None
+        # Triton asks for it in the same way: a Stream object would take microseconds.
+        return int(self.torch._C._cuda_getCurrentRawStream(int(index) if index else cuda.current_device()))
+
 
 class Mps(Torch):
     """torch tensors on an Apple GPU, which have no address."""
@@ -129,6 +142,9 @@ class Mlx:
 
     def give_back(self, array: Any) -> Any:
         return array
+
+    def queue(self, device: str) -> int | None:
+        return 0
 
 
 Library = Numpy | Torch | Mlx

@@ -51,6 +51,8 @@ MIN_SPLIT = 128  # keys of a split: fewer do not outweigh its output
 LONG_SPLIT = 512  # keys of a split: with this many, two CTAs on a multiprocessor beat one with twice the keys
 TWO_FIT = 16384  # bytes of a tile of keys: up to here, two decode CTAs fit a multiprocessor
 TILE_BYTES = 32768  # of a decode tile of keys, which fits shared memory beside its values
+MAPPED_CTAS = 8  # CTAs to a multiprocessor of few rows with a block map: those whose keys are hidden end at once
+MAPPED_REGISTERS = 168  # of their threads: three fit a multiprocessor, where block cases would take registers for two
 MERGE_SPAN = 32  # columns of a row in one program of a merge: GPUs need many programs
 MERGE_TILE = 2048  # elements that one warp merges at a time
 MERGED_ALONE = 128  # up to this many rows, a row is shared out by columns
@@ -87,12 +89,14 @@ class NvidiaChoices(Choices):
         return problem.rows <= ROW_BLOCKS[-1] or (unknown and problem.queries <= ROW_BLOCKS[-1])
 
     def _prefers_matrix_units(self, problem: AttentionProblem, few: AttentionChoice) -> bool:
-        """True where a producer warp is worth rows that are mostly padding: with block cases, which plain Triton cannot
-        fetch ahead, and where heads alone make two waves (measured on an H200)."""
-        target = gpu(problem.device)
+        """True where a producer warp is worth rows that are mostly padding: where heads alone make two waves, and with a
+        block map, which plain Triton cannot fetch ahead, where they fill half of the multiprocessors (measured on an
+        H200: 27 us instead of 48 for 16 batches of 8 KV heads, 22 instead of 18 for one)."""
+        target, heads = gpu(problem.device), problem.batch * problem.kv_heads
         able = problem.dtype.bytes == 2 and target.architecture == MEASURED and support.version_supported()
-        many = problem.batch * problem.kv_heads >= 2 * target.multiprocessors
-        return able and (problem.has_block_map or (many and not few.splits))
+        if problem.has_block_map:
+            return able and 2 * heads >= target.multiprocessors
+        return able and heads >= 2 * target.multiprocessors and not few.splits
 
     def row_blocks(self, problem: AttentionProblem) -> Choice:
         """BR, BK and the schedule for matrix units."""
@@ -119,7 +123,11 @@ class NvidiaChoices(Choices):
         length = split_length(problem, self.few_rows(problem, unsplit=True).blocks["BK"] or 0)
         found = self.few_rows(problem, unsplit=not fixed and length >= problem.visible_keys)
         blocks = {"BR": row_block(problem.rows), "BK": found.blocks["BK"], "packed": True}
-        chosen = AttentionChoice(blocks, found.schedule, found.why)
+        schedule, why = found.schedule, found.why
+        if problem.has_block_map and schedule is not None:
+            schedule = replace(schedule, waits_for_previous=True, max_registers=MAPPED_REGISTERS)
+            why = "few rows with a block map: derived, not measured"
+        chosen = AttentionChoice(blocks, schedule, why)
         return chosen if fixed else chosen.divided(problem, -(-length // chosen.key_block))
 
     def few_rows(self, problem: AttentionProblem, *, unsplit: bool) -> Choice:
@@ -164,12 +172,16 @@ class NvidiaChoices(Choices):
     def mask_blocks(self, BQ: int, BK: int, device: str) -> Choice:
         """Without a limit the edges, which seldom run, take all registers, and only two CTAs fit a multiprocessor. Few
         rows have one block in a program: others would wait for memory one after the other."""
-        limited = Schedule(4, max_registers=128) if gpu(device).architecture == MEASURED else None
-        columns = max(1, MASK_COLUMNS // BK) * BK if BQ > MASK_FEW_ROWS else BK
-        return Choice({"STRIP": BQ, "SPAN": columns}, limited, "whole blocks are read")
+        few = BQ <= MASK_FEW_ROWS
+        limited = Schedule(4, max_registers=128, triggers_dependents=few)
+        columns = max(1, MASK_COLUMNS // BK) * BK if not few else BK
+        known = gpu(device).architecture == MEASURED
+        return Choice({"STRIP": BQ, "SPAN": columns}, limited if known else None, "whole blocks are read")
 
-    def mod_blocks(self, device: str) -> Choice:
-        return Choice({"SPAN": 1}, why="a program for each block")
+    def mod_blocks(self, rows: int, device: str) -> Choice:
+        few = rows <= MASK_FEW_ROWS and gpu(device).architecture == MEASURED
+        schedule = Schedule(1, triggers_dependents=True) if few else None
+        return Choice({"SPAN": 1}, schedule, "a program for each block")
 
 
 def _backward_tile(problem: AttentionProblem, tiles: tuple[tuple[int, int], ...], sums: int) -> tuple[int, int]:
@@ -189,10 +201,10 @@ def _backward_tile(problem: AttentionProblem, tiles: tuple[tuple[int, int], ...]
 
 def split_length(problem: AttentionProblem, block: int) -> int:
     """Return the keys of a split, in whole blocks, such that every multiprocessor has a CTA; two CTAs where two fit and
-    have enough to do."""
+    have enough to do. Where a block map hides keys, visible ones may lie in few splits: these are short."""
     heads = max(1, problem.batch * problem.kv_heads)
     two_fit = block * problem.head_size * problem.dtype.bytes <= TWO_FIT
-    for together in (2, 1) if two_fit else (1,):
+    for together in (MAPPED_CTAS,) if problem.has_block_map else (2, 1) if two_fit else (1,):
         splits = max(1, round(together * gpu(problem.device).multiprocessors / heads))
         per_split = _round_up(_round_up(problem.visible_keys, splits) // splits, block)
         if per_split >= LONG_SPLIT:

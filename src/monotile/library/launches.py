@@ -1,0 +1,53 @@
+"""Launches of a call: planned by a builder, then prepared to pick their arrays from those of the call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from ..backends.base import picker
+from ..launch.kernel import Plan
+
+
+class Scale:
+    """Placeholder for the scale, a number that each call passes to its kernels."""
+
+
+SCALE = Scale()
+
+
+class PlannedLaunch(NamedTuple):
+    """A launch of a call in the making."""
+
+    plan: Plan
+    places: list[tuple[str, int]]  # of its arrays
+    scalars: list[Any]  # SCALE may be the first
+    threads: int | None
+
+
+class LaunchStep(NamedTuple):
+    """A launch of a prepared call."""
+
+    launch: Callable[..., None]
+    bound: Any
+    pick: Callable[[Sequence[Any]], Sequence[Any]]  # its arrays' addresses among those of the call
+    takes_scale: bool  # the first scalar is the scale, that of a call which passes none
+    scalars: tuple[Any, ...]
+    threads: int | None
+
+
+def steps_of(
+    launches: Sequence[PlannedLaunch], counts: Sequence[tuple[str, int]], scale: float | None
+) -> list[LaunchStep]:
+    """Launches whose arrays are picked from those of all kinds, in this order, with their counts. `scale` is that of a
+    call which passes none."""
+    first, at = {}, 0
+    for kind, count in counts:
+        first[kind], at = at, at + count
+    steps = []
+    for plan, places, scalars, threads in launches:
+        takes_scale = bool(scalars) and scalars[0] is SCALE
+        pick = picker([first[kind] + n for kind, n in places])
+        numbers = tuple(scale if number is SCALE else number for number in scalars)
+        steps.append(LaunchStep(plan.program.launch, plan.bound, pick, takes_scale, numbers, threads))
+    return steps

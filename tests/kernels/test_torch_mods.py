@@ -1,0 +1,169 @@
+"""score_mod and mask_mod written for torch's FlexAttention compile as they are, and mean what they mean there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import monotile
+from monotile import errors
+from usable import ON_GPU
+
+torch = pytest.importorskip("torch")
+
+B, H, N, D = 2, 4, 150, 16
+torch.manual_seed(0)
+if ON_GPU:
+    torch.set_default_device("cuda")
+Q, K, V = (torch.randn(B, H, N, D) for _ in range(3))
+DOCUMENT = torch.sort(torch.randint(0, 4, (N,))).values
+OF_BATCH = torch.sort(torch.randint(0, 4, (B, N))).values
+ALLOWED = torch.rand(B, H, N, N) < 0.5
+LENGTH, GAIN, BIAS, SLOPES = torch.tensor(17), torch.tensor(0.3), torch.randn(N, N), torch.rand(H)
+torch.set_default_device(None)
+Mod = Callable[..., Any]
+
+
+@pytest.fixture
+def backend(backend: str) -> str:
+    """On a GPU the tensors above are for it alone."""
+    if ON_GPU and backend != "nvidia":
+        pytest.skip("the tensors lie on the GPU")
+    return backend
+
+
+def causal(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return q_idx >= kv_idx
+
+
+def in_document(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return DOCUMENT[q_idx] == DOCUMENT[kv_idx]
+
+
+def all_of(*mask_mods: Mod) -> Mod:
+    """As torch.nn.attention.flex_attention.and_masks has it."""
+
+    def both(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        result = b.new_ones((), dtype=torch.bool)
+        for mask in mask_mods:
+            result = result & mask(b, h, q_idx, kv_idx)
+        return result
+
+    return both
+
+
+MASKS: dict[str, Mod] = {
+    "documents": in_document,
+    "documents of a batch": lambda b, h, q, k: OF_BATCH[b, q] == OF_BATCH[b, k],
+    "prefix": lambda b, h, q, k: (k < LENGTH) | (q >= k),
+    "a mask": lambda b, h, q, k: ALLOWED[b, h, q, k],
+    "method abs": lambda b, h, q, k: (q - k).abs() <= 20,
+    "abs": lambda b, h, q, k: torch.abs(q - k) <= 20,
+    "not": lambda b, h, q, k: ~((q > k) & (k % 3 == 0)),
+    "where": lambda b, h, q, k: torch.where(h < 2, q >= k, q <= k),
+    "and_masks": all_of(causal, in_document),
+    "logical": lambda b, h, q, k: torch.logical_or(q >= k, torch.logical_not((k // 7 % 2).bool())),
+    "extrema": lambda b, h, q, k: torch.maximum(q, k) - torch.minimum(q, k) < 9,
+    "dilated": lambda b, h, q, k: torch.remainder(torch.sub(q, k), 5).eq(0),
+}
+SCORES: dict[str, Mod] = {
+    "alibi": lambda s, b, h, q, k: s + (k - q) * SLOPES[h],
+    "alibi by exp2": lambda s, b, h, q, k: s + (k - q) * torch.exp2(-((h + 1) * 8.0 / H)),
+    "softcap": lambda s, b, h, q, k: 20.0 * torch.tanh(s / 20.0),
+    "bias": lambda s, b, h, q, k: s + BIAS[q, k],
+    "sigmoid and a number": lambda s, b, h, q, k: s * torch.sigmoid(s) + GAIN,
+    "causal": lambda s, b, h, q, k: torch.where(q >= k, s, -float("inf")),
+    "to": lambda s, b, h, q, k: s + (q - k).abs().to(torch.float32) * 0.1,
+    "exp": lambda s, b, h, q, k: s + torch.exp(-(q - k).abs().float()),
+    "clamp, rsqrt, square": lambda s, b, h, q, k: torch.clamp(s, -1.0, 1.0) + torch.rsqrt((q - k).square() + 1.0),
+    "log of positions": lambda s, b, h, q, k: torch.minimum(s, torch.log(q + k + 1)),
+    "div": lambda s, b, h, q, k: s + torch.div(q, k + 1) - torch.sqrt(q),
+}
+
+
+def positions() -> tuple[Any, ...]:
+    b, h, i, j = (torch.arange(n, device=Q.device) for n in (B, H, N, N))
+    return b[:, None, None, None], h[:, None, None], i[:, None], j
+
+
+def exact(scores: Any) -> Any:
+    """Attention in float64; a row that sees nothing is zero."""
+    return torch.softmax(scores, -1).nan_to_num(0.0) @ V.double()
+
+
+def products() -> Any:
+    return Q.double() @ K.double().mT / math.sqrt(D)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks(name: str, backend: str) -> None:
+    mod = MASKS[name]
+    seen = mod(*positions()).expand(B, H, N, N)
+    found = monotile.attention(Q, K, V, mask_mod=mod, backend=backend)
+    torch.testing.assert_close(found.double(), exact(products().masked_fill(~seen, -math.inf)), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_scores(name: str, backend: str) -> None:
+    mod = SCORES[name]
+    found = monotile.attention(Q, K, V, score_mod=mod, backend=backend)
+    expected = exact(mod(products(), *positions()).double())
+    torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=1e-5)
+
+
+def test_numpy_functions_mean_the_same() -> None:
+    slopes = SLOPES.cpu().numpy()
+    given = [x.cpu().numpy() for x in (Q, K, V)]
+    found = monotile.attention(
+        *given,
+        score_mod=lambda s, b, h, q, k: s + np.where(q > k, np.tanh(s), np.abs(q - k) * slopes[h]),
+        mask_mod=lambda b, h, q, k: np.logical_or(np.greater_equal(q, k), np.equal(np.minimum(q, k), 0)),
+    )
+    _, h, i, j = positions()
+    scores = products()
+    scores = scores + torch.where(i > j, torch.tanh(scores), (i - j).abs() * SLOPES[h])
+    seen = (i >= j) | (torch.minimum(i, j) == 0)
+    torch.testing.assert_close(
+        torch.from_numpy(found).double(), exact(scores.masked_fill(~seen, -math.inf)).cpu(), atol=2e-6, rtol=1e-5
+    )
+
+
+def test_a_captured_number_is_read_at_every_call() -> None:
+    limit = torch.tensor(10, device=Q.device)
+    outs = []
+    for value in (10, 30, 10):
+        limit.fill_(value)
+        outs.append(monotile.attention(Q, K, V, mask_mod=lambda b, h, q, k: k < limit))
+        torch.testing.assert_close(outs[-1], monotile.attention(Q, K[:, :, :value], V[:, :, :value]), atol=2e-6, rtol=0)
+    assert torch.equal(outs[0], outs[2])
+
+
+def test_a_number_and_an_array_of_one_element_are_told_apart() -> None:
+    def below(limit: Any) -> Mod:
+        return lambda b, h, q, k: k < limit
+
+    monotile.attention(Q, K, V, mask_mod=below(torch.tensor(10, device=Q.device)))
+    with pytest.raises(errors.BadOperand, match="load a tile first"):
+        monotile.attention(Q, K, V, mask_mod=below(torch.tensor([10], device=Q.device)))
+
+
+@pytest.mark.parametrize(
+    ("mod", "error"),
+    [
+        (lambda s, b, h, q, k: torch.sin(s), errors.NotCallable),
+        (lambda s, b, h, q, k: s.to("cpu"), errors.WrongCall),
+        (lambda s, b, h, q, k: s.to(torch.float64), errors.WrongCall),
+        (lambda s, b, h, q, k: s.cumsum(0), errors.UnknownAttribute),
+        (lambda s, b, h, q, k: torch.where(s), errors.WrongCall),
+        (lambda s, b, h, q, k: torch.logical_not(s, k), errors.WrongCall),
+    ],
+    ids=str,
+)
+def test_what_does_not_compile(mod: Mod, error: type[Exception]) -> None:
+    with pytest.raises(error) as found:
+        monotile.attention(Q, K, V, score_mod=mod)
+    assert "^" in str(found.value) and "cure" in str(found.value)

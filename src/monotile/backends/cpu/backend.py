@@ -128,6 +128,6 @@ BACKEND = CpuBackend()
 
 @functools.cache
 def for_unit(unit: str) -> CpuBackend:
-    """Return the backend that compiles for a vector unit: "avx512-amx", "avx512", "avx2", "neon" or "baseline"."""
+    """Return the backend that compiles for a vector unit, a key of `target.UNITS`."""
     target.host_for(unit)  # raises for an unknown one
     return CpuBackend(unit)

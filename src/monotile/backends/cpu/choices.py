@@ -9,7 +9,7 @@ from functools import cache
 from ..choices import KEYS_PER_SPLIT, AttentionChoice, AttentionProblem, Choice, Choices, cdiv
 from ..time_model import RowKind, TimeModel
 from .host import host
-from .target import STREAMED_ROWS, Target, host_for, target
+from .target import STREAMED_ROWS, host_for, target
 
 # The least work for which another thread is woken: about twice the cost of waking it.
 FLOPS_PER_THREAD = 2_000_000
@@ -39,14 +39,20 @@ class CpuChoices(Choices):
             return _streamed(problem, keys_per_split)
         most, why = _rows_in_l2(problem)
         kinds = []
-        unit = self._target()
         for size in dict.fromkeys((problem.rows, problem.queries)):
-            kinds += [_panel(problem, _panel_rows(size, most, max(8, unit.lanes)), why, amx=unit.amx)]
+            kinds += [_panel(problem, self._panel_rows(size, most), why, amx=self._has_amx())]
             kinds += [_streamed_twice(problem, size)] if size <= 2 * STREAMED_ROWS else []
         return TimeModel(cores(), merge=MERGE, bytes_per_time=math.inf, least=KEYS_PER_SPLIT).choose(problem, kinds)
 
-    def _target(self) -> Target:
-        return target(host() if self._unit is None else host_for(self._unit))
+    def _panel_rows(self, size: int, most: int) -> int:
+        """Rows of a block in whole vectors: as many as fit, or all rows, or half of them. More than two blocks are as
+        large as possible, so that new lengths need no new program."""
+        blocks = cdiv(size, most)
+        lanes = max(8, target(host() if self._unit is None else host_for(self._unit)).lanes)
+        return most if blocks > 2 else min(most, cdiv(cdiv(size, blocks), lanes) * lanes)
+
+    def _has_amx(self) -> bool:
+        return target(host() if self._unit is None else host_for(self._unit)).amx
 
     def marks_covered(self, problem: AttentionProblem) -> bool:
         """The map is read in strips; those of an additive mask seldom hide anything, and where positions hide nothing
@@ -64,13 +70,6 @@ class CpuChoices(Choices):
         from .pool import default_threads
 
         return min(default_threads(), max(1, flops // FLOPS_PER_THREAD, bytes_ // BYTES_PER_THREAD))
-
-
-def _panel_rows(size: int, most: int, lanes: int) -> int:
-    """Rows of a block in whole vectors: as many as fit, or all rows, or half of them. More than two blocks are as large
-    as possible, so that new lengths need no new program."""
-    blocks = cdiv(size, most)
-    return most if blocks > 2 else min(most, cdiv(cdiv(size, blocks), lanes) * lanes)
 
 
 def _panel(problem: AttentionProblem, rows: int, why: str, *, amx: bool) -> RowKind:

@@ -172,6 +172,23 @@ def test_products_of_casts(dtype: str) -> None:
     np.testing.assert_allclose(*found, atol=1e-5 * np.abs(found[1]).max())
 
 
+@kernel
+def product_of_inverses(a: Tensor["M K"], b: Tensor["K N"], c: Tensor["M N"], *, M: Const, K: Const, N: Const):
+    """c = (1 / a) @ (1 / b): what lies beyond the contraction is infinite."""
+    rows, inner, cols = program_id(1) * M + arange(M), arange(K), arange(N)
+    c[rows, cols] = dot((1.0 / a[rows, inner]).astype(bfloat16), (1.0 / b[inner, cols]).astype(bfloat16))
+
+
+@runnable
+@pytest.mark.parametrize("K", [33, 40, 48])
+def test_nothing_beyond_a_contraction_counts(K: int) -> None:
+    a, b = (1.0 + normal(*shape, seed=n) ** 2 for n, shape in enumerate([(40, K), (K, 24)]))
+    found = [normal(40, 24), normal(40, 24)]
+    for backend, c in zip((BACKEND, "interpreter"), found, strict=True):
+        product_of_inverses(a, b, c, M=40, K=K, N=24, backend=backend)
+    np.testing.assert_allclose(*found, atol=1e-5 * np.abs(found[1]).max())
+
+
 class NarrowBuilder(Builder):
     """All numbers of random kernels that dots read are whole and small: exact in bfloat16."""
 

@@ -57,7 +57,7 @@ class Layout:
         self.eager = {op for op in self._ops if op.kind == "load" and op.result.shape and self._needs_copy(op, kernel)}
         self.next_iteration = self._transposed_loads() | self._strips()
         self.shared = self._shared_tiles(kernel)
-        in_panels = [d for d in self._dots if self.panel_axis not in (None, axes.dots[d][1])]  # nor contract them
+        in_panels = [dot for dot in self._dots if self.panel_axis not in (None, axes.dots[dot][1])]
         self.tiled = tiled_dots(in_panels, axes, target)
         self.paired = paired_dots(in_panels, axes, target) - self.tiled
         self.narrow = {op for op in self.eager if self._stays_bfloat16(op)}

@@ -89,8 +89,8 @@ class NvidiaChoices(Choices):
         return problem.rows <= ROW_BLOCKS[-1] or (unknown and problem.queries <= ROW_BLOCKS[-1])
 
     def _prefers_matrix_units(self, problem: AttentionProblem, few: AttentionChoice) -> bool:
-        """True where a producer warp is worth rows that are mostly padding: where heads alone make two waves, and with a
-        block map, which plain Triton cannot fetch ahead, where they fill half of the multiprocessors (measured on an
+        """True where a producer warp is worth rows that are mostly padding: where heads alone make two waves, and with
+        a block map, which plain Triton cannot fetch ahead, where they fill half of the multiprocessors (measured on an
         H200: 27 us instead of 48 for 16 batches of 8 KV heads, 22 instead of 18 for one)."""
         target, heads = gpu(problem.device), problem.batch * problem.kv_heads
         able = problem.dtype.bytes == 2 and target.architecture == MEASURED and support.version_supported()

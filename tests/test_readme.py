@@ -70,7 +70,7 @@ def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         shutil.copy(ROOT / "baselines" / "nvidia-h200.json", tmp_path / name)
     monkeypatch.chdir(tmp_path)
     found = shell(README)
-    assert {words[0] for words in found} == {*RUN, "check", "bench"}
+    assert {words[0] for words in found} == {*RUN, "check", "compile", "bench"}
     for words in found:
         if words[0] in RUN:
             result = CliRunner().invoke(commands.app, words)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from monotile.library import sweep, sweep_processes
+from monotile import dtypes
+from monotile.library import registry, sweep, sweep_processes
 from monotile.library.guarded import GUARD, GuardedArray, Placement, guarded_results
 from monotile.library.sweep import CallOutcome
 from monotile.library.sweep_processes import Runner, Sweep
@@ -66,6 +67,22 @@ def test_layouts(name: str, dtype: Any) -> None:
         array.whole[at] ^= 1
         assert array.changed()
         array.whole[at] ^= 1
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "int32"])
+def test_layouts_on_a_gpu(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With tensors on the CPU in place of those on a GPU."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    monkeypatch.setattr(torch.Tensor, "cuda", torch.Tensor.clone)
+    kind = dtypes.to_numpy(dtypes.BY_NAME[dtype])
+    values = (np.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5) % 7).astype(kind)
+    array = GuardedArray.make("q", values, LAYOUTS[name], on_gpu=True)
+    assert str(array.given.dtype) == f"torch.{dtype}" and array.given.stride() == LAYOUTS[name].strides(values.shape)
+    np.testing.assert_array_equal(registry.from_device(array.given), array.host)
+    assert not array.changed()
+    array.whole[GUARD // 2] = 0
+    assert array.changed()
 
 
 def wrong_call(monkeypatch: pytest.MonkeyPatch, change: Any) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from ...ir import Kernel
 from .. import manifest
 from ..base import Emitted
+from . import assembler
 from .gluon import persistent, support
 from .paths import LaunchPath
 from .triton.descriptors import ALIGNMENT, DescribedTensor, copied_dtype, swizzle_bytes
@@ -30,14 +31,18 @@ def emitted(kernel: Kernel, path: LaunchPath) -> Emitted:
         "options": path.schedule.options,
         "path": path.name,
     }
-    if source.described:
-        entry["requires"] = GLUON_REQUIRES if path.pipeline is not None else TRITON_REQUIRES
+    requires = (GLUON_REQUIRES if path.pipeline is not None else TRITON_REQUIRES) if source.described else {}
+    if path.pipeline is None and assembler.needs_other(kernel, support.ARCHITECTURE):
+        requires = requires | ASSEMBLER_REQUIRES
+    if requires:
+        entry["requires"] = requires
     entry |= {"why": path.why_plain} if path.pipeline is None else {}
     return Emitted({file: source.text.encode()}, entry)
 
 
 DESCRIBED = f"addresses and strides that are multiples of {ALIGNMENT} bytes, a contiguous last dimension, none empty"
 TRITON_REQUIRES = {"descriptors": DESCRIBED, "allocator": "triton.set_allocator: the kernel makes its descriptors"}
+ASSEMBLER_REQUIRES = {"ptxas": f"on {support.ARCHITECTURE} not {assembler.WRONG_VERSION}, which makes wrong code of it"}
 GLUON_REQUIRES = {
     "architecture": support.ARCHITECTURE,
     "triton": list(support.VERSIONS),

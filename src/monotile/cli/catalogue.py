@@ -51,7 +51,7 @@ LIBRARY: dict[Kernel, Defaults] = {
     backward.row_deltas: Defaults({"dlse": float32, "delta": float32}, ("dlse",)),
     backward.backward_queries: Defaults(SCORES, ("mask", "block_map")),
     backward.backward_keys: Defaults({**SCORES, "workspace": float32}, ("mask", "block_map", "dq", "workspace")),
-    option_gradients.mask_gradient: Defaults({**SCORES, "mask": float32, "dmask": float32}),
+    option_gradients.mask_gradient: Defaults({n: float32 for n in ("mask", "lse", "delta", "dmask")}),
     option_gradients.sink_gradient: Defaults({"sinks": float32, "lse": float32, "delta": float32, "dsinks": float32}),
     merge.merge: Defaults({"sinks": float32, "lse": float32, **STATE}, ("sinks",)),
     merge.merge_lse: Defaults({"lse": float32, "total": float32}),

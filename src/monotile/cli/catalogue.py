@@ -117,7 +117,7 @@ def _with_blocks(kernel: Kernel, request: Request, backend: str, device: str | N
         choice = _backward_blocks(kernel, choices, problem) if kernel in BACKWARD else choices.attention(problem)
         if kernel is option_gradients.mask_gradient:
             values.setdefault("summed", (False,) * 4)
-        if values.get("mask", request) is not None:
+        if values.get("mask", request) is not None and "covered" in kernel.const_names:
             values.setdefault("covered", choices.marks_covered(problem))
     return {**choice.blocks, **values}, choice
 

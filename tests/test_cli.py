@@ -121,6 +121,7 @@ def test_a_missing_library_is_named(tmp_path: Path) -> None:
         ("attention --Nq=1 --Nk=32768 --device sm_90", ("2 launches", "split_o float32", "kernel merge")),
         ("attention --device sm_90 --dtype float32", ("no schedule was measured for float32", "path: plain Triton")),
         ("attention --device sm_80", ("no schedule was measured on a GPU of sm_80", "path: plain Triton")),
+        ("attention_backward --device sm_90", ("3 launches", "kernel backward_queries", "kernel backward_keys")),
         ("attention --dtype mask=bool --device sm_90", ("2 launches", "kernel mask_blocks", "covered=True")),
         ("attention --Nq=16", ("BR=64", "packed=True", "panels of 64 rows", "splits: ")),
         ("decode_partials --Nq=1", ("kernel attention", "BR=4", "packed=True")),

@@ -56,7 +56,7 @@ LIBRARY: dict[Kernel, Defaults] = {
     backward.row_deltas: Defaults({"dlse": float32, "delta": float32}, ("dlse",)),
     backward.backward_queries: Defaults(SCORES, ("mask", "block_map")),
     backward.backward_keys: Defaults({**SCORES, "workspace": float32}, ("mask", "block_map", "dq", "workspace")),
-    option_gradients.mask_gradient: Defaults({**SCORES, "mask": float32, "dmask": float32}),
+    option_gradients.mask_gradient: Defaults({n: float32 for n in ("mask", "lse", "delta", "dmask")}),
     option_gradients.sink_gradient: Defaults({"sinks": float32, "lse": float32, "delta": float32, "dsinks": float32}),
     merge.merge: Defaults({"sinks": float32, "lse": float32, **STATE}, ("sinks",)),
     merge.merge_lse: Defaults({"lse": float32, "total": float32}),
@@ -122,7 +122,7 @@ def _with_blocks(kernel: Kernel, request: Request, backend: str, device: str | N
         choice = _backward_blocks(kernel, choices, problem) if kernel in BACKWARD else choices.attention(problem)
         if kernel is option_gradients.mask_gradient:
             values.setdefault("summed", (False,) * 4)
-        if values.get("mask", request) is not None:
+        if values.get("mask", request) is not None and "covered" in kernel.const_names:
             values.setdefault("covered", choices.marks_covered(problem))
     return {**choice.blocks, **values}, choice
 

@@ -15,6 +15,7 @@ from .visibility import (
     FULL,
     by_block_case,
     by_position,
+    has_positions,
     is_additive,
     place_of,
     visible,
@@ -38,10 +39,10 @@ class KeySums(NamedTuple):
     dV: Any  # (keys, Dv)
 
 
-def visible_rows(options, at, mask, seen, case):
-    """Rows that see some key of the tile, (rows, 1); without a mask, those that see some key of their head by position.
-    `seen` leaves out rows past the last one."""
-    if case != FULL or options.mask_mod is not None:
+def visible_rows(options, at, seen, case, hides):
+    """Rows that see some key of the tile, (rows, 1); where nothing but position `hides` keys, those that see some key of
+    their head. `seen` leaves out rows past the last one."""
+    if case != FULL or (hides and has_positions(options)):
         return seen.max(axis=1)[:, None]
     return _sees_some_key(options, at)
 
@@ -100,14 +101,15 @@ def backward_queries(
     g = h // (q.shape[1] // k.shape[1])
     terms = terms_of_rows(do, q, lse, delta, b, h, own.rows)
     rule = scores.Rule(options, scale, is_additive(mask))
+    hides = mask is not None or options.mask_mod is not None
 
     def at(cols):
         return place_of(own, cols, Nk, False)
 
     def step(dQ, cols, case):
-        M = mask[b, h, own.rows, cols] if case != FULL else None
-        seen = visible(options, at(cols), M)
-        keys = visible_keys(options, at(cols), M, seen, case)
+        M = mask[b, h, own.rows, cols] if mask is not None and case != FULL else None
+        seen = visible(options, at(cols), M, case)
+        keys = visible_keys(options, at(cols), M, seen, case, hides)
         K = where(keys[:, None], k[b, g, cols], 0.0)
         _, _, dX = score_gradients(rule, terms, K, v[b, g, cols], at(cols), M, seen)
         return dQ + dot(dX.astype(K.dtype), K)
@@ -115,7 +117,7 @@ def backward_queries(
     dQ = zeros((BR, D))
     for j in blocks(Nk, BK, lambda cols: by_position(options, at(cols))):
         case = block_map[b, h, own.index, j // BK] if block_map is not None else None
-        dQ = by_block_case(step, dQ, j + arange(BK), mask, case, covered)
+        dQ = by_block_case(step, dQ, j + arange(BK), case, hides, covered)
     dq[b, h, own.rows] = dQ * scale
 
 
@@ -131,6 +133,7 @@ def backward_keys(
     where that is left out."""
     Nq, Nk, group = q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
     rule = scores.Rule(options, scale, is_additive(mask))
+    hides = mask is not None or options.mask_mod is not None
     sum_dq = workspace if workspace is not None else dq
 
     def block_of_keys(b, g, n):
@@ -144,22 +147,22 @@ def backward_keys(
                 return place_of(RowBlock(b, h, rows // BR, rows, Nq, h, rows, Nq), cols, Nk, False)
 
             def step(sums, rows, case):
-                M = mask[b, h, rows, cols] if case != FULL else None
-                seen = visible(options, at(rows), M) & at(rows).inside
-                sighted = visible_rows(options, at(rows), M, seen, case)
+                M = mask[b, h, rows, cols] if mask is not None and case != FULL else None
+                seen = visible(options, at(rows), M, case) & at(rows).inside
+                sighted = visible_rows(options, at(rows), seen, case, hides)
                 Q, dO, L, delta_ = terms_of_rows(do, q, lse, delta, b, h, rows)
                 terms = RowTerms(where(sighted, Q, 0.0), where(sighted, dO, 0.0), L, delta_)
                 P, _, dX = score_gradients(rule, terms, K, V, at(rows), M, seen)
                 dV = sums.dV + dot(P.astype(V.dtype).T, terms.dO)
                 sums = KeySums(sums.dK + dot(dX.astype(K.dtype).T, terms.Q), dV)
                 if dq is not None:
-                    keys = visible_keys(options, at(rows), M, seen, case)
+                    keys = visible_keys(options, at(rows), M, seen, case, hides)
                     sum_dq[b, h, rows] += dot(dX.astype(K.dtype), where(keys[:, None], K, 0.0))
                 return sums
 
             for i in blocks(Nq, BR, lambda rows: by_position(options, at(rows)) & at(rows).inside):
                 case = block_map[b, h, i // BR, n] if block_map is not None else None
-                sums = by_block_case(step, sums, i + arange(BR), mask, case, covered)
+                sums = by_block_case(step, sums, i + arange(BR), case, hides, covered)
             return sums
 
         sums = KeySums(zeros((BK, D)), zeros((BK, Dv)))

@@ -5,7 +5,7 @@ from monotile.language import Const, Tensor, arange, blocks, cdiv, float32, kern
 from . import scores, softmax
 from .backward import score_gradients, terms_of_rows
 from .row_groups import RowBlock
-from .visibility import by_position, place_of, visible
+from .visibility import PARTIAL, by_position, place_of, visible
 
 
 @kernel
@@ -49,7 +49,7 @@ def mask_gradient(
         for j in blocks(high, BK, lambda cols: by_position(options, at(cols)), start=low):
             cols = j + arange(BK)
             M, K, V = mask[b, h, rows, cols], k[b, h // group, cols], v[b, h // group, cols]
-            seen = visible(options, at(cols), M) & at(cols).inside
+            seen = visible(options, at(cols), M, PARTIAL) & at(cols).inside
             _, dS, _ = score_gradients(rule, terms, K, V, at(cols), M, seen)
             total += dS
         return total

@@ -40,8 +40,8 @@ class KeySums(NamedTuple):
 
 
 def visible_rows(options, at, seen, case, hides):
-    """Rows that see some key of the tile, (rows, 1); where nothing but position `hides` keys, those that see some key of
-    their head. `seen` leaves out rows past the last one."""
+    """Rows that see some key of the tile, (rows, 1); where nothing but position `hides` keys, those that see some key
+    of their head. `seen` leaves out rows past the last one."""
     if case != FULL or (hides and has_positions(options)):
         return seen.max(axis=1)[:, None]
     return _sees_some_key(options, at)

@@ -36,6 +36,7 @@ class AttentionProblem:
     mask: DType | None = None
     mask_mod: bool = False
     values_in_keys: bool = False  # values are the first columns of the keys, and read with them
+    value_size: int = 0  # Dv
 
     @property
     def group(self) -> int:

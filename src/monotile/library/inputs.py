@@ -71,7 +71,7 @@ class AttentionInputs:
             self.q.view.device, self.dtype, B, Hq, Hkv, Nq, Nk, max(D, Dv),
             options.causal, options.left, options.right, options.softcap,
             mask=None if self.mask is None else self.mask.dtype, mask_mod=options.mask_mod is not None,
-            values_in_keys=self.values_in_keys,
+            values_in_keys=self.values_in_keys, value_size=Dv,
         )  # fmt: skip
 
     def result(self, builder: CallBuilder, shape: tuple[int, ...], dtype: DType) -> ArrayRef:

@@ -44,8 +44,8 @@ BACKWARD_ROWS = ((64, 128), (64, 64), (32, 64), (32, 32), (16, 32), (16, 16))
 BACKWARD_KEYS = ((64, 128), (64, 64), (32, 32), (16, 32), (16, 16))
 BACKWARD_FLOAT32 = ((64, 32, 32), (256, 16, 32), (1024, 16, 16))
 # Up to this many keys the start and end of a CTA count for more than a slightly slower loop, and CTAs are persistent.
-# Measured at D 128 to 192; at D 64 and 256 persistent CTAs are slower or no faster. With softcap, which is bound by
-# special functions, they are faster at any length.
+# Measured at D 128 to 192; at D 256, and for most calls at D 64, they are slower or no faster. With softcap, which is
+# bound by special functions, they are faster at any length.
 SHORT, SHORT_CAUSAL = 1024, 8192
 MIN_SPLIT = 128  # keys of a split: fewer do not outweigh its output
 LONG_SPLIT = 512  # keys of a split: with this many, two CTAs on a multiprocessor beat one with twice the keys
@@ -63,6 +63,9 @@ IN_KEYS = Choice({"BR": 64, "BK": 64}, Schedule(8, 2, consumers=1), "measured on
 APART = Choice(
     {"BR": 64, "BK": 64}, Schedule(8, 1, consumers=1, edge_stages=1), "one stage of keys and values fits shared memory"
 )
+APART_WIDE = Choice({"BR": 64, "BK": 32}, Schedule(8, 1, consumers=1, edge_stages=1), "32 keys fit shared memory")
+# At D 64 two consumers with persistent tiles are faster than three up to this many keys, with causality.
+SHORT_NARROW = 2048
 
 Table = tuple[tuple[int, Choice], ...]  # choices up to a head size
 
@@ -115,8 +118,10 @@ class NvidiaChoices(Choices):
         if problem.zeroes_values:
             table = zeroing_table(problem.mask is not None)
         else:
-            table = forward_table(persistent=short or problem.softcap is not None)
-            table += ((576, IN_KEYS if problem.values_in_keys else APART),)
+            narrow = problem.causal is not None and problem.keys <= SHORT_NARROW
+            table = forward_table(persistent=short or problem.softcap is not None, narrow=narrow)
+            apart = APART if problem.value_size <= 512 else APART_WIDE
+            table += ((576, IN_KEYS if problem.values_in_keys else apart),)
         return _up_to(size, table) or Choice(fitting.blocks, why=f"no row for head size {size}: {fitting.why}")
 
     def _split_few(self, problem: AttentionProblem, fixed: bool) -> AttentionChoice:
@@ -242,11 +247,14 @@ def shared_bytes(problem: AttentionProblem, rows: int, keys: int, stages: int = 
 
 
 @cache
-def forward_table(persistent: bool) -> Table:
+def forward_table(persistent: bool, narrow: bool = False) -> Table:
+    """`narrow`: persistent tiles at D 64, too."""
     why = "measured on an H200" + (", persistent CTAs for few keys or softcap" if persistent else "")
     edges = 0 if persistent else 1  # less code: up to a tenth of a short call
+    three = Schedule(4, 3, consumers=3, registers=160)
+    two = Schedule(4, 3, consumers=2, registers=232, persistent=True)
     return (
-        (64, Choice({"BR": 64, "BK": 128}, Schedule(4, 3, consumers=3, registers=160), why)),
+        (64, Choice({"BR": 64, "BK": 128}, two if narrow else three, why)),
         (
             128,
             Choice(

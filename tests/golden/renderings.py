@@ -20,7 +20,7 @@ from monotile.backends.nvidia.schedule import Schedule, choose
 from monotile.backends.nvidia.triton.module import TritonSource, render_triton
 from monotile.passes import pipeline
 
-TARGETS = tuple(UNITS[name] for name in ("avx2", "avx512", "neon"))
+TARGETS = tuple(UNITS[name] for name in ("avx2", "avx512", "avx512-amx", "neon"))
 TRIPLES = {"neon": "aarch64-unknown-linux-gnu"}
 EVERY_TARGET = (
     "attention/causal/",

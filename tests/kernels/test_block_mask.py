@@ -25,6 +25,7 @@ N = 330
 DOCUMENT = np.repeat([0, 1, 2, 3], [150, 7, 133, 40]).astype(np.int32)
 OF_BATCH = np.stack([DOCUMENT, DOCUMENT[::-1]]).astype(np.int64)
 PREFIX = np.array(40, np.int32)
+LAST = N
 
 
 def documents(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -237,6 +238,20 @@ def test_a_block_mask_keeps_its_maps(made: list[int]) -> None:
     for _ in range(2):
         monotile.attention(*qkv(1, N), mask_mod=few)
     assert len(made) == 1 + 2 + 1  # the first block mask, the function in two kinds of calls, the second
+
+
+def test_a_block_mask_follows_numbers_that_change() -> None:
+    width = 30
+
+    def near(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (q_idx - kv_idx < width) & (kv_idx < LAST)
+
+    q, k, v = qkv(N, N)
+    blocks = monotile.block_mask(near, None, None, N, N)
+    for width, near.__globals__["LAST"] in ((30, N), (250, N), (250, 90), (30, N)):
+        distance = np.subtract(*np.ogrid[:N, :N])
+        mask = (distance < width) & (np.arange(N) < LAST)
+        equal(monotile.attention(q, k, v, mask_mod=blocks), monotile.attention(q, k, v, mask=mask))
 
 
 def test_maps_and_copies_are_bounded(made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:

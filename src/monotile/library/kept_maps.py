@@ -151,7 +151,8 @@ class MapMaker:
         self.lib, self.device, self.steps, self.reads = lib, views[0].device, steps, reads
         self.templates = [lib.template(view) for view in views]
         self.bytes = sum(tensors.span(v)[1] for v in views)
-        self.key = type(lib), tuple(views), keys
+        programs = tuple([step.launch for step in steps])  # others once a number that the function reads has changed
+        self.key = type(lib), tuple(views), keys, programs
 
     def maps(self, captured: Sequence[Array], addresses: Sequence[int], of: MapStore | None) -> Maps:
         """Return the maps that a block mask, or else this process, keeps for these arrays, or make them. Launches of

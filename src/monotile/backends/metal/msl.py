@@ -1,34 +1,6 @@
-"""Names and helper functions of the generated Metal Shading Language."""
+"""Helper functions of the generated Metal Shading Language."""
 
 from __future__ import annotations
-
-import re
-
-# Thread position attributes. MLX adds a parameter for each one whose name occurs in the source.
-POSITIONS = (
-    "dispatch_quadgroups_per_threadgroup", "dispatch_simdgroups_per_threadgroup", "dispatch_threads_per_threadgroup",
-    "grid_origin", "grid_size", "quadgroup_index_in_threadgroup", "quadgroups_per_threadgroup",
-    "simdgroup_index_in_threadgroup", "simdgroups_per_threadgroup", "thread_execution_width",
-    "thread_index_in_quadgroup", "thread_index_in_simdgroup", "thread_index_in_threadgroup", "thread_position_in_grid",
-    "thread_position_in_threadgroup", "threadgroup_position_in_grid", "threadgroups_per_grid", "threads_per_grid",
-    "threads_per_simdgroup", "threads_per_threadgroup",
-)  # fmt: skip
-
-# Names with a meaning in Metal or in the generated code; a user's tensor or kernel of that name gets an underscore.
-RESERVED = frozenset({
-    "kernel", "device", "constant", "thread", "threadgroup", "half", "bfloat", "float", "int", "uint", "short",
-    "ushort", "char", "uchar", "long", "ulong", "bool", "void", "auto", "const", "constexpr", "static", "struct",
-    "union", "enum", "class", "template", "typename", "using", "namespace", "operator", "new", "delete", "this",
-    "true", "false", "if", "else", "for", "while", "do", "switch", "case", "default", "break", "continue",
-    "return", "goto", "sizeof", "alignas", "signed", "unsigned", "double", "volatile", "inline", "extern",
-    "register", "friend", "public", "private", "protected", "virtual", "try", "catch", "throw", "vertex",
-    "fragment", "main", "metal", "min", "max", "abs", "exp", "log", "select", "clamp", "dot", "sum", "step", "fma",
-    "mix", "length", "sign", "fm", "fn", "sg", "lane", "tid", "gid", "meta", "scratch", "parts", "sums", "left",
-    "right", "integers", "floats", "c", "e", "i", "j", "r", "u", "x", "kb", "ke", "kk", "k0", "sg_u", "lane_u",
-    "floordiv", "floormod", "saturated", "shuffle_xor", "from_lane", "sums_over_lanes", "widened", "narrowed",
-    "rounded", "load_matrix", *POSITIONS, "and", "or", "not", "xor",
-    "INFINITY", "UNROLL", "NAN",
-})  # fmt: skip
 
 # bfloat16 before Metal 3.1: its bits in memory, its value as a float in registers.
 BFLOAT_BITS = """METAL_FUNC float widened(ushort bits) { return as_type<float>(uint(bits) << 16); }
@@ -91,8 +63,3 @@ METAL_FUNC void load_matrix(thread simdgroup_float8x8 &matrix, P source, long st
 def helper_source(name: str, bfloat: bool) -> str:
     """Return the text of a helper; without `bfloat`, leave out the overload for that type."""
     return HELPERS[name].replace("{bfloat}", BFLOAT_FROM_LANE if bfloat else "")
-
-
-def escaped(name: str) -> str:
-    """Return a user's name, with an underscore where it would collide with a reserved or generated name."""
-    return f"{name}_" if name in RESERVED or re.search(r"_\d*$|_[ns]\d+$|_p$", name) else name

@@ -16,7 +16,7 @@ from ...ir import Kernel, Tensor, walk
 from ...runtime import cache
 from .bindings import LaunchArguments, Launcher, number_buffers
 from .dialect import TYPES
-from .msl import escaped
+from .names import tensor_names
 from .source import MetalSource
 
 MOST_THREADS = 2**31 - 1  # of a launch
@@ -57,7 +57,7 @@ class OnMlx(Launcher):
         """Build the function. MLX caches libraries by name, so the name carries a fingerprint of the source."""
         rendered, groups = self.rendered, number_buffers(self.kernel, self.rendered)
         names = [_parameter(t.index) for t in self.inputs] + [_parameter(group.index) for group in groups]
-        lines = [_pointer(t, "const ") for t in self.inputs] + [_pointer(t, "") for t in self.outputs]
+        lines = [self._pointer(t, "const ") for t in self.inputs] + [self._pointer(t, "") for t in self.outputs]
         for group in groups:
             kind = f"const device {TYPES[group.dtype.name]} *"
             lines.append(f"  {kind}{group.name} = reinterpret_cast<{kind}>({_parameter(group.index)});")
@@ -69,6 +69,11 @@ class OnMlx(Launcher):
             header=rendered.head + "\n",
         )
         return made
+
+    def _pointer(self, tensor: Tensor, constness: str) -> str:
+        """Define the name and type that the body uses for a parameter."""
+        kind, name = f"{constness}device {TYPES[tensor.dtype.name]} *", tensor_names(self.kernel)[tensor.index]
+        return f"  {kind}{name}_p = reinterpret_cast<{kind}>({_parameter(tensor.index)});"
 
     def run(self, launch: LaunchArguments) -> None:
         if self.function is None:
@@ -97,12 +102,6 @@ class OnMlx(Launcher):
 
 def _parameter(index: int) -> str:
     return f"buffer_{index}"
-
-
-def _pointer(tensor: Tensor, constness: str) -> str:
-    """Define the name and type that the body uses for a parameter."""
-    kind = f"{constness}device {TYPES[tensor.dtype.name]} *"
-    return f"  {kind}{escaped(tensor.name)}_p = reinterpret_cast<{kind}>({_parameter(tensor.index)});"
 
 
 def _padded(mx: Any, array: Any) -> Any:

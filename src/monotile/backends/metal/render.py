@@ -140,7 +140,7 @@ class Renderer:
             self.control.loop(op)
         elif op.kind == "if":
             self.control.branch(op)
-        elif len(op.results) == 1 and (op.result in self.analysis.inlined or op.result in self.staged):
+        elif len(op.results) == 1 and (op.result in self.analysis.inlined or self.staged.computed_in_place(op.result)):
             return
         elif op.kind in ("load", "gather"):
             self.values.fence(op)

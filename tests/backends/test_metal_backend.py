@@ -14,6 +14,7 @@ import pytest
 import monotile
 from kernel_calls import over_all_keys
 from monotile import metal
+from monotile.backends.metal import msl
 from monotile.backends.metal.backend import MetalBackend, MetalProgram
 from monotile.backends.metal.threadgroup import ThreadgroupMemory
 from monotile.backends.metal.writer import Writer
@@ -21,7 +22,7 @@ from monotile.errors import DeviceLimit
 from monotile.kernels import examples, reference
 from monotile.kernels.attention import attention as attention_kernel
 from monotile.kernels.scores import Options
-from monotile.language import Const, Tensor, arange, cdiv, dot, kernel, maximum, program_id, zeros
+from monotile.language import Const, Tensor, arange, cdiv, dot, kernel, maximum, program_id, where, zeros
 
 pytestmark = pytest.mark.skipif(metal.why_not() is not None, reason=str(metal.why_not()))
 Array = np.ndarray[Any, Any]
@@ -217,6 +218,28 @@ def test_operands_that_statements_compute(used: Any, rows: int) -> None:
         used(x, t, found, n, backend="metal")
         used(x, t, expected, n, backend="interpreter")
         np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@kernel
+def crossed(x: Tensor["N N"], y: Tensor["N N"], *, N: Const):
+    tile = dot(x[:, :], x[:, :])
+    low = (tile < -12.0).max(axis=1)
+    y[:, :] = where(low[:, None], tile, -tile)
+
+
+def test_bools_in_threadgroup_memory() -> None:
+    """All tiles share one array: a bool is a byte there, as Metal leaves the representation of bool open."""
+    x, y = randoms(32, 32), metal.poisoned((32, 32), np.float32)
+    source = launched(crossed, [x, y], "shuffled").rendered.source
+    tile = x.astype(np.float64) @ x
+    np.testing.assert_allclose(y, np.where((tile < -12).any(1)[:, None], tile, -tile), atol=1e-4)
+    assert "threadgroup uchar *" in source and "threadgroup bool" not in source
+
+
+def test_registers_are_indexed_by_constants() -> None:
+    """A loop whose bound depends on another loop is not unrolled: its array would be in memory."""
+    for _, bound in re.findall(r"for \(int (\w+) = [^;]+; \w+ [<>]=? ([^;]+);", "\n".join(msl.HELPERS.values())):
+        assert bound.isdigit()
 
 
 @kernel

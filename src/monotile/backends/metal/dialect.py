@@ -54,6 +54,10 @@ class MetalDialect:
     def memory_type(self, dtype: DType) -> str:
         return "ushort" if self.as_bits(dtype) else TYPES[dtype.name]
 
+    def tile_type(self, dtype: DType) -> str:
+        """Return the type in threadgroup memory, where all tiles share one array: a bool is a byte of 0 or 1."""
+        return "uchar" if dtype.name == "bool" else self.memory_type(dtype)
+
     def from_memory(self, text: str, dtype: DType) -> str:
         """Convert a value from its memory type to its register type."""
         return f"widened({text})" if self.as_bits(dtype) else text

@@ -15,6 +15,23 @@ BFLOAT_FROM_LANE = (
     "METAL_FUNC bfloat from_lane(bfloat x, int lane) { return bfloat(simd_shuffle(float(x), ushort(lane))); }\n"
 )
 
+# Reduce 32 partial sums over 32 lanes by recursive halving; lane n returns sum n. 31 shuffles. Every stage has constant
+# bounds, so that the parts stay in registers.
+_SUMS_OVER_LANES = "\n".join(
+    [
+        "METAL_FUNC float sums_over_lanes(thread float *parts, int lane) {",
+        *(
+            f"""  UNROLL for (int n = 0; n < {half}; ++n) {{
+    const bool upper = (lane & {half}) != 0;
+    const float other = simd_shuffle_xor(upper ? parts[n] : parts[n + {half}], ushort({half}));
+    parts[n] = (upper ? parts[n + {half}] : parts[n]) + other;
+  }}"""
+            for half in (16, 8, 4, 2, 1)
+        ),
+        "  return parts[0];\n}",
+    ]
+)
+
 HELPERS = {
     "floordiv": """template <typename T> METAL_FUNC T floordiv(T a, T b) {
   if (b == 0) return 0;
@@ -46,17 +63,7 @@ METAL_FUNC void load_matrix(thread simdgroup_float8x8 &matrix, P source, long st
     matrix.thread_elements()[e] = widened(source[offset]);
   }
 }""",
-    # Reduce 32 partial sums over 32 lanes by recursive halving; lane n returns sum n. 31 shuffles.
-    "sums_over_lanes": """METAL_FUNC float sums_over_lanes(thread float *parts, int lane) {
-  UNROLL for (int half_ = 16; half_ > 0; half_ /= 2) {
-    UNROLL for (int n = 0; n < half_; ++n) {
-      const bool upper = (lane & half_) != 0;
-      const float other = simd_shuffle_xor(upper ? parts[n] : parts[n + half_], ushort(half_));
-      parts[n] = (upper ? parts[n + half_] : parts[n]) + other;
-    }
-  }
-  return parts[0];
-}""",
+    "sums_over_lanes": _SUMS_OVER_LANES,
 }
 
 

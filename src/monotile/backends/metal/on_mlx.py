@@ -11,7 +11,7 @@ import importlib.util
 import sys
 from typing import Any
 
-from ...errors import ArgumentKind, ArgumentShape, UnknownBackend
+from ...errors import ArgumentKind, ArgumentShape, DeviceLimit, UnknownBackend
 from ...ir import Kernel, Tensor, walk
 from ...runtime import cache
 from .bindings import LaunchArguments, Launcher, number_buffers
@@ -52,6 +52,7 @@ class OnMlx(Launcher):
         self.outputs = [tensor for tensor in kernel.tensors if tensor.index in kernel.written]
         self.inputs = [tensor for tensor in kernel.tensors if tensor.index not in kernel.written]
         self.function = self._function() if self.outputs else None
+        self.compiled = False
 
     def _function(self) -> Any:
         """Build the function. MLX caches libraries by name, so the name carries a fingerprint of the source."""
@@ -95,9 +96,21 @@ class OnMlx(Launcher):
             threadgroup=(group, 1, 1),
             init_value=0,
         )
+        self._compile(mx, made)
         for target, array in zip(targets, made, strict=True):
             if target.size:
                 target[...] = array
+
+    def _compile(self, mx: Any, made: list[Any]) -> None:
+        """Evaluate the first launch at once: MLX compiles only then, and checks the threads that its pipeline takes,
+        for which the signature that it writes asks nothing."""
+        if self.compiled:
+            return
+        try:
+            mx.eval(made)
+        except (RuntimeError, ValueError) as error:
+            raise DeviceLimit(f"MLX cannot run {self.rendered.name}: {error}; use smaller blocks") from None
+        self.compiled = True
 
 
 def _parameter(index: int) -> str:

@@ -124,7 +124,7 @@ class Reductions:
         simdgroups = layout.column_simdgroups if by_rows else layout.row_simdgroups
         length = kept.rows * kept.columns
         tile = self.threadgroup.allocate(
-            (dialect.memory_type(dtype), dtype.bytes), simdgroups, length,
+            (dialect.tile_type(dtype), dtype.bytes), simdgroups, length,
             hint=f"{name}_parts", purpose="a reduction over simdgroups",
         )  # fmt: skip
         self.threadgroup.before_write(tile)

@@ -167,7 +167,7 @@ class Staging:
         tensor = op.attrs["tensor"].name if op is not None and op.kind == "load" else ""
         operand = next((v.hint for v in (op.operands if op else ()) if v.hint), "part")
         hint = value.hint or tensor or operand
-        element = self.expressions.dialect.memory_type(value.dtype), size
+        element = self.expressions.dialect.tile_type(value.dtype), size
         return self.threadgroup.allocate(
             element, rows, columns + 16 // size, hint=f"{hint}_tile", purpose="an operand of dot"
         )

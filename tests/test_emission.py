@@ -123,7 +123,7 @@ def test_metal_block_map_and_attention_by_the_manifest(tmp_path: Path) -> None:
     sizes = {entry["name"]: entry["constants"] for entry in manifest(tmp_path)["kernels"]}
     rows, keys = sizes["attention"]["BR"], sizes["attention"]["BK"]
     assert (sizes["mask_blocks"]["BQ"], sizes["mask_blocks"]["BK"]) == (rows, keys)
-    q, k, v = qkv(150, 300, 64)
+    q, k, v = qkv(150, 300, 64, Hq=1, Hkv=1)
     mask = np.random.default_rng(0).random((1, 1, 150, 300)) < 0.5
     mask[:, :, :70, 64:200], mask[:, :, 70:, :64] = False, True
     block_map = np.full((1, 1, -(-150 // rows), -(-300 // keys)), 255, np.uint8)

@@ -6,7 +6,7 @@ from __future__ import annotations
 BFLOAT_BITS = """METAL_FUNC float widened(ushort bits) { return as_type<float>(uint(bits) << 16); }
 METAL_FUNC ushort narrowed(float x) {
   const uint bits = as_type<uint>(x);
-  return isnan(x) ? ushort(bits >> 16 | 64) : ushort((bits + 32767 + (bits >> 16 & 1)) >> 16);
+  return bits << 1 > 0xFF000000u ? ushort(bits >> 16 | 64) : ushort((bits + 32767 + (bits >> 16 & 1)) >> 16);
 }
 METAL_FUNC float rounded(float x) { return widened(narrowed(x)); }"""
 
@@ -33,6 +33,12 @@ _SUMS_OVER_LANES = "\n".join(
 )
 
 HELPERS = {
+    # Comparisons with the infinities and the numbers that stand for them. Fast math leaves bits alone.
+    "is_lowest": "METAL_FUNC bool is_lowest(uint bits) { return bits - 0xFF7FFFFFu < 2u; }",
+    "is_highest": "METAL_FUNC bool is_highest(uint bits) { return bits - 0x7F7FFFFFu < 2u; }",
+    "with_infinities": """METAL_FUNC uint with_infinities(uint bits) {
+  return bits << 1 == 0xFEFFFFFEu ? bits + 1 : bits;
+}""",
     "floordiv": """template <typename T> METAL_FUNC T floordiv(T a, T b) {
   if (b == 0) return 0;
   if (b == -1) return as_type<T>(0 - as_type<make_unsigned_t<T>>(a));
@@ -44,7 +50,7 @@ HELPERS = {
 }""",
     # Float to integer: truncates, saturates at the limits of the type, and maps NaN to 0.
     "saturated": """template <typename T> METAL_FUNC T saturated(float x, float low, float high, T least, T most) {
-  return isnan(x) ? T(0) : x <= low ? least : x >= high ? most : T(x);
+  return as_type<uint>(x) << 1 > 0xFF000000u ? T(0) : x <= low ? least : x >= high ? most : T(x);
 }""",
     "shuffle_xor": """METAL_FUNC float shuffle_xor(float x, ushort mask) { return simd_shuffle_xor(x, mask); }
 METAL_FUNC int shuffle_xor(int x, ushort mask) { return simd_shuffle_xor(x, mask); }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ...dtypes import DType
 from ...ir import Op, Value
+from .dialect import bare
 from .exchange import Exchange
-from .expressions import ElementIndex, Expressions, bare
+from .expressions import ElementIndex, Expressions
 from .layout import COLUMN, ROW, LaneGridLayout, Loops, OrientedShape, TileLayout
 from .registers import Registers, column_coordinate
 from .threadgroup import ThreadgroupMemory

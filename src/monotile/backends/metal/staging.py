@@ -8,9 +8,10 @@ from ... import ir
 from ...ir import Block, Op, Value
 from ...ir.matchers import untransposed
 from .analysis import STREAMED, Analysis, covers
+from .dialect import bare
 from .distribution import Distribution
 from .exchange import Exchange
-from .expressions import Coordinate, ElementIndex, Expressions, Slice, bare
+from .expressions import Coordinate, ElementIndex, Expressions, Slice
 from .layout import OrientedShape, plus
 from .registers import Registers
 from .threadgroup import ThreadgroupMemory, ThreadgroupTile

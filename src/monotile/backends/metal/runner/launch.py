@@ -46,8 +46,10 @@ class KernelLibrary:
 
 
 @lru_cache(maxsize=256)
-def load(source: str, kernel: str, constants: tuple[tuple[int, bool | int | float], ...]) -> KernelLibrary:
-    return KernelLibrary(build.build(source, kernel, dict(constants)))
+def load(
+    source: str, kernel: str, constants: tuple[tuple[int, bool | int | float], ...], fast_math: bool = False
+) -> KernelLibrary:
+    return KernelLibrary(build.build(source, kernel, dict(constants), fast_math))
 
 
 def run(
@@ -62,13 +64,15 @@ def run(
     constants: Mapping[int, bool | int | float] | None = None,
     threadgroup_memory: Mapping[int | str, int] | None = None,
     seed: int = 0,
+    fast_math: bool = False,
 ) -> Report:
     """Run `kernel` of the Metal source `source`: `grid` threadgroups of `threads` threads.
 
     `buffers` maps a buffer's index or its parameter's name to a contiguous NumPy array, a NumPy scalar or bytes; arrays
     that the kernel may write are written in place. `threadgroup_memory` gives the size in bytes of each `threadgroup`
     parameter, `constants` the value of each function constant by its index (0 when not given). `order` is the order in
-    which threads run between barriers, one of `ORDERS`; `seed` picks the shuffled one.
+    which threads run between barriers, one of `ORDERS`; `seed` picks the shuffled one. `fast_math` compiles as Metal
+    does by default, which assumes that there are no infinities and no NaN.
 
     Mistakes of the kernel are in the report and raise nothing. A shader that does not compile raises `ShaderError`, a
     launch with invalid arguments `LaunchError`, and a machine without a compiler `NoCompiler`.
@@ -79,7 +83,7 @@ def run(
     if not 1 <= size[0] * size[1] * size[2] <= MOST_THREADS:
         raise LaunchError(f"threads={size}: a threadgroup has 1 to {MOST_THREADS} threads")
     started = time.perf_counter()
-    library = load(source, kernel, tuple(sorted((constants or {}).items())))
+    library = load(source, kernel, tuple(sorted((constants or {}).items())), fast_math)
     build_seconds = time.perf_counter() - started
     arguments = library.built.kernel.arguments
     arrays = {_index(arguments, "buffer", key): _bytes_of(key, value) for key, value in buffers.items()}

@@ -75,14 +75,14 @@ def test_rows_that_see_nothing(additive: bool, rows: int) -> None:
     agrees(monotile.merge(*parts, backend="metal"), q, k, v, mask=mask)
 
 
-HAZARDS = [
-    test_hazards.test_first_chunk_all_minus_inf,
-]
+@pytest.mark.parametrize("hazard", ["first_chunk_all_minus_inf", "biases_of_any_size"])
+def test_hazard(hazard: str) -> None:
+    getattr(test_hazards, f"test_{hazard}")("metal")
 
 
-@pytest.mark.parametrize("hazard", HAZARDS, ids=lambda hazard: hazard.__name__)
-def test_hazard(hazard: Any) -> None:
-    hazard("metal")
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_garbage_in_hidden_memory(bad: float) -> None:
+    test_hazards.test_garbage_in_unused_cache_slots(bad, "metal")
 
 
 def test_a_mask_of_lowest_numbers() -> None:

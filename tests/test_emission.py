@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import struct
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,42 @@ def test_metal_decode_and_merge_by_the_manifest(tmp_path: Path) -> None:
     launch_metal(tmp_path, "merge", {**flat, "out": out, "lse": lse}, {"queries": 1})
     found = out.reshape(1, 4, 1, 80), lse.reshape(1, 4, 1)
     agrees(found, q, k, v, scale=0.1, mask=mask)
+
+
+@needs_runner
+def test_metal_block_map_and_attention_by_the_manifest(tmp_path: Path) -> None:
+    """Kernels that are written together agree on the blocks of the map that goes from one to the other."""
+    words = "--kernel attention --kernel mask_blocks --D=64 --dtype mask=bool --dtype block_map=uint8"
+    monotile("emit", "--target", "metal", "--out", str(tmp_path), *words.split())
+    sizes = {entry["name"]: entry["constants"] for entry in manifest(tmp_path)["kernels"]}
+    rows, keys = sizes["attention"]["BR"], sizes["attention"]["BK"]
+    assert (sizes["mask_blocks"]["BQ"], sizes["mask_blocks"]["BK"]) == (rows, keys)
+    q, k, v = qkv(150, 300, 64, Hq=1, Hkv=1)
+    mask = np.random.default_rng(0).random((1, 1, 150, 300)) < 0.5
+    mask[:, :, :70, 64:200], mask[:, :, 70:, :64] = False, True
+    block_map = np.full((1, 1, -(-150 // rows), -(-300 // keys)), 255, np.uint8)
+    launch_metal(tmp_path, "mask_blocks", {"mask": mask, "block_map": block_map}, {})
+    assert {0, 2} <= set(block_map.reshape(-1).tolist()) <= {0, 1, 2, 3}
+    o, lse = poisoned(q.shape), poisoned(q.shape[:3])
+    arrays = {"q": q, "k": k, "v": v, "mask": mask, "block_map": block_map, "o": o, "lse": lse}
+    launch_metal(tmp_path, "attention", arrays, {"scale": 0.125, **WHOLE})
+    agrees((o, lse), q, k, v, mask=mask)
+
+
+def test_blocks_that_do_not_fit_the_map() -> None:
+    both = [find_kernel("mask_blocks"), find_kernel("attention")]
+    request = Request({"BQ": 16, "BR": 32}, {}, parse_dtypes(["mask=bool", "block_map=uint8"]))
+    with pytest.raises(BadRequest, match="attention reads a block map of BQ=32"):
+        emission.emit("metal", both, request)
+
+
+def test_emission_allocates_nothing(tmp_path: Path) -> None:
+    """Not the arrays that it describes: 2^20 rows of 512 would be gigabytes."""
+    tracemalloc.start()
+    emission.emit("metal", [find_kernel("attention")], Request({"D": 512}, {"q": (1, 8, 2**20, 512)}, {}))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 28
 
 
 def test_cpu_by_the_manifest(tmp_path: Path) -> None:

@@ -29,12 +29,14 @@ def forget() -> None:
         op.calls.clear()
 
 
-def in_every_order(call: Callable[[], dict[str, Array]], monkeypatch: pytest.MonkeyPatch) -> dict[str, Array]:
+def in_every_order(
+    call: Callable[[], dict[str, Array]], monkeypatch: pytest.MonkeyPatch, *, fast_math: bool = False
+) -> dict[str, Array]:
     """The results of a call, which must have the same bits in every order."""
     found = []
     for order in metal.ORDERS:
         forget()
-        monkeypatch.setattr(metal_backend, "BACKEND", metal_backend.MetalBackend(order))
+        monkeypatch.setattr(metal_backend, "BACKEND", metal_backend.MetalBackend(order, fast_math=fast_math))
         found.append(call())
     for name, first in found[0].items():
         for other in found[1:]:

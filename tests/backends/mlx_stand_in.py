@@ -148,7 +148,7 @@ def mlx(available: bool = True) -> tuple[types.ModuleType, types.ModuleType, Ker
         "pad": lambda a, widths: array(np.pad(a.values, widths)),
         "broadcast_to": lambda a, shape: array(np.broadcast_to(a.values, shape)),
         "stack": lambda arrays, axis: array(np.stack([a.values for a in arrays], axis)),
-        "fast": types.SimpleNamespace(metal_kernel=kernels.metal_kernel),
+        "eval": lambda arrays: None, "fast": types.SimpleNamespace(metal_kernel=kernels.metal_kernel),
         "metal": types.SimpleNamespace(is_available=lambda: available),
     }  # fmt: skip
     vars(core).update(parts)

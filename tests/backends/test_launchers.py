@@ -203,6 +203,38 @@ def test_a_compiler_that_refuses(mps: Kind, monkeypatch: pytest.MonkeyPatch) -> 
         monotile.attention(*map(mps.make, qkv(12, 12)))
 
 
+def test_a_gpu_with_fewer_registers(mps: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipeline may take fewer threads than the source asks for."""
+    plain = mps_stand_in.Function.__init__
+
+    def small(self: Any, source: str, name: str) -> None:
+        plain(self, source, name)
+        self.max_threads_per_threadgroup = 64
+
+    monkeypatch.setattr(mps_stand_in.Function, "__init__", small)
+    q, k, v = map(mps.make, qkv(80, 80, 64))
+    with pytest.raises(DeviceLimit, match=r"attention needs threadgroups of 128 threads, .* registers for 64"):
+        monotile.attention(q, k, v)
+
+
+def test_mlx_compiles_when_it_evaluates(mlx: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first launch is evaluated at once, so that the error is of the call that caused it; others are lazy."""
+    core: Any = sys.modules["mlx.core"]
+    evaluated: list[Any] = []
+
+    def refuse(arrays: Any) -> None:
+        raise RuntimeError("[metal::Device] Unable to build metal library from source")
+
+    q, k, v = map(mlx.make, qkv(9, 9, 16))
+    monkeypatch.setattr(core, "eval", refuse)
+    with pytest.raises(DeviceLimit, match=r"MLX cannot run attention: .* Unable to build"):
+        monotile.attention(q, k, v)
+    monkeypatch.setattr(core, "eval", evaluated.append)
+    monotile.attention(q, k, v)
+    monotile.attention(q, k, v)
+    assert len(evaluated) == 1
+
+
 def test_other_backends_do_not_take_apple_arrays(mps: Kind, mlx: Kind) -> None:
     for kind, device, cure in ((mps, "mps:0", r"move them with .cpu\(\)"), (mlx, "mlx", r"pass numpy.array\(x\)")):
         with pytest.raises(ArgumentDevice, match=f"backend 'cpu' cannot use arrays on '{device}'; {cure}"):

@@ -1,3 +1,4 @@
+# ruff: noqa: UP037 (a tensor annotation such as Tensor["N"] names dimensions, not types)
 """Kernels as Metal source in the runner: correct, the same bits in every order of threads, no needless barrier."""
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import pytest
 import monotile
 from kernel_calls import over_all_keys
 from monotile import metal
+from monotile.backends.metal import msl
 from monotile.backends.metal.backend import MetalBackend, MetalProgram
 from monotile.backends.metal.threadgroup import ThreadgroupMemory
 from monotile.backends.metal.writer import Writer
@@ -20,7 +22,7 @@ from monotile.errors import DeviceLimit
 from monotile.kernels import examples, reference
 from monotile.kernels.attention import attention as attention_kernel
 from monotile.kernels.scores import Options
-from monotile.language import Const, Tensor, dot, kernel, maximum
+from monotile.language import Const, Tensor, arange, cdiv, dot, kernel, maximum, program_id, where, zeros
 
 pytestmark = pytest.mark.skipif(metal.why_not() is not None, reason=str(metal.why_not()))
 Array = np.ndarray[Any, Any]
@@ -185,3 +187,73 @@ def test_offsets_do_not_wrap() -> None:
     meta[rendered.meta.index((1, "stride", 1))] = 2**32
     report = metal.run(rendered.source, rendered.name, buffers, 2, rendered.threads)
     assert [finding.kind for finding in report.findings] == ["fault"], report
+
+
+@kernel
+def three_dots(x: Tensor["N N"], t: Tensor["N N"], y: Tensor["N N"], n: int, *, N: Const):
+    X = x[:, :]
+    total = zeros((N, N))
+    for _ in range(n):
+        T = t[:, :]
+        total = total + dot(X, (T - 2.0).T) + dot(X, (T - 1.0).T)
+    y[:, :] = dot(X, total)
+
+
+@kernel
+def dots_of_dots(x: Tensor["N N"], t: Tensor["N N"], y: Tensor["N N"], n: int, *, N: Const):
+    X, T = x[:, :], t[:, :]
+    if n > 1:
+        total = dot(X, dot(X, T))
+    else:
+        total = dot(dot(T, X), X.T)
+    y[:, :] = dot(X, total)
+
+
+@pytest.mark.parametrize("used, rows", [(three_dots, 8), (three_dots, 64), (dots_of_dots, 8), (dots_of_dots, 48)])
+def test_operands_that_statements_compute(used: Any, rows: int) -> None:
+    """The result of a loop, a branch or a dot is an operand of another dot: it has registers, and no expression."""
+    x, t = randoms(rows, rows) / rows, randoms(rows, rows, seed=1)
+    for n in (1, 2):
+        found, expected = (metal.poisoned((rows, rows), np.float32) for _ in range(2))
+        used(x, t, found, n, backend="metal")
+        used(x, t, expected, n, backend="interpreter")
+        np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@kernel
+def crossed(x: Tensor["N N"], y: Tensor["N N"], *, N: Const):
+    tile = dot(x[:, :], x[:, :])
+    low = (tile < -12.0).max(axis=1)
+    y[:, :] = where(low[:, None], tile, -tile)
+
+
+def test_bools_in_threadgroup_memory() -> None:
+    """All tiles share one array: a bool is a byte there, as Metal leaves the representation of bool open."""
+    x, y = randoms(32, 32), metal.poisoned((32, 32), np.float32)
+    source = launched(crossed, [x, y], "shuffled").rendered.source
+    tile = x.astype(np.float64) @ x
+    np.testing.assert_allclose(y, np.where((tile < -12).any(1)[:, None], tile, -tile), atol=1e-4)
+    assert "threadgroup uchar *" in source and "threadgroup bool" not in source
+
+
+def test_registers_are_indexed_by_constants() -> None:
+    """A loop whose bound depends on another loop is not unrolled: its array would be in memory."""
+    for _, bound in re.findall(r"for \(int (\w+) = [^;]+; \w+ [<>]=? ([^;]+);", "\n".join(msl.HELPERS.values())):
+        assert bound.isdigit()
+
+
+@kernel
+def both_signs(x: Tensor["N"], y: Tensor["N"], z: Tensor["N"], *, B: Const = 32):
+    i = program_id(cdiv(x.shape[0], B)) * B + arange(B)
+    y[i], z[i] = x[i], -x[i]
+
+
+@pytest.mark.parametrize("order", metal.ORDERS)
+def test_outputs_that_share_memory(order: str) -> None:
+    """Their elements alternate: none may be lost when the memory is copied back."""
+    x, both = randoms(100), metal.poisoned(200, np.float32)
+    launched(both_signs, [x, both[::2], both[1::2]], order, B=32)
+    np.testing.assert_array_equal(both, np.stack([x, -x], 1).reshape(-1))
+    backwards = metal.poisoned(200, np.float32)
+    launched(both_signs, [x, backwards[::-2], backwards[-2::-2]], order, B=32)
+    np.testing.assert_array_equal(backwards[::-1], both)

@@ -1,4 +1,5 @@
-"""Every op of the library with every option, as Metal source: correct, and the same bits in every order of threads."""
+"""Every op of the library with every option, as Metal source, compiled in safe and in fast math: correct, and the same
+bits in every order of threads."""
 
 from __future__ import annotations
 
@@ -19,10 +20,11 @@ def forget_afterwards() -> Iterator[None]:
     forget()
 
 
+@pytest.mark.parametrize("fast_math", [False, True], ids=["safe", "fast"])
 @pytest.mark.parametrize("case", registry.CHECKS, ids=lambda case: case.name)
-def test_case_in_every_order(case: registry.Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_case_in_every_order(case: registry.Case, fast_math: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     op, inputs = registry.OPS[case.op], case.inputs()
-    found = in_every_order(lambda: op.run(inputs, backend="metal", threads=None), monkeypatch)
+    found = in_every_order(lambda: op.run(inputs, backend="metal", threads=None), monkeypatch, fast_math=fast_math)
     exact, naive = op.exact(inputs), op.naive(inputs)
     for name, result in found.items():
         verdict = registry.judge(name, result, exact[name], naive[name])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from .. import __version__, backends
 from ..backends.manifest import MEANINGS
+from ..kernels import attention, mask_blocks
 from ..kernels.scores import Options
 from ..launch.kernel import Kernel
 from .inspection import check_device, specialised
@@ -44,8 +46,10 @@ def emit(
     _check_names(kernels, request)
     files: dict[str, bytes] = {}
     entries = []
-    for kernel in kernels:
+    for kernel in sorted(kernels, key=lambda k: k is mask_blocks.mask_blocks):  # which takes attention's blocks
         form, choice = specialised(kernel, _part(kernel, request), target, device)
+        if kernel is attention.attention and "block_map" in [tensor.name for tensor in form.tensors]:
+            request = _with_blocks_of_map(request, form.consts)
         made = backend.emit(form, choice.schedule, device)
         if files.keys() & made.files.keys():
             raise BadRequest(f"two kernels are named {kernel.name!r}; emit them into folders of their own")
@@ -53,6 +57,16 @@ def emit(
         entries.append(made.entry)
     manifest = {"format": FORMAT, "monotile": __version__, "target": target, "meanings": MEANINGS, "kernels": entries}
     return files, manifest
+
+
+def _with_blocks_of_map(request: Request, consts: Mapping[str, Any]) -> Request:
+    """The request with the blocks of the block map that attention reads, for the kernel that writes it."""
+    blocks = {"BQ": consts["BR"], "BK": consts["BK"], "covered": consts["covered"]}
+    for name, size in blocks.items():
+        if request.values.get(name, size) != size:
+            found = f"--{name}={request.values[name]} does not fit: attention reads a block map of {name}={size}"
+            raise BadRequest(f"{found}; leave it out, or emit mask_blocks into a folder of its own")
+    return replace(request, values={**request.values, **blocks})
 
 
 def _names(kernel: Kernel) -> set[str]:

@@ -7,6 +7,7 @@ from collections.abc import Container
 from ... import ir
 from ...ir import Block, Kernel, Op, Value
 from ...ir.matchers import Accumulation, accumulation
+from .infinities import Infinities
 
 STREAMED = frozenset({"trans", "where", "cast", "dot"})
 FREE = frozenset({"const", "dim", "param", "arange"}) | ir.SHAPE_ONLY
@@ -19,6 +20,7 @@ class Analysis:
     def __init__(self, kernel: Kernel, *, on_lanes: bool) -> None:
         self.kernel = kernel
         self.block_of = blocks_of(kernel.body)
+        self.infinities = Infinities(kernel)
         self.users = ir.uses(kernel.body)
         self.inlined = _Inlining(kernel, self.users, self.block_of, on_lanes).values
         self.readers: dict[Value, list[Op]] = {}  # the ops with registers that read a value with registers

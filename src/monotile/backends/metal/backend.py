@@ -20,6 +20,7 @@ from .bindings import LaunchArguments, Launcher, emitted, number_buffers
 from .bool_reductions import replace_bool_reductions
 from .choices import MetalChoices
 from .hidden_loads import skip_hidden_loads
+from .infinities import bound_infinities
 from .on_cpu import OnCpu
 from .on_mlx import OnMlx
 from .on_mps import OnMps
@@ -29,9 +30,8 @@ from .runner.report import Report
 from .source import MetalSource
 
 # The ops that replace_bool_reductions builds take two rounds of cleaning.
-OPTIONS = pipeline.PipelineOptions(
-    peel_bounds=True, peel_all_bounds=True, after_peel=(replace_bool_reductions, skip_hidden_loads, *pipeline.CLEAN)
-)
+PASSES = (replace_bool_reductions, skip_hidden_loads, *pipeline.CLEAN, bound_infinities, *pipeline.CLEAN)
+OPTIONS = pipeline.PipelineOptions(peel_bounds=True, peel_all_bounds=True, after_peel=PASSES)
 MOST_PROGRAMS = 2**31 - 1
 # Where Metal source can run, cheapest to ask first, with the reason why it cannot run there.
 RUNTIMES: dict[str, Callable[[], str | None]] = {
@@ -55,8 +55,8 @@ class MetalProgram(Program):
 
     needs_arrays = True
 
-    def __init__(self, kernel: ir.Kernel, order: str, bfloat: bool) -> None:
-        self.kernel, self.order = kernel, order
+    def __init__(self, kernel: ir.Kernel, order: str, bfloat: bool, fast_math: bool = False) -> None:
+        self.kernel, self.order, self.fast_math = kernel, order, fast_math
         self.rendered: MetalSource = render(kernel, bfloat)
         self.number_buffers = number_buffers(kernel, self.rendered)
         self.grid = Grid(kernel)
@@ -112,7 +112,7 @@ class MetalProgram(Program):
             return OnMps(self.kernel, self.rendered)
         if kind == "mlx":
             return OnMlx(self.kernel, self.rendered)
-        return OnCpu(self.kernel, self.rendered, self.order)
+        return OnCpu(self.kernel, self.rendered, self.order, self.fast_math)
 
 
 def _span(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
@@ -126,10 +126,11 @@ def _span(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
 @dataclass(frozen=True)
 class MetalBackend(Backend):
     """`order` is the order in which the runner runs threads; results do not depend on it. Without `bfloat` the source
-    is for Metal before 3.1, which has no such type."""
+    is for Metal before 3.1, which has no such type. `fast_math` is how the runner compiles it."""
 
     order: str = "ascending"
     bfloat: bool = True
+    fast_math: bool = False
     name = "metal"
     choices = MetalChoices()
 
@@ -147,7 +148,7 @@ class MetalBackend(Backend):
         return device.partition(":")[0] in ("cpu", "mps", "mlx")
 
     def compile(self, kernel: ir.Kernel) -> Program:
-        return MetalProgram(self.lower(kernel), self.order, self.bfloat)
+        return MetalProgram(self.lower(kernel), self.order, self.bfloat, self.fast_math)
 
     def lower(self, kernel: ir.Kernel) -> ir.Kernel:
         kernel = ir.copy(kernel)

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from ...ir import Block, Op, Value
 from .analysis import Analysis
+from .dialect import bare
 from .exchange import Exchange
-from .expressions import ElementIndex, Expressions, bare
+from .expressions import ElementIndex, Expressions
 from .registers import Registers
 from .threadgroup import ThreadgroupMemory
 from .values import Values

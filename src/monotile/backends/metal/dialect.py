@@ -9,6 +9,7 @@ from ...dtypes import DType
 from ...errors import InternalError
 from ...ir import Op, Value
 from ...ir.intervals import is_exact
+from .infinities import infinity_of, is_from_memory
 from .msl import BFLOAT_BITS, HELPERS, helper_source
 
 TYPES = {
@@ -24,6 +25,8 @@ TYPES = {
 SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&&", "or": "||", "lt": "<", "le": "<=", "eq": "=="}
 SYMBOLS |= {"ne": "!="}
 UNSIGNED = {"int32": "uint", "int64": "ulong"}
+LARGEST = ("-FLT_MAX", "FLT_MAX")  # stand for the infinities (infinities.py)
+INFINITY_BITS = ("0xFF800000u", "0x7F800000u")
 POSITIONAL = ir.SHAPE_ONLY | {"const", "dim", "arange", "program_id", "add", "sub", "mul", "floordiv", "mod"}
 POSITIONAL |= {"min", "max", "cast"}
 
@@ -53,6 +56,10 @@ class MetalDialect:
 
     def memory_type(self, dtype: DType) -> str:
         return "ushort" if self.as_bits(dtype) else TYPES[dtype.name]
+
+    def tile_type(self, dtype: DType) -> str:
+        """Return the type in threadgroup memory, where all tiles share one array: a bool is a byte of 0 or 1."""
+        return "uchar" if dtype.name == "bool" else self.memory_type(dtype)
 
     def from_memory(self, text: str, dtype: DType) -> str:
         """Convert a value from its memory type to its register type."""
@@ -85,6 +92,8 @@ class MetalDialect:
         value = float(value)
         if math.isnan(value):
             text = "NAN"
+        elif math.isinf(value) and dtype.name == "float32":
+            text = LARGEST[value > 0]
         elif math.isinf(value):
             text = "INFINITY" if value > 0 else "-INFINITY"
         else:
@@ -101,6 +110,8 @@ class MetalDialect:
             return f"fma({a}, {b}, {operands[2]})"
         if kind == "cast":
             return self.cast(a, op.operands[0].dtype, op.result.dtype)
+        if kind in ("eq", "ne") and any(infinity_of(v) is not None for v in op.operands):
+            return self._is_infinite(op, operands)
         if kind == "not":
             return f"!{a}"
         if kind in ("floordiv", "mod"):
@@ -120,9 +131,23 @@ class MetalDialect:
             return f"(1.0f / {a})"
         if kind in ("max", "min"):
             return f"{'' if dtype.is_int else 'f'}{kind}({a}, {b})"
+        if kind == "tanh":
+            return f"precise::tanh({a})"  # the fast one overflows above 45
         if kind in ir.UNARY:
             return f"{kind}({a})"
         raise InternalError(f"the metal backend has no text for {kind!r}")
+
+    def _is_infinite(self, op: Op, operands: list[str]) -> str:
+        """Return a comparison with an infinity, or with the number that stands for it, by bits: fast math would take a
+        comparison of floats for false. In memory infinities are infinities."""
+        signs = [infinity_of(v) for v in op.operands]
+        other = 0 if signs[1] is not None else 1
+        sign, text = signs[1 - other], bare(operands[other])
+        text = text if op.operands[other].dtype.name == "float32" else f"float({text})"
+        if is_from_memory(op.operands[other]):
+            return f"(as_type<uint>({text}) {SYMBOLS[op.kind]} {INFINITY_BITS[sign == 1]})"
+        helper = self.use("is_highest" if sign == 1 else "is_lowest")
+        return f"{'' if op.kind == 'eq' else '!'}{helper}(as_type<uint>({text}))"
 
     def cast(self, text: str, source: DType, target: DType) -> str:
         if source == target:
@@ -147,7 +172,7 @@ class MetalDialect:
         if dtype.is_int:
             least, most = dtype.limits
             return self.number(least if reduction == "max" else most, dtype)
-        return "-INFINITY" if reduction == "max" else "INFINITY"
+        return self.number(-math.inf if reduction == "max" else math.inf, dtype)
 
     def combined(self, reduction: str, dtype: DType, a: str, b: str) -> str:
         """Return the reduction of two elements."""
@@ -175,3 +200,15 @@ def _wrapping(kind: str, a: str, b: str, dtype: DType) -> str:
         return f"{signed}({unsigned}({a}) {SYMBOLS[kind]} {unsigned}({b}))"
     negated = f"{signed}(0 - {unsigned}({a}))"
     return negated if kind == "neg" else f"({a} < 0 ? {negated} : {a})"
+
+
+def bare(text: str) -> str:
+    """Return an expression without parentheses around all of it."""
+    if not (text.startswith("(") and text.endswith(")")):
+        return text
+    depth = 0
+    for n, c in enumerate(text):
+        depth += (c == "(") - (c == ")")
+        if depth == 0 and n < len(text) - 1:
+            return text
+    return text[1:-1]

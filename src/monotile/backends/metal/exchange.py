@@ -75,7 +75,7 @@ class Exchange:
         shape, layout, name = expressions.shape(value), expressions.layouts.of(value), expressions.names[value]
         rows = shape.rows if shape.kind == "tile" else 1
         width = shape.columns if shape.columns > 1 else shape.rows
-        element = dialect.memory_type(value.dtype), value.dtype.bytes
+        element = dialect.tile_type(value.dtype), value.dtype.bytes
         tile = self.threadgroup.allocate(element, rows, width, hint=f"all_{name}", purpose="an exchange between lanes")
         self.threadgroup.before_write(tile)
 

@@ -9,7 +9,7 @@ from ...errors import InternalError
 from ...ir import Op, Value
 from ...ir.intervals import chosen
 from .analysis import covers
-from .dialect import MetalDialect
+from .dialect import MetalDialect, bare
 from .distribution import Layouts, Orientations
 from .layout import COLUMN, ROW, FragmentLayout, Index, OrientedShape, TileLayout, oriented_shape, plus
 from .preamble import Preamble, factor
@@ -360,15 +360,3 @@ def _in_range(position: str, length: str, index: Value) -> str:
     """Return the test 0 <= position < length, as one unsigned comparison."""
     kind = "ulong" if index.dtype.name == "int64" else "uint"
     return f"{kind}({position}) < {kind}({length})"
-
-
-def bare(text: str) -> str:
-    """Return an expression without parentheses around all of it."""
-    if not (text.startswith("(") and text.endswith(")")):
-        return text
-    depth = 0
-    for n, c in enumerate(text):
-        depth += (c == "(") - (c == ")")
-        if depth == 0 and n < len(text) - 1:
-            return text
-    return text[1:-1]

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from ...ir import Op, Value
 from ...ir.matchers import untransposed
+from .dialect import bare
 from .exchange import Exchange
-from .expressions import ZERO, Coordinate, ElementIndex, Expressions, bare
+from .expressions import ZERO, Coordinate, ElementIndex, Expressions
 from .layout import COLUMN, LANES, ROW, LaneGridLayout, Loops, OrientedShape, TileLayout
 from .registers import Registers, column_coordinate
 from .writer import Writer, unrolled

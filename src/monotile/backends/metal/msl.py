@@ -1,40 +1,12 @@
-"""Names and helper functions of the generated Metal Shading Language."""
+"""Helper functions of the generated Metal Shading Language."""
 
 from __future__ import annotations
-
-import re
-
-# Thread position attributes. MLX adds a parameter for each one whose name occurs in the source.
-POSITIONS = (
-    "dispatch_quadgroups_per_threadgroup", "dispatch_simdgroups_per_threadgroup", "dispatch_threads_per_threadgroup",
-    "grid_origin", "grid_size", "quadgroup_index_in_threadgroup", "quadgroups_per_threadgroup",
-    "simdgroup_index_in_threadgroup", "simdgroups_per_threadgroup", "thread_execution_width",
-    "thread_index_in_quadgroup", "thread_index_in_simdgroup", "thread_index_in_threadgroup", "thread_position_in_grid",
-    "thread_position_in_threadgroup", "threadgroup_position_in_grid", "threadgroups_per_grid", "threads_per_grid",
-    "threads_per_simdgroup", "threads_per_threadgroup",
-)  # fmt: skip
-
-# Names with a meaning in Metal or in the generated code; a user's tensor or kernel of that name gets an underscore.
-RESERVED = frozenset({
-    "kernel", "device", "constant", "thread", "threadgroup", "half", "bfloat", "float", "int", "uint", "short",
-    "ushort", "char", "uchar", "long", "ulong", "bool", "void", "auto", "const", "constexpr", "static", "struct",
-    "union", "enum", "class", "template", "typename", "using", "namespace", "operator", "new", "delete", "this",
-    "true", "false", "if", "else", "for", "while", "do", "switch", "case", "default", "break", "continue",
-    "return", "goto", "sizeof", "alignas", "signed", "unsigned", "double", "volatile", "inline", "extern",
-    "register", "friend", "public", "private", "protected", "virtual", "try", "catch", "throw", "vertex",
-    "fragment", "main", "metal", "min", "max", "abs", "exp", "log", "select", "clamp", "dot", "sum", "step", "fma",
-    "mix", "length", "sign", "fm", "fn", "sg", "lane", "tid", "gid", "meta", "scratch", "parts", "sums", "left",
-    "right", "integers", "floats", "c", "e", "i", "j", "r", "u", "x", "kb", "ke", "kk", "k0", "sg_u", "lane_u",
-    "floordiv", "floormod", "saturated", "shuffle_xor", "from_lane", "sums_over_lanes", "widened", "narrowed",
-    "rounded", "load_matrix", *POSITIONS, "and", "or", "not", "xor",
-    "INFINITY", "UNROLL", "NAN",
-})  # fmt: skip
 
 # bfloat16 before Metal 3.1: its bits in memory, its value as a float in registers.
 BFLOAT_BITS = """METAL_FUNC float widened(ushort bits) { return as_type<float>(uint(bits) << 16); }
 METAL_FUNC ushort narrowed(float x) {
   const uint bits = as_type<uint>(x);
-  return isnan(x) ? ushort(bits >> 16 | 64) : ushort((bits + 32767 + (bits >> 16 & 1)) >> 16);
+  return bits << 1 > 0xFF000000u ? ushort(bits >> 16 | 64) : ushort((bits + 32767 + (bits >> 16 & 1)) >> 16);
 }
 METAL_FUNC float rounded(float x) { return widened(narrowed(x)); }"""
 
@@ -43,7 +15,30 @@ BFLOAT_FROM_LANE = (
     "METAL_FUNC bfloat from_lane(bfloat x, int lane) { return bfloat(simd_shuffle(float(x), ushort(lane))); }\n"
 )
 
+# Reduce 32 partial sums over 32 lanes by recursive halving; lane n returns sum n. 31 shuffles. Every stage has constant
+# bounds, so that the parts stay in registers.
+_SUMS_OVER_LANES = "\n".join(
+    [
+        "METAL_FUNC float sums_over_lanes(thread float *parts, int lane) {",
+        *(
+            f"""  UNROLL for (int n = 0; n < {half}; ++n) {{
+    const bool upper = (lane & {half}) != 0;
+    const float other = simd_shuffle_xor(upper ? parts[n] : parts[n + {half}], ushort({half}));
+    parts[n] = (upper ? parts[n + {half}] : parts[n]) + other;
+  }}"""
+            for half in (16, 8, 4, 2, 1)
+        ),
+        "  return parts[0];\n}",
+    ]
+)
+
 HELPERS = {
+    # Comparisons with the infinities and the numbers that stand for them. Fast math leaves bits alone.
+    "is_lowest": "METAL_FUNC bool is_lowest(uint bits) { return bits - 0xFF7FFFFFu < 2u; }",
+    "is_highest": "METAL_FUNC bool is_highest(uint bits) { return bits - 0x7F7FFFFFu < 2u; }",
+    "with_infinities": """METAL_FUNC uint with_infinities(uint bits) {
+  return bits << 1 == 0xFEFFFFFEu ? bits + 1 : bits;
+}""",
     "floordiv": """template <typename T> METAL_FUNC T floordiv(T a, T b) {
   if (b == 0) return 0;
   if (b == -1) return as_type<T>(0 - as_type<make_unsigned_t<T>>(a));
@@ -55,7 +50,7 @@ HELPERS = {
 }""",
     # Float to integer: truncates, saturates at the limits of the type, and maps NaN to 0.
     "saturated": """template <typename T> METAL_FUNC T saturated(float x, float low, float high, T least, T most) {
-  return isnan(x) ? T(0) : x <= low ? least : x >= high ? most : T(x);
+  return as_type<uint>(x) << 1 > 0xFF000000u ? T(0) : x <= low ? least : x >= high ? most : T(x);
 }""",
     "shuffle_xor": """METAL_FUNC float shuffle_xor(float x, ushort mask) { return simd_shuffle_xor(x, mask); }
 METAL_FUNC int shuffle_xor(int x, ushort mask) { return simd_shuffle_xor(x, mask); }
@@ -74,25 +69,10 @@ METAL_FUNC void load_matrix(thread simdgroup_float8x8 &matrix, P source, long st
     matrix.thread_elements()[e] = widened(source[offset]);
   }
 }""",
-    # Reduce 32 partial sums over 32 lanes by recursive halving; lane n returns sum n. 31 shuffles.
-    "sums_over_lanes": """METAL_FUNC float sums_over_lanes(thread float *parts, int lane) {
-  UNROLL for (int half_ = 16; half_ > 0; half_ /= 2) {
-    UNROLL for (int n = 0; n < half_; ++n) {
-      const bool upper = (lane & half_) != 0;
-      const float other = simd_shuffle_xor(upper ? parts[n] : parts[n + half_], ushort(half_));
-      parts[n] = (upper ? parts[n + half_] : parts[n]) + other;
-    }
-  }
-  return parts[0];
-}""",
+    "sums_over_lanes": _SUMS_OVER_LANES,
 }
 
 
 def helper_source(name: str, bfloat: bool) -> str:
     """Return the text of a helper; without `bfloat`, leave out the overload for that type."""
     return HELPERS[name].replace("{bfloat}", BFLOAT_FROM_LANE if bfloat else "")
-
-
-def escaped(name: str) -> str:
-    """Return a user's name, with an underscore where it would collide with a reserved or generated name."""
-    return f"{name}_" if name in RESERVED or re.search(r"_\d*$|_[ns]\d+$|_p$", name) else name

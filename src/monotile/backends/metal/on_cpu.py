@@ -17,9 +17,9 @@ from .source import MetalSource
 
 
 class OnCpu(Launcher):
-    def __init__(self, kernel: Kernel, rendered: MetalSource, order: str) -> None:
+    def __init__(self, kernel: Kernel, rendered: MetalSource, order: str, fast_math: bool = False) -> None:
         super().__init__(kernel, rendered)
-        self.order = order
+        self.order, self.fast_math = order, fast_math
         self.report: Report | None = None  # of the last launch
 
     def run(self, launch: LaunchArguments) -> None:
@@ -34,7 +34,10 @@ class OnCpu(Launcher):
             buffers[group.index] = np.array(numbers, to_numpy(group.dtype))
         name, threads = self.rendered.name, self.rendered.threads
         # Registers have addresses here: loops over them need not be unrolled, and compile faster.
-        report = runner.run(self.rendered.rolled_source, name, buffers, launch.programs, threads, order=self.order)
+        report = runner.run(
+            self.rendered.rolled_source, name, buffers, launch.programs, threads, order=self.order,
+            fast_math=self.fast_math,
+        )  # fmt: skip
         self.report = report
         if not report.clean:
             raise InternalError(f"the Metal text of {name} did something wrong:\n{report}")

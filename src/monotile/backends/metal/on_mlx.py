@@ -11,12 +11,12 @@ import importlib.util
 import sys
 from typing import Any
 
-from ...errors import ArgumentKind, ArgumentShape, UnknownBackend
+from ...errors import ArgumentKind, ArgumentShape, DeviceLimit, UnknownBackend
 from ...ir import Kernel, Tensor, walk
 from ...runtime import cache
 from .bindings import LaunchArguments, Launcher, number_buffers
 from .dialect import TYPES
-from .msl import escaped
+from .names import tensor_names
 from .source import MetalSource
 
 MOST_THREADS = 2**31 - 1  # of a launch
@@ -52,12 +52,13 @@ class OnMlx(Launcher):
         self.outputs = [tensor for tensor in kernel.tensors if tensor.index in kernel.written]
         self.inputs = [tensor for tensor in kernel.tensors if tensor.index not in kernel.written]
         self.function = self._function() if self.outputs else None
+        self.compiled = False
 
     def _function(self) -> Any:
         """Build the function. MLX caches libraries by name, so the name carries a fingerprint of the source."""
         rendered, groups = self.rendered, number_buffers(self.kernel, self.rendered)
         names = [_parameter(t.index) for t in self.inputs] + [_parameter(group.index) for group in groups]
-        lines = [_pointer(t, "const ") for t in self.inputs] + [_pointer(t, "") for t in self.outputs]
+        lines = [self._pointer(t, "const ") for t in self.inputs] + [self._pointer(t, "") for t in self.outputs]
         for group in groups:
             kind = f"const device {TYPES[group.dtype.name]} *"
             lines.append(f"  {kind}{group.name} = reinterpret_cast<{kind}>({_parameter(group.index)});")
@@ -69,6 +70,11 @@ class OnMlx(Launcher):
             header=rendered.head + "\n",
         )
         return made
+
+    def _pointer(self, tensor: Tensor, constness: str) -> str:
+        """Define the name and type that the body uses for a parameter."""
+        kind, name = f"{constness}device {TYPES[tensor.dtype.name]} *", tensor_names(self.kernel)[tensor.index]
+        return f"  {kind}{name}_p = reinterpret_cast<{kind}>({_parameter(tensor.index)});"
 
     def run(self, launch: LaunchArguments) -> None:
         if self.function is None:
@@ -90,19 +96,25 @@ class OnMlx(Launcher):
             threadgroup=(group, 1, 1),
             init_value=0,
         )
+        self._compile(mx, made)
         for target, array in zip(targets, made, strict=True):
             if target.size:
                 target[...] = array
 
+    def _compile(self, mx: Any, made: list[Any]) -> None:
+        """Evaluate the first launch at once: MLX compiles only then, and checks the threads that its pipeline takes,
+        for which the signature that it writes asks nothing."""
+        if self.compiled:
+            return
+        try:
+            mx.eval(made)
+        except (RuntimeError, ValueError) as error:
+            raise DeviceLimit(f"MLX cannot run {self.rendered.name}: {error}; use smaller blocks") from None
+        self.compiled = True
+
 
 def _parameter(index: int) -> str:
     return f"buffer_{index}"
-
-
-def _pointer(tensor: Tensor, constness: str) -> str:
-    """Define the name and type that the body uses for a parameter."""
-    kind = f"{constness}device {TYPES[tensor.dtype.name]} *"
-    return f"  {kind}{escaped(tensor.name)}_p = reinterpret_cast<{kind}>({_parameter(tensor.index)});"
 
 
 def _padded(mx: Any, array: Any) -> Any:

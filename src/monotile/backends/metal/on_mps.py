@@ -38,6 +38,10 @@ class OnMps(Launcher):
             self.function = getattr(torch.mps.compile_shader(rendered.source), rendered.name)
         except (RuntimeError, SyntaxError) as error:
             raise DeviceLimit(f"Metal's compiler refuses {rendered.name}: {error}") from None
+        most = getattr(self.function, "max_threads_per_threadgroup", rendered.threads)
+        if most < rendered.threads:
+            found = f"{rendered.name} needs threadgroups of {rendered.threads} threads, and this GPU has registers for"
+            raise DeviceLimit(f"{found} {most}; use smaller blocks")
 
     def run(self, launch: LaunchArguments) -> None:
         group = self.rendered.threads

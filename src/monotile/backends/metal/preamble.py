@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ...ir import Kernel, Tensor
 from .dialect import MetalDialect
-from .msl import escaped
+from .names import tensor_names
 from .writer import Writer
 
 
@@ -44,7 +44,8 @@ class Preamble:
         self.used: set[str] = set()
         self._bindings: list[Binding] = []
         self._lengths: dict[str, str] = {}  # a length that several tensors share is bound once
-        writer.scopes[0] |= {escaped(tensor.name) for tensor in kernel.tensors}
+        self.names = tensor_names(kernel)
+        writer.scopes[0] |= {*self.names.values(), *(f"{name}_p" for name in self.names.values())}
         self._tensors = {tensor.index: self._bind(tensor) for tensor in kernel.tensors}
 
     def pointer(self, tensor: Tensor) -> str:
@@ -92,7 +93,7 @@ class Preamble:
         return name
 
     def _bind(self, tensor: Tensor) -> TensorNames:
-        name = escaped(tensor.name)
+        name = self.names[tensor.index]
         prefix = f"{self.pointer_type(tensor)}{name} = {name}_p + "
         self._bindings.append(Binding(name, prefix, ";", MetaEntry(tensor.index, "offset", 0)))
         lengths: list[str] = []
@@ -111,7 +112,7 @@ class Preamble:
 
     def _length(self, tensor: Tensor, axis: int, length: str) -> str:
         if length not in self._lengths:
-            name = self.writer.name(length if length.isidentifier() else f"{escaped(tensor.name)}_n{axis}")
+            name = self.writer.name(length if length.isidentifier() else f"{self.names[tensor.index]}_n{axis}")
             self._lengths[length] = name
             entry = MetaEntry(tensor.index, "dim", axis)
             self._bindings.append(Binding(name, f"const int {name} = int(", ");", entry))

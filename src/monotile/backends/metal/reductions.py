@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ...dtypes import DType
 from ...ir import Op, Value
+from .dialect import bare
 from .exchange import Exchange
-from .expressions import ElementIndex, Expressions, bare
+from .expressions import ElementIndex, Expressions
 from .layout import COLUMN, ROW, LaneGridLayout, Loops, OrientedShape, TileLayout
 from .registers import Registers, column_coordinate
 from .threadgroup import ThreadgroupMemory
@@ -124,7 +125,7 @@ class Reductions:
         simdgroups = layout.column_simdgroups if by_rows else layout.row_simdgroups
         length = kept.rows * kept.columns
         tile = self.threadgroup.allocate(
-            (dialect.memory_type(dtype), dtype.bytes), simdgroups, length,
+            (dialect.tile_type(dtype), dtype.bytes), simdgroups, length,
             hint=f"{name}_parts", purpose="a reduction over simdgroups",
         )  # fmt: skip
         self.threadgroup.before_write(tile)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from ... import ir
 from ...ir import Value
 from .analysis import Analysis
-from .expressions import ZERO, Coordinate, ElementIndex, Expressions, HoistedLine, bare
+from .dialect import bare
+from .expressions import ZERO, Coordinate, ElementIndex, Expressions, HoistedLine
 from .layout import COLUMN, ROW, Loops, OrientedShape, TileLayout
 from .threadgroup import ThreadgroupMemory
 from .writer import LoopNest, Writer

@@ -14,7 +14,7 @@ from .expressions import Expressions
 from .lane_dots import LaneDots
 from .layout import FragmentLayout
 from .matrix_dots import MatrixDots
-from .msl import escaped
+from .names import comment, safe
 from .preamble import Preamble
 from .reductions import Reductions
 from .registers import Registers
@@ -71,7 +71,7 @@ class Renderer:
     def render(self) -> MetalSource:
         kernel, threads = self.kernel, 32 * self.layout.simdgroups
         self._block(kernel.body)
-        name = escaped(kernel.name)
+        name = safe(kernel.name)
         parameters = ",\n".join(f"    {text}" for text in self._parameters())
         signature = f"\n[[kernel, max_total_threads_per_threadgroup({threads})]] void {name}(\n{parameters})"
         definitions, meta = self.preamble.definitions()
@@ -98,7 +98,7 @@ class Renderer:
         """Return the parameters of the function: the tensors, the arrays of numbers, and the thread's position."""
         tensors, count = self.kernel.tensors, len(self.kernel.tensors)
         texts = [
-            f"{self.preamble.pointer_type(tensor)}{escaped(tensor.name)}_p [[buffer({tensor.index})]]"
+            f"{self.preamble.pointer_type(tensor)}{self.preamble.names[tensor.index]}_p [[buffer({tensor.index})]]"
             for tensor in tensors
         ]
         texts.append(f"constant long *meta [[buffer({count})]]")
@@ -140,7 +140,7 @@ class Renderer:
             self.control.loop(op)
         elif op.kind == "if":
             self.control.branch(op)
-        elif len(op.results) == 1 and (op.result in self.analysis.inlined or op.result in self.staged):
+        elif len(op.results) == 1 and (op.result in self.analysis.inlined or self.staged.computed_in_place(op.result)):
             return
         elif op.kind in ("load", "gather"):
             self.values.fence(op)
@@ -167,7 +167,7 @@ class Renderer:
         if has_statement and not skip and op.loc is not None and op.loc.text and op.loc != self.location:
             last = self.location
             same_line = last is not None and (last.file, last.line) == (op.loc.file, op.loc.line)
-            self.writer.pending_comment = "" if same_line else f"// {op.loc.text.strip()}"
+            self.writer.pending_comment = "" if same_line else comment(op.loc.text)
             self.location = op.loc
 
     def _scalar_parameter(self, op: Op) -> None:

@@ -8,9 +8,10 @@ from ... import ir
 from ...ir import Block, Op, Value
 from ...ir.matchers import untransposed
 from .analysis import STREAMED, Analysis, covers
+from .dialect import bare
 from .distribution import Distribution
 from .exchange import Exchange
-from .expressions import Coordinate, ElementIndex, Expressions, Slice, bare
+from .expressions import Coordinate, ElementIndex, Expressions, Slice
 from .layout import OrientedShape, plus
 from .registers import Registers
 from .threadgroup import ThreadgroupMemory, ThreadgroupTile
@@ -34,6 +35,10 @@ class StagedOperands:
 
     def __contains__(self, value: object) -> bool:
         return value in self.dots
+
+    def computed_in_place(self, value: Value) -> bool:
+        """True for a staged value without registers: its elements are computed where they are copied."""
+        return value in self.dots and not has_statement(value)
 
     def _choose(self, op: Op, dots: list[Op]) -> None:
         """Stage the right operand if rows are distributed over simdgroups, and the left one if columns are. Stage a
@@ -84,7 +89,8 @@ class StagedOperands:
         carried = max((sum(math.prod(v.shape) for v in op.results) for op in loops), default=0)
         next_state = {v for op in loops for v in op.blocks[0].terminator.operands}
         dots = [op.result for op in ir.walk(body) if op.kind == "dot"]
-        accumulated = {op.result for op in ir.walk(body) for v in op.operands if v in dots and op.result in next_state}
+        summed = {result for op in ir.walk(body) if any(v in dots for v in op.operands) for result in op.results}
+        accumulated = summed & next_state
         readers = self.analysis.readers
         others = [
             math.prod(dot.shape)
@@ -142,7 +148,7 @@ class Staging:
             return True
         if value.op is None or (value not in inlined and not first and value.op.kind not in ("const", "dim")):
             return False
-        if value.op.kind in ("reduce", "dot") and value not in inlined:
+        if has_statement(value) and value not in inlined:
             return False
         return all(self._ready(v) for v in value.op.operands)
 
@@ -162,7 +168,7 @@ class Staging:
         tensor = op.attrs["tensor"].name if op is not None and op.kind == "load" else ""
         operand = next((v.hint for v in (op.operands if op else ()) if v.hint), "part")
         hint = value.hint or tensor or operand
-        element = self.expressions.dialect.memory_type(value.dtype), size
+        element = self.expressions.dialect.tile_type(value.dtype), size
         return self.threadgroup.allocate(
             element, rows, columns + 16 // size, hint=f"{hint}_tile", purpose="an operand of dot"
         )
@@ -264,6 +270,11 @@ class Staging:
             if text is not None:
                 return width, text
         return 1, self.expressions.at(value, index)
+
+
+def has_statement(value: Value) -> bool:
+    """True for a value that a statement of its own computes into registers: no expression can be written for it."""
+    return value.op is not None and (bool(value.op.blocks) or value.op.kind in ("reduce", "dot"))
 
 
 def padded_shape(value: Value) -> tuple[int, int]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ...ir import Op, Value
 from .analysis import Analysis
+from .dialect import bare
 from .exchange import Exchange
-from .expressions import ElementIndex, Expressions, bare, tile_axes
+from .expressions import ElementIndex, Expressions, tile_axes
 from .registers import Registers
 from .reuse import RegisterReuse
 from .threadgroup import ThreadgroupMemory
@@ -91,6 +92,8 @@ class Values:
                 indices = [registers.with_offset(index, shape, str(e)) for e in range(run)]
             elements = [expressions.at(value, each, axis) for each in indices]
             texts = [bare(dialect.cast(element, value.dtype, tensor.dtype)) for element in elements]
+            if tensor.dtype.name == "float32" and self.analysis.infinities.of(value):
+                texts = [f"as_type<float>({dialect.use('with_infinities')}(as_type<uint>({t})))" for t in texts]
             line = f"{pointer}[{offset}] = {dialect.to_memory(texts[0], tensor.dtype)};"
             if run > 1:
                 line = f"*(device packed_{kind}{run} *)({pointer} + {offset}) = {kind}{run}({', '.join(texts)});"

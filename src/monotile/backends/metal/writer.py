@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 
-from .msl import RESERVED
+from .names import RESERVED, safe
 
 
 @dataclass
@@ -89,9 +89,7 @@ class Writer:
 
     def name(self, hint: str) -> str:
         """Return a name that is free in all open scopes, and take it."""
-        base = "".join(c for c in hint if c.isalnum() or c == "_") or "t"
-        while base in RESERVED:
-            base += "0"
+        base = safe(hint)
         name, n = base, 1
         while any(name in scope for scope in self.scopes):
             n += 1

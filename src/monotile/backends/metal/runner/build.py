@@ -152,7 +152,9 @@ def _zig() -> tuple[str, ...]:
     return sys.executable, "-m", "ziglang"
 
 
-def build(source: str, kernel: str, constants: Mapping[int, bool | int | float]) -> BuiltKernel:
+def build(
+    source: str, kernel: str, constants: Mapping[int, bool | int | float], fast_math: bool = False
+) -> BuiltKernel:
     """Return the shared library that runs a kernel, from the cache or built now."""
     chosen = compiler()
     parsed = _parsed(source, chosen)
@@ -169,10 +171,11 @@ def build(source: str, kernel: str, constants: Mapping[int, bool | int | float])
             shader.entry_text(found),
         )
     )
-    key = disk.fingerprint(_runner_fingerprint(chosen), text)
+    flags = (*SHADER, "-ffast-math") if fast_math else SHADER
+    key = disk.fingerprint(_runner_fingerprint(chosen), *flags, text)
     library = disk.load(key, "metal")
     if library is None:
-        library = _compile(text, chosen)
+        library = _compile(text, chosen, flags)
         disk.store(key, "metal", library)
     return BuiltKernel(library, found, parsed.variables)
 
@@ -211,12 +214,12 @@ def _without_comments(source: str) -> str:
     return COMMENT.sub(lambda match: " " + "\n" * match[0].count("\n"), source)
 
 
-def _compile(text: str, chosen: Compiler) -> bytes:
+def _compile(text: str, chosen: Compiler, flags: Sequence[str]) -> bytes:
     with tempfile.TemporaryDirectory(prefix="monotile-") as name:
         folder = Path(name)
         (folder / "kernel.cpp").write_text(text)
         command = [*chosen.command, *COMMON]
-        _run([*command, *SHADER, *DEFINES, f"-I{HERE}", "-S", "-emit-llvm", "kernel.cpp", "-o", "kernel.ll"], name)
+        _run([*command, *flags, *DEFINES, f"-I{HERE}", "-S", "-emit-llvm", "kernel.cpp", "-o", "kernel.ll"], name)
         llvm = (folder / "kernel.ll").read_text()
         (folder / "lines.ll").write_text(instrument.add_lines(llvm, FILE))
         _run([*chosen.command, "-fPIC", "-O1", "-w", "-fno-sanitize=all", "-c", "lines.ll", "-o", "kernel.o"], name)

@@ -46,8 +46,10 @@ class KernelLibrary:
 
 
 @lru_cache(maxsize=256)
-def load(source: str, kernel: str, constants: tuple[tuple[int, bool | int | float], ...]) -> KernelLibrary:
-    return KernelLibrary(build.build(source, kernel, dict(constants)))
+def load(
+    source: str, kernel: str, constants: tuple[tuple[int, bool | int | float], ...], fast_math: bool = False
+) -> KernelLibrary:
+    return KernelLibrary(build.build(source, kernel, dict(constants), fast_math))
 
 
 def run(
@@ -62,13 +64,15 @@ def run(
     constants: Mapping[int, bool | int | float] | None = None,
     threadgroup_memory: Mapping[int | str, int] | None = None,
     seed: int = 0,
+    fast_math: bool = False,
 ) -> Report:
     """Run `kernel` of the Metal source `source`: `grid` threadgroups of `threads` threads.
 
     `buffers` maps a buffer's index or its parameter's name to a contiguous NumPy array, a NumPy scalar or bytes; arrays
     that the kernel may write are written in place. `threadgroup_memory` gives the size in bytes of each `threadgroup`
     parameter, `constants` the value of each function constant by its index (0 when not given). `order` is the order in
-    which threads run between barriers, one of `ORDERS`; `seed` picks the shuffled one.
+    which threads run between barriers, one of `ORDERS`; `seed` picks the shuffled one. `fast_math` compiles as Metal
+    does by default, which assumes that there are no infinities and no NaN.
 
     Mistakes of the kernel are in the report and raise nothing. A shader that does not compile raises `ShaderError`, a
     launch with invalid arguments `LaunchError`, and a machine without a compiler `NoCompiler`.
@@ -79,7 +83,7 @@ def run(
     if not 1 <= size[0] * size[1] * size[2] <= MOST_THREADS:
         raise LaunchError(f"threads={size}: a threadgroup has 1 to {MOST_THREADS} threads")
     started = time.perf_counter()
-    library = load(source, kernel, tuple(sorted((constants or {}).items())))
+    library = load(source, kernel, tuple(sorted((constants or {}).items())), fast_math)
     build_seconds = time.perf_counter() - started
     arguments = library.built.kernel.arguments
     arrays = {_index(arguments, "buffer", key): _bytes_of(key, value) for key, value in buffers.items()}
@@ -112,15 +116,19 @@ def _launch(
         sizes[index] = array.nbytes
         granules[index] = 1 if argument.byte_type else min(array.itemsize, 4)
         writable[index], constant[index] = not argument.read_only, argument.constant
-    alias, owners = (ctypes.c_uint8 * MOST_BUFFERS)(), dict[tuple[int, int], int]()
-    for index in sorted(arrays):
-        alias[index] = owner = owners.setdefault((arrays[index].ctypes.data, arrays[index].nbytes or -index), index)
-        writable[owner] |= writable[index]
-        granules[owner] = min(granules[owner], granules[index])
+    alias, starts = (ctypes.c_uint8 * MOST_BUFFERS)(), (ctypes.c_uint64 * MOST_BUFFERS)()
+    for region in _regions(arrays, {index for index in arrays if writable[index]}):
+        owner = min(region)
+        first = min(arrays[index].ctypes.data for index in region) // 16 * 16  # which keeps every alignment
+        sizes[owner] = max(arrays[index].ctypes.data + arrays[index].nbytes for index in region) - first
+        for index in region:
+            alias[index], starts[index] = owner, arrays[index].ctypes.data - first
+            writable[owner] |= writable[index]
+            granules[owner] = min(granules[owner], granules[index])
     shared = (ctypes.c_uint64 * MOST_VARIABLES)()
     for index, count in dynamic.items():
         shared[index] = count
-    if code.mt_open(sizes, granules, writable, constant, alias, shared, int(check_races)):
+    if code.mt_open(sizes, granules, writable, constant, alias, starts, shared, int(check_races)):
         raise LaunchError(
             f"not enough memory for buffers of {sum(a.nbytes for a in arrays.values())} bytes and their guards"
         )
@@ -134,6 +142,30 @@ def _launch(
                 ctypes.memmove(array.ctypes.data, code.mt_buffer(index), array.nbytes)
     finally:
         code.mt_close()
+
+
+def _regions(arrays: Mapping[int, np.ndarray[Any, Any]], writable: set[int]) -> list[list[int]]:
+    """Return the buffers that are the same memory: arrays that overlap, if one of them is written, and arrays that are
+    equal. Others get memory of their own, with a guard after it."""
+    regions: list[list[int]] = []
+    end = 0
+    for index in sorted(arrays, key=lambda index: (arrays[index].ctypes.data, -arrays[index].nbytes)):
+        start, size = arrays[index].ctypes.data, arrays[index].nbytes
+        if size and regions and start < end:
+            regions[-1].append(index)
+        else:
+            regions.append([index])
+        end = max(end, start + size)
+    found: list[list[int]] = []
+    for region in regions:
+        if writable.isdisjoint(region):
+            equal: dict[tuple[int, int], list[int]] = {}
+            for index in region:
+                equal.setdefault((arrays[index].ctypes.data, arrays[index].nbytes), []).append(index)
+            found += equal.values()
+        else:
+            found.append(region)
+    return found
 
 
 def _report(library: KernelLibrary, sizes: Mapping[int, int], build_seconds: float, run_seconds: float) -> Report:

@@ -43,7 +43,7 @@ struct Variable {
 constexpr u16 NOBODY = 0xFFFF;
 
 static char *arena;
-static u64 arena_bytes, shadow_bytes[MOST_BUFFERS];
+static u64 arena_bytes, shadow_bytes[MOST_BUFFERS], first_bytes[MOST_BUFFERS];
 static Buffer buffers[MOST_BUFFERS];
 static int buffer_count;
 static Variable arguments[MOST_VARIABLES], variables[MOST_VARIABLES];
@@ -326,7 +326,7 @@ void mt_advance_simdgroup(u32 simdgroup, u32 flags) {
   if (flags & MEM_THREADGROUP) simdgroup_epoch[THREADGROUP][simdgroup]++;
 }
 
-void *mt_buffer(int index) { return buffers[index].base; }
+void *mt_buffer(int index) { return buffers[index].base + first_bytes[index]; }
 void *mt_threadgroup_argument(int index) { return arguments[index].base; }
 void *mt_threadgroup_variable(int index, u64 bytes, u64 alignment) {
   Variable &variable = variables[index];
@@ -344,9 +344,9 @@ static char *map(u64 bytes, int protection) {
 }
 
 // Places threadgroup memory and the buffers, each ending right before a guard. Bytes of ~0: no such buffer.
-// alias: the index of an earlier buffer that is the same memory, or the buffer's own index.
+// alias: the index of an earlier buffer with the memory that this one begins `starts` bytes into, or its own index.
 int mt_open(const u64 *bytes, const u32 *granules, const u8 *writable, const u8 *constant, const u8 *alias,
-            const u64 *dynamic, int races) {
+            const u64 *starts, const u64 *dynamic, int races) {
   u64 total = THREADGROUP_SPAN + 2 * GUARD;
   for (int i = 0; i < MOST_BUFFERS; ++i)
     if (bytes[i] != ~0ul) total += pages(bytes[i]) + GUARD;
@@ -361,6 +361,7 @@ int mt_open(const u64 *bytes, const u32 *granules, const u8 *writable, const u8 
   char *next = threadgroup_memory + THREADGROUP_SPAN + GUARD;
   for (int i = 0; i < MOST_BUFFERS; ++i) {
     buffers[i] = {};
+    first_bytes[i] = starts[i];
     if (bytes[i] == ~0ul) continue;
     if (alias[i] != i) {
       buffers[i].base = buffers[alias[i]].base;

@@ -1,12 +1,11 @@
-// Metal's mathematical functions on scalars and vectors. `fast` and `precise` are the same functions here: findings
-// must not depend on how a GPU rounds.
+// Metal's mathematical functions on scalars and vectors. `fast` and `precise` are the same functions here, except
+// for tanh: findings must not depend on how a GPU rounds.
 #pragma once
 #include "metal_types.h"
 
 namespace metal {
 
 namespace fast = ::metal;
-namespace precise = ::metal;
 
 template <class T> using float_for = conditional_t<is_floating_point_v<T>, T, float>;
 
@@ -26,7 +25,7 @@ MT_UNARY(exp2, (mt::mt_count(mt::EXPONENTIALS, 1), __builtin_exp2(x)))
 MT_UNARY(exp10, (mt::mt_count(mt::EXPONENTIALS, 1), __builtin_pow(10.0, x)))
 MT_UNARY(log, __builtin_log(x)) MT_UNARY(log2, __builtin_log2(x)) MT_UNARY(log10, __builtin_log10(x))
 MT_UNARY(sin, __builtin_sin(x)) MT_UNARY(cos, __builtin_cos(x)) MT_UNARY(tan, __builtin_tan(x))
-MT_UNARY(sinh, __builtin_sinh(x)) MT_UNARY(cosh, __builtin_cosh(x)) MT_UNARY(tanh, __builtin_tanh(x))
+MT_UNARY(sinh, __builtin_sinh(x)) MT_UNARY(cosh, __builtin_cosh(x))
 MT_UNARY(asin, __builtin_asin(x)) MT_UNARY(acos, __builtin_acos(x)) MT_UNARY(atan, __builtin_atan(x))
 MT_UNARY(asinh, __builtin_asinh(x)) MT_UNARY(acosh, __builtin_acosh(x)) MT_UNARY(atanh, __builtin_atanh(x))
 MT_UNARY(sqrt, __builtin_sqrtf(x)) MT_UNARY(rsqrt, 1.0f / __builtin_sqrtf(x)) MT_UNARY(fabs, __builtin_fabsf(x))
@@ -34,6 +33,17 @@ MT_UNARY(floor, __builtin_floorf(x)) MT_UNARY(ceil, __builtin_ceilf(x)) MT_UNARY
 MT_UNARY(rint, __builtin_rintf(x)) MT_UNARY(trunc, __builtin_truncf(x)) MT_UNARY(fract, x - __builtin_floorf(x))
 MT_UNARY(saturate, __builtin_fminf(__builtin_fmaxf(x, 0.0f), 1.0f))
 MT_UNARY(sign, x > 0 ? 1.0f : x < 0 ? -1.0f : x)
+// Metal's fast tanh is a quotient of exponentials, which overflow above 44.
+#ifdef __FAST_MATH__
+MT_UNARY(tanh, ({ float e = float(__builtin_exp(2.0 * x)); (e - 1.0f) / (e + 1.0f); }))
+namespace precise {
+using namespace ::metal;
+MT_UNARY(tanh, __builtin_tanh(x))
+}
+#else
+MT_UNARY(tanh, __builtin_tanh(x))
+namespace precise = ::metal;
+#endif
 #undef MT_UNARY
 
 #define MT_PREDICATE(name, expression)                                                 \

@@ -54,14 +54,14 @@ class CharacterModel(nn.Module):
         return self.head(self.norm(x))
 
 
-def train(steps: int, compiled: bool) -> list[float]:
-    """Return the loss of each step, in nats to a character."""
+def train(steps: int, compiler: str | None = None) -> list[float]:
+    """Return the loss of each step, in nats to a character; `compiler` is a backend of torch.compile."""
     torch.manual_seed(0)
     text = "".join(page.read_text() for page in sorted(GUIDE.glob("*.md")))
     alphabet = {c: n for n, c in enumerate(sorted(set(text)))}
     numbers = torch.tensor([alphabet[c] for c in text])
     model = CharacterModel(len(alphabet))
-    run = torch.compile(model, fullgraph=True) if compiled else model
+    run = torch.compile(model, fullgraph=True, backend=compiler) if compiler else model
     optimiser = torch.optim.AdamW(model.parameters(), lr=2e-3)
     losses = []
     print(f"{len(text)} characters, {len(alphabet)} of them different: a guess costs {math.log(len(alphabet)):.2f}")
@@ -110,6 +110,6 @@ if __name__ == "__main__":
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--picture", type=Path)
     given = parser.parse_args()
-    found = train(given.steps, given.compile)
+    found = train(given.steps, "inductor" if given.compile else None)
     if given.picture:
         given.picture.write_text(picture(found))

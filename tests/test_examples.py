@@ -16,7 +16,9 @@ import pytest
 from arrays import FLOATS, Array, numpy_type, poisoned, random
 from monotile.kernels import examples
 
-SCRIPTS = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+EXAMPLES = Path(__file__).parents[1] / "examples"
+TRAINING = EXAMPLES / "train_characters.py"
+SCRIPTS = sorted(path for path in EXAMPLES.glob("*.py") if path != TRAINING)
 TINY = 1e-30
 EPS = 1e-3
 MATMUL_BLOCKS = {"BM": 16, "BN": 32, "BK": 8}
@@ -210,3 +212,14 @@ def test_example_scripts_run(script: Path, capsys: pytest.CaptureFixture[str]) -
     runpy.run_path(str(script), run_name="__main__")
     said, _, error = capsys.readouterr().out.partition(":")
     assert said == "largest error" and float(error) < 1e-3
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_model_trains(compiled: bool) -> None:
+    """The loss of a few steps falls well below that of a guess, and is the same in one compiled graph."""
+    torch = pytest.importorskip("torch", reason="the example trains a torch model")
+    example = runpy.run_path(str(TRAINING))
+    losses = example["train"](12, "aot_eager" if compiled else None)
+    assert losses[0] > 4.0 and losses[-1] < 3.7
+    assert "<svg" in example["picture"](losses)
+    torch.compiler.reset()

@@ -161,7 +161,7 @@ def test_a_number_and_an_array_of_one_element_are_told_apart() -> None:
         (lambda s, b, h, q, k: torch.where(s), errors.WrongCall),
         (lambda s, b, h, q, k: torch.logical_not(s, k), errors.WrongCall),
     ],
-    ids=str,
+    ids=["sin", "a device", "float64", "cumsum", "one argument", "two arguments"],
 )
 def test_what_does_not_compile(mod: Mod, error: type[Exception]) -> None:
     with pytest.raises(error) as found:

@@ -14,7 +14,7 @@ from ..kernels import attention, backward, examples, mask_blocks, merge, option_
 from ..kernels.scores import Options
 from ..launch.kernel import Kernel
 from ..library import backward as backward_call
-from ..library import merging, ops
+from ..library import mask_maps, merging, ops
 from ..runtime.tensors import View, dense
 from .request import BadRequest, Request, find
 
@@ -181,7 +181,7 @@ FUNCTIONS: dict[str, FunctionDefaults] = {
     ),
     "merge": FunctionDefaults(merging.MergeOptions, {"o": "R S Dv", "m": "R S", "l": "R S"}, (), STATE),
     "merge_lse": FunctionDefaults(merging.MergeLseOptions, {"outs": "R S Dv", "lses": "R S"}, (), {"lses": float32}),
-    "mask_blocks": FunctionDefaults(ops.MaskBlocksOptions, {"mask": "B Hq Nq Nk"}, (), {"mask": bool_}),
+    "mask_blocks": FunctionDefaults(mask_maps.MaskBlocksOptions, {"mask": "B Hq Nq Nk"}, (), {"mask": bool_}),
 }
 LENGTHS = {"B": 1, "Hq": 32, "Hkv": 8, "Nq": 4096, "D": HEAD_SIZE, "R": 32, "S": 16}
 ELEMENTS = {"nvidia": bfloat16, "metal": bfloat16}  # the usual dtype of models on a GPU

@@ -11,15 +11,14 @@ from collections.abc import Callable
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from ..backends.choices import KEYS_PER_SPLIT, AttentionChoice
-from ..dtypes import float32, uint8
-from ..errors import BadOption
+from ..backends.choices import KEYS_PER_SPLIT, AttentionChoice, cdiv
+from ..dtypes import float32
 from ..kernels.attention import attention as attention_kernel
 from ..kernels.scores import Options
 from ..runtime import tensors
 from . import torch_calls
 from .backward import ATTENTION_BACKWARD, Gradients, attention_backward
-from .block_maps import add_block_map, add_mask_blocks, map_shape
+from .block_maps import add_block_map
 from .block_mask import BlockMask, block_mask, unwrapped
 from .calls import ArrayRef, CallBuilder, Finish, LibraryFunction
 from .inputs import (
@@ -27,14 +26,15 @@ from .inputs import (
     check_count,
     read_causal,
     read_inputs,
-    read_mask,
     read_options,
     read_scale,
     read_softcap,
     read_window,
 )
 from .launches import SCALE
+from .mask_maps import MASK_BLOCKS, mask_blocks
 from .merging import MERGE, MERGE_LSE, Partials, add_merge, merge, merge_lse
+from .splits import recommended_splits
 
 __all__ = [
     "FUNCTIONS",
@@ -191,7 +191,7 @@ def _plan_partials(builder: CallBuilder, given: PartialsOptions) -> Finish:
     if splits is None:
         splits, keys_per_split = recommended_splits(keys, inputs.out_shape[2], "cpu"), KEYS_PER_SPLIT
     else:
-        keys_per_split = _cdiv(keys, splits)
+        keys_per_split = cdiv(keys, splits)
     state = _partials(lambda shape, dtype: inputs.result(builder, shape, dtype), inputs, splits)
     if 0 not in inputs.out_shape:
         threads = builder.threads_for(inputs.flops, inputs.bytes)
@@ -207,65 +207,13 @@ def _partials(new: Callable[..., ArrayRef], inputs: AttentionInputs, splits: int
     return Partials(new((*shape, Dv), float32), new(shape, float32), new(shape, float32))
 
 
-def recommended_splits(n_kv: int, n_simds: int, device: str = "cpu") -> int:
-    """Into how many parts to cut `n_kv` keys read by `n_simds` rows (query heads of a group times query length).
-
-    `m5_max` is the curve of MLX and MetalTile for that chip. `cpu` was measured: parts of 512 keys."""
-    for name, value in (("n_kv", n_kv), ("n_simds", n_simds)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise BadOption(f"{name} must be a whole number from 0 up, found {value!r}")
-    if device == "cpu":
-        return max(1, _cdiv(n_kv, KEYS_PER_SPLIT))
-    if device == "m5_max":
-        if n_kv <= 1024 or n_simds <= 4:
-            return 64
-        return next((s for n, s in ((8192, 128), (32768, 256), (65536, 512)) if n_kv <= n), 1024)
-    raise BadOption(
-        f"no split curve is known for device {device!r}; known are 'cpu' and 'm5_max': pass splits yourself"
-    )
-
-
-# ---- masks -----------------------------------------------------------------------------------------------------------
-
-
-class MaskBlocksOptions(NamedTuple):
-    block_q: Any
-    block_k: Any
-    backend: str | None
-    threads: int | None
-
-
-def mask_blocks(
-    mask: Array, block_q: int, block_k: int, *, backend: str | None = None, threads: int | None = None
-) -> Array:
-    """uint8 (..., ceil(Nq / block_q), ceil(Nk / block_k)): 0 hidden, 1 partial, 2 full (an additive mask: all zero)."""
-    for name, block in (("block_q", block_q), ("block_k", block_k)):
-        check_count(name, block)
-    return _MASK_BLOCKS.call((mask,), tensors.layouts((mask,)), (block_q, block_k, backend, threads))
-
-
-def _plan_mask_blocks(builder: CallBuilder, given: MaskBlocksOptions) -> Finish:
-    mask, lead = read_mask(builder.input("mask"))
-    shape = map_shape(mask.shape, given.block_q, given.block_k)
-    block_map = builder.result((*lead, *shape[2:]), uint8)
-    if 0 not in shape:
-        sizes, found = (given.block_q, given.block_k), block_map.reshaped(*shape)
-        add_mask_blocks(builder, mask, *sizes, given.threads, covered=False, block_map=found)
-    return _first
-
-
-def _cdiv(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 _ATTENTION = LibraryFunction(("q", "k", "v", "mask", "sinks"), AttentionOptions, _plan_attention)
 _PARTIALS = LibraryFunction(("q", "k", "v", "mask"), PartialsOptions, _plan_partials)
-_MASK_BLOCKS = LibraryFunction(("mask",), MaskBlocksOptions, _plan_mask_blocks)
 FUNCTIONS = {
     "attention": _ATTENTION,
     "attention_backward": ATTENTION_BACKWARD,
     "decode_partials": _PARTIALS,
     "merge": MERGE,
     "merge_lse": MERGE_LSE,
-    "mask_blocks": _MASK_BLOCKS,
+    "mask_blocks": MASK_BLOCKS,
 }

@@ -1,0 +1,45 @@
+"""`mask_blocks`: the block map of a mask, for users."""
+
+from __future__ import annotations
+
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from ..dtypes import uint8
+from ..runtime import tensors
+from .block_maps import add_mask_blocks, map_shape
+from .calls import CallBuilder, Finish, LibraryFunction
+from .inputs import check_count, read_mask
+
+Array = Any
+
+
+class MaskBlocksOptions(NamedTuple):
+    """The options of a call of `mask_blocks`, as given."""
+
+    block_q: Any
+    block_k: Any
+    backend: str | None
+    threads: int | None
+
+
+def mask_blocks(
+    mask: Array, block_q: int, block_k: int, *, backend: str | None = None, threads: int | None = None
+) -> Array:
+    """uint8 (..., ceil(Nq / block_q), ceil(Nk / block_k)): 0 hidden, 1 partial, 2 full (an additive mask: all zero)."""
+    for name, block in (("block_q", block_q), ("block_k", block_k)):
+        check_count(name, block)
+    return MASK_BLOCKS.call((mask,), tensors.layouts((mask,)), (block_q, block_k, backend, threads))
+
+
+def _plan(builder: CallBuilder, given: MaskBlocksOptions) -> Finish:
+    mask, lead = read_mask(builder.input("mask"))
+    shape = map_shape(mask.shape, given.block_q, given.block_k)
+    block_map = builder.result((*lead, *shape[2:]), uint8)
+    if 0 not in shape:
+        sizes, found = (given.block_q, given.block_k), block_map.reshaped(*shape)
+        add_mask_blocks(builder, mask, *sizes, given.threads, covered=False, block_map=found)
+    return itemgetter(0)
+
+
+MASK_BLOCKS = LibraryFunction(("mask",), MaskBlocksOptions, _plan)

@@ -35,7 +35,7 @@ def on_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def home(found: Any) -> Any:
         if isinstance(found, tuple):
-            parts = [registry.from_device(part) for part in found]
+            parts = [None if part is None else registry.from_device(part) for part in found]
             return type(found)(*parts) if hasattr(found, "_fields") else tuple(parts)
         return registry.from_device(found)
 

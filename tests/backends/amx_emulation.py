@@ -8,7 +8,6 @@ both sums to each other, and that to the register; what is below 2^-126 is zero 
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ import pytest
 from monotile import ir
 from monotile.backends.cpu import amx, jit
 from monotile.backends.cpu import backend as cpu_backend
-from monotile.backends.cpu.backend import CpuBackend, CpuProgram
+from monotile.backends.cpu.backend import HEADER, CpuBackend, CpuProgram
 from monotile.backends.cpu.compiler import to_llvm
 from monotile.backends.cpu.host import host
 from monotile.backends.cpu.target import target, why_not
@@ -64,7 +63,8 @@ class EmulatedBackend(CpuBackend):
     def compile(self, kernel: ir.Kernel) -> Any:
         lowered = to_llvm(kernel, self.processor)
         text = emulated(lowered.text, lowered.scratch_bytes)
-        payload = struct.pack("<q", lowered.scratch_bytes) + jit.compile_code(text, host())
+        header = HEADER.pack(lowered.scratch_bytes, lowered.longest_first)
+        payload = header + jit.compile_code(text, host())
         return CpuProgram(kernel, payload)
 
 

@@ -16,7 +16,7 @@ from .choices import CpuChoices
 from .llvm import Host
 
 KIND = "cpu"  # of the files in the disk cache
-_HEADER = struct.Struct("<q?7x")  # of such a file: scratch_bytes, longest_first
+HEADER = struct.Struct("<q?7x")  # of such a file: scratch_bytes, longest_first
 AMX_DOTS = "bfloat16 dots of more rows in AMX tiles, blocks of 32 rows x 2 vectors"
 
 
@@ -24,8 +24,8 @@ class CpuProgram(Program):
     """A loaded kernel. The argument block of a launch is its addresses and scalars, then what `bind` made."""
 
     def __init__(self, kernel: ir.Kernel, payload: bytes) -> None:
-        self.scratch_bytes, self._longest_first = _HEADER.unpack_from(payload)
-        self._code = machine_code.load(payload[_HEADER.size :])
+        self.scratch_bytes, self._longest_first = HEADER.unpack_from(payload)
+        self._code = machine_code.load(payload[HEADER.size :])
         self._kernel, self._programs = self._code.address("kernel"), self._code.address("programs")
         self._ranks = [tensor.rank for tensor in kernel.tensors]
         scalars = "".join("f4x" if dtype.is_float else "q" for _, dtype in kernel.scalars)
@@ -89,7 +89,7 @@ class CpuBackend(Backend):
 
         processor = self.processor
         lowered = to_llvm(kernel, processor)
-        header = _HEADER.pack(lowered.scratch_bytes, lowered.longest_first)
+        header = HEADER.pack(lowered.scratch_bytes, lowered.longest_first)
         payload = header + jit.compile_code(lowered.text, processor)
         cache.store_compiled(key, KIND, payload)
         return CpuProgram(kernel, payload)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import json_schema
 from arrays import Array, poisoned
 from kernels.cases import agrees, normal, qkv
 from monotile import metal
@@ -71,6 +72,8 @@ def launch_metal(folder: Path, name: str, arrays: dict[str, Array], scalars: dic
     (entry,) = (k for k in manifest(folder)["kernels"] if k["name"] == name)
     tensors = [b for b in entry["buffers"] if b["role"] != "words"]
     names = {**lengths(tensors, arrays), **scalars}
+    for relation in entry["relations"]:
+        assert evaluate(relation, names), relation
     buffers: dict[int | str, Any] = {b["index"]: arrays[b["name"]] for b in tensors}
     for group in entry["buffers"]:
         if group["role"] == "words":
@@ -211,6 +214,60 @@ def test_nvidia_compiles_by_the_manifest(tmp_path: Path) -> None:
     source = triton.compiler.ASTSource(getattr(module, entry["name"]), signature, {})
     made = triton.compile(source, target=compiler.GPUTarget("cuda", 90, 32), options=entry["options"])
     assert entry["name"] in made.asm["ptx"]
+
+
+# ---- the contract ----------------------------------------------------------------------------------------------------
+
+SCHEMA = json.loads((Path(__file__).parents[1] / "docs" / "guide" / "manifest.schema.json").read_text())
+CONTRACTS = [
+    (("attention",), {}, ["mask=float32", "block_map=uint8", "sinks=float32"]),
+    (("attention", "merge"), {"packed": True, "BR": 16, "causal": True}, ["bfloat16", "split_o=float32"]),
+    (("attention", "mask_blocks"), {"negative": True}, ["mask=bool", "block_map=uint8"]),
+    (("merge_lse",), {}, []),
+    (("matmul",), {}, ["bfloat16"]),
+    (("row_softmax",), {}, []),
+]
+
+
+@pytest.mark.parametrize("names, values, dtypes", CONTRACTS)
+def test_the_manifest_is_as_its_schema_says(names: tuple[str, ...], values: dict[str, Any], dtypes: list[str]) -> None:
+    request = Request(values, {}, parse_dtypes(dtypes))
+    _, found = emission.emit("metal", [find_kernel(name) for name in names], request)
+    assert list(json_schema.mistakes(found, SCHEMA)) == []
+    for entry in found["kernels"]:
+        assert entry["language_version"] == ("3.1" if "bfloat16" in dtypes else "2.3")
+        scalars = {w["name"] for b in entry["buffers"] for w in b.get("words", ()) if w["meaning"] == "scalar"}
+        lengths = {d for b in entry["buffers"] for d in b.get("shape", ()) if isinstance(d, str)}
+        used = {
+            node.id for text in entry["relations"] for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)
+        }
+        assert used <= scalars | lengths
+
+
+def test_the_schema_finds_mistakes() -> None:
+    _, found = emission.emit("metal", [find_kernel("merge")], Request())
+    (entry,) = found["kernels"]
+    for broken in (
+        {"threads": [32]},
+        {"file": "../x.metal"},
+        {"math_modes": ["none"]},
+        {"color": 1},
+        {"grid": [1, 1, 1]},
+    ):
+        assert list(json_schema.mistakes({**found, "kernels": [{**entry, **broken}]}, SCHEMA)), broken
+    assert list(json_schema.mistakes({**found, "kernels": [{"name": "merge"}]}, SCHEMA))
+
+
+def test_relations_say_what_a_launch_needs() -> None:
+    request = Request({"BR": 32, "BK": 16}, {}, parse_dtypes(["mask=bool", "block_map=uint8", "split_o=float32"]))
+    _, found = emission.emit("metal", [find_kernel("attention")], request)
+    (entry,) = found["kernels"]
+    good = {"H": 4, "Hkv": 2, "Hq": 4, "R": 40, "Nq": 40, "Nk": 70, "MR": 2, "MK": 5, "S": 3, "queries": 1}
+    good |= {"first_block": 0, "blocks_per_split": 2, "scale": 0.5}
+    assert all(evaluate(relation, good) for relation in entry["relations"])
+    for wrong in ({"MR": 1}, {"MK": 3}, {"S": 2}, {"scale": -1.0}, {"Hkv": 3}, {"Nq": 41}, {"first_block": 1}):
+        assert not all(evaluate(relation, {**good, **wrong}) for relation in entry["relations"]), wrong
+    assert entry["codes"] == {"block_map": {"0": "hidden", "1": "partial", "2": "full", "3": "covered"}}
 
 
 # ---- what can be asked for -------------------------------------------------------------------------------------------

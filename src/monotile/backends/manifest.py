@@ -28,6 +28,10 @@ MEANINGS = {
     "scalar": "the kernel's parameter of this name",
     "grid": "how many programs or threadgroups to launch: whole numbers, lengths by symbol and scalars by name, "
     "+ - * // (rounded down) %, min and max; a launch of 0 is to be left out",
+    "relations": "must hold between lengths and scalars, in the terms of `grid` and == >= <=; nothing checks them",
+    "codes": "what the numbers in a tensor mean",
+    "math_modes": "of Metal's compiler in which the text is right",
+    "language_version": "of Metal, the least that has the types of the text",
     "strides": "null where any stride will do; a number is compiled in, and the array must have it",
 }
 BINARY = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%"}

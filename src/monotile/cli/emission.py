@@ -13,6 +13,7 @@ from ..backends.manifest import MEANINGS
 from ..kernels import attention, mask_blocks
 from ..kernels.scores import Options
 from ..launch.kernel import Kernel
+from .contracts import contract
 from .inspection import check_device, specialised
 from .request import BadRequest, Request
 
@@ -54,7 +55,7 @@ def emit(
         if files.keys() & made.files.keys():
             raise BadRequest(f"two kernels are named {kernel.name!r}; emit them into folders of their own")
         files |= made.files
-        entries.append(made.entry)
+        entries.append({**made.entry, **contract(kernel, form)})
     manifest = {"format": FORMAT, "monotile": __version__, "target": target, "meanings": MEANINGS, "kernels": entries}
     return files, manifest
 

@@ -92,6 +92,8 @@ def emitted(kernel: Kernel, rendered: MetalSource) -> Emitted:
         "buffers": buffers,
         "grid": [manifest.programs(kernel, symbols), "1", "1"],
         "threads": [rendered.threads, 1, 1],
+        "math_modes": ["safe", "relaxed", "fast"],
+        "language_version": "3.1" if "bfloat" in rendered.source else "2.3",
         "threadgroup_memory_bytes": -(-rendered.threadgroup_bytes // 16) * 16,
     }
     return Emitted({file: rendered.source.encode()}, entry)

@@ -45,9 +45,11 @@ class MetalDialect:
         return helper
 
     def helper_sources(self, dtypes: set[str]) -> list[str]:
-        """Return the definitions the text needs; `dtypes` are those of the kernel's tensors."""
+        """Return the definitions the text needs; `dtypes` are those of the kernel's tensors and values."""
         bits = [BFLOAT_BITS] if not self.bfloat and "bfloat16" in dtypes else []
-        return bits + [helper_source(name, self.bfloat) for name in HELPERS if name in self._helpers]
+        return bits + [
+            helper_source(name, self.bfloat and "bfloat16" in dtypes) for name in HELPERS if name in self._helpers
+        ]
 
     # ---- types -------------------------------------------------------------------------------------------------------
 

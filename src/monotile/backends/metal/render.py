@@ -75,6 +75,8 @@ class Renderer:
         parameters = ",\n".join(f"    {text}" for text in self._parameters())
         signature = f"\n[[kernel, max_total_threads_per_threadgroup({threads})]] void {name}(\n{parameters})"
         definitions, meta = self.preamble.definitions()
+        dtypes = {tensor.dtype.name for tensor in kernel.tensors}
+        dtypes |= {value.dtype.name for op in ir.walk(kernel.body) for value in op.results}
         start = [
             *self.threadgroup.declaration(),
             "const int sg = int(sg_u), lane = int(lane_u);",
@@ -83,7 +85,7 @@ class Renderer:
             *definitions,
         ]
         return MetalSource(
-            helpers=tuple(self.dialect.helper_sources({tensor.dtype.name for tensor in kernel.tensors})),
+            helpers=tuple(self.dialect.helper_sources(dtypes)),
             signature=signature,
             body="\n".join([*(f"  {line}" for line in start), *self.writer.lines]),
             name=name,

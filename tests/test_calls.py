@@ -30,7 +30,7 @@ def scaled_by_a_global(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> A
 
 @pytest.fixture(autouse=True)
 def empty_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for op in (ops._ATTENTION, ops._PARTIALS, ops.MERGE, ops.MERGE_LSE, ops._MASK_BLOCKS):
+    for op in (ops._ATTENTION, ops._PARTIALS, ops.MERGE, ops.MERGE_LSE, ops.MASK_BLOCKS):
         monkeypatch.setattr(op, "calls", {})
 
 

@@ -334,7 +334,7 @@ def test_a_kernel_of_a_file(tmp_path: Path) -> None:
     [
         (("--target", "abacus", "--kernel", "merge"), "there is no backend 'abacus'"),
         (("--target", "interpreter", "--kernel", "merge"), "makes nothing that could be written"),
-        (("--target", "metal", "--kernel", "flash"), "attention, merge, merge_lse"),
+        (("--target", "metal", "--kernel", "flash"), "attention, row_deltas, backward_queries"),
         (("--target", "metal", "--kernel", "merge", "--BQ=3"), "nothing in merge is called 'BQ'"),
         (("--target", "metal", "--kernel", "attention", "--D=-1"), "--D=-1 is a length"),
         (("--target", "cpu", "--kernel", "merge", "--kernel", "merge"), "two kernels are named 'merge'"),

@@ -359,8 +359,8 @@ def test_lse_is_a_natural_logarithm(backend: str) -> None:
 
 
 def test_a_new_length_does_not_compile() -> None:
-    """Whatever the lengths, batches and heads, with a mask and without. Rows may be packed and keys split: once each of
-    these has been compiled, no length needs another program."""
+    """Whatever the lengths, batches and heads, with a mask and without. Rows may be packed and keys split, and there
+    are four sizes of row blocks: once each of these has been compiled, no length needs another program."""
 
     def run(Nq: int, Nk: int, B: int = 1, Hq: int = 2) -> None:
         q, k, v = qkv(Nq, Nk, B=B, Hq=Hq)
@@ -368,7 +368,9 @@ def test_a_new_length_does_not_compile() -> None:
         monotile.attention(q, k, v, mask=np.ones((Nq, Nk), bool), backend="cpu")
 
     for Nk in (130, 4096):
-        run(1, Nk), run(140, Nk), run(1100, Nk), run(1280, Nk)
+        for Nq in (1, 140, 600, 1100, 1280, 2100, 3100):
+            run(Nq, Nk)
+    run(140, 250, B=3)
     before = len(attention_kernel._programs)
     for Nk in (131, 257, 1000, 2049):
         run(140, Nk), run(1, Nk), run(1000 + Nk, 150)

@@ -174,6 +174,9 @@ def torch() -> types.ModuleType:
         "stack": lambda ts, axis: tensor(np.stack([t.view for t in ts], axis)),
         "backends": types.SimpleNamespace(mps=available),
         "mps": types.SimpleNamespace(compile_shader=compile_shader),
+        "is_autocast_enabled": lambda kind: False, "is_grad_enabled": lambda: False,
+        "compiler": types.SimpleNamespace(is_compiling=lambda: False), "nn": types.SimpleNamespace(Parameter=Tensor),
+        "_C": types.SimpleNamespace(_are_functorch_transforms_active=lambda: False),
     }  # fmt: skip
     vars(module).update(parts)
     return module

@@ -34,7 +34,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     for each in catalogue.kernels().values():
         monkeypatch.setattr(each, "_programs", {})
         monkeypatch.setattr(each, "_plans", {})
-    for op in (ops._ATTENTION, ops._PARTIALS, ops.MERGE, ops.MERGE_LSE, ops._MASK_BLOCKS):
+    for op in (ops._ATTENTION, ops._PARTIALS, ops.MERGE, ops.MERGE_LSE, ops.MASK_BLOCKS):
         monkeypatch.setattr(op, "calls", {})
 
 

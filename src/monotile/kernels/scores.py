@@ -41,9 +41,7 @@ def score(rule, products, at, mask):
     options, size = rule.options, _size(rule.scale)
     S = -products if options.negative else products
     if options.score_mod is not None:
-        S = (
-            options.score_mod(S * size, at.b, at.h, at.i, at.keys[None, :]) * NATURAL_SCALE
-        )  # whole numbers become floats
+        S = options.score_mod(S * size, at.b, at.h, at.i, at.keys[None, :]) * NATURAL_SCALE  # ints become floats
         size = NATURAL_SCALE
     if _approximates_softcap(rule):  # c * tanh(x / c) = c - 2 c / (1 + e^(2 x / c)), without the first c
         S = reciprocal(-1.0 - exp2(S * minimum(size * (2.0 * LOG2E / options.softcap), MAX_FACTOR)))

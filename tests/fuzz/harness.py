@@ -56,12 +56,12 @@ def compiled(program: Program, each: Target, bases: list[Array]) -> None:
     pipeline.run(kernel, OPTIONS)
     lowered = lower(kernel, each, host().triple)
     code = machine_code.load(jit.compile_code(lowered.text))
-    words: list[int] = []
-    for argument, base in zip(program.arguments, bases, strict=True):
-        view = argument.view(base)
-        words += [view.ctypes.data, *view.shape, *(s // view.itemsize for s in view.strides)]
+    views = [argument.view(base) for argument, base in zip(program.arguments, bases, strict=True)]
+    words = [view.ctypes.data for view in views]
     for (_, dtype), value in zip(program.kernel.scalars, program.scalars, strict=True):
         words.append(int(np.float32(value).view(np.int32)) if dtype.is_float else int(value))
+    for view in views:
+        words += [*view.shape, *(s // view.itemsize for s in view.strides)]
     args = (ctypes.c_int64 * len(words))(*words)
     run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)(code.address("kernel"))
     count = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(code.address("programs"))

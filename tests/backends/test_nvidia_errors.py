@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from monotile import errors
-from monotile.backends.nvidia import backend, build, program
+from monotile.backends.nvidia import backend, build, launcher, program
 from monotile.backends.nvidia.gluon import support
 from monotile.runtime import arrays
 
@@ -62,14 +62,20 @@ def test_a_launch_that_fails(said: str, kind: type[Exception], cure: str, monkey
 
     gpu = SimpleNamespace(current_device=lambda: 0, current_stream=lambda device: 7)
     monkeypatch.setattr(program, "runtime", lambda: gpu)
-    variant = SimpleNamespace(described=[], host_described=[], source=SimpleNamespace(name="f"))
+    variant = SimpleNamespace(
+        described=[], host_described=[], int64_scalars=[], source=SimpleNamespace(name="f"),
+        pick_pointers=lambda addresses: addresses, pick_scalars=lambda scalars: scalars,
+    )  # fmt: skip
+    compiled = {(0, True, ()): launcher.LoadedKernel(run, lambda n, descriptor: [])}
     bound: Any = SimpleNamespace(
-        device=None, variant=variant, compiled={(0, True, ()): (None, run, 0, None)}, descriptors={}
-    )
+        device=None, variant=variant, compiled=compiled, descriptors={}, without_descriptors=None, grid=1, lengths=[],
+        tiles=(),
+    )  # fmt: skip
+    self: Any = SimpleNamespace(kernel=None)
     with pytest.raises(kind, match=cure):
-        program._launch(None, bound, 1, [], [16], [], ())  # type: ignore[arg-type]
+        program.NvidiaProgram.launch(self, bound, (), [16], (), None)
     failing.append(False)
-    program._launch(None, bound, 1, [], [16], [], ())  # type: ignore[arg-type]
+    program.NvidiaProgram.launch(self, bound, (), [16], (), None)
 
 
 def test_no_memory_for_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,6 +86,6 @@ def test_no_memory_for_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB. GPU 0 has a total capacity of ...")
 
     library = arrays.Torch()
-    library.torch = SimpleNamespace(empty=empty)
+    library.torch = SimpleNamespace(empty_like=empty, contiguous_format=None)
     with pytest.raises(errors.OutOfDeviceMemory, match=r"shape \(2, 3\); free arrays.*Tried to allocate 9 GiB$"):
-        library.empty((2, 3), {})
+        library.allocate(SimpleNamespace(shape=(2, 3)))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import random
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -122,6 +120,9 @@ def _compile_all(wanted: list[AheadCall], processes: int) -> Iterator[list[Ahead
     if processes == 1:
         yield from map(compiled, wanted)
         return
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
         yield from pool.map(compiled, wanted)
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import collections
-import multiprocessing
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
 from .. import backends
@@ -96,6 +94,8 @@ class Runner:
         self.not_run += sum(end - start for _, start, end in todo)
 
     def _start(self) -> Worker:
+        import multiprocessing  # not before it is needed: it loads modules of the system
+
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe()
         arguments = there, self.sweep.seed, self.sweep.backend
@@ -106,6 +106,8 @@ class Runner:
 
     def _listen(self, workers: list[Worker], todo: Any, deadline: float) -> None:
         """Take what the processes say, and look for those that say nothing any more."""
+        from multiprocessing import connection
+
         ready = connection.wait([worker.pipe for worker in workers], timeout=1.0)
         for worker in list(workers):
             outcome = self._outcome(worker, worker.pipe in ready)

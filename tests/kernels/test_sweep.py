@@ -127,13 +127,13 @@ def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_results_and_temporaries_are_poisoned() -> None:
     with guarded_results() as results:
-        made = arrays.Numpy().empty((2, 3), np.dtype(np.float32))
+        made, _ = arrays.Numpy().allocate(((2, 3), np.dtype(np.float32)))
         assert np.isnan(made).all() and not results.written_outside()
         made[...] = 1.0
         assert not results.written_outside()
         beside(made, 6)[...] = 2.0
         assert results.written_outside()
-    assert not np.shares_memory(arrays.Numpy().empty((2, 3), np.dtype(np.float32)), made)
+    assert not np.shares_memory(arrays.Numpy().allocate(((2, 3), np.dtype(np.float32)))[0], made)
 
 
 def broken_work(pipe: Any, seed: int, backend: str) -> None:

@@ -120,6 +120,34 @@ def test_reduction_of_a_tile_whose_tensor_has_changed(backend: str) -> None:
     same(x, np.arange(2, 21, dtype=np.float32))
 
 
+@kernel
+def columns_of_a_panel(
+    shown: Tensor["M N"], a: Tensor["M K"], b: Tensor["N K"], sums: Tensor["M K"], totals: Tensor["N K"],
+    *, B: Const, N: Const, K: Const,
+):  # fmt: skip
+    cols, tile, total = arange(N), b[:, :], zeros((N, K))
+    for i in range(0, a.shape[0], B):
+        rows = i + arange(B)
+        seen = shown[rows, cols] & (rows[:, None] < a.shape[0])
+        x = where(seen, dot(a[rows], tile.T), 0.0)
+        total = total + dot(x.T, a[rows])
+        sums[rows] += dot(x, where(seen.max(axis=0)[:, None], tile, 0.0))
+    totals[:, :] = total
+
+
+@pytest.mark.parametrize("columns", [16, 64, 80, 128])
+def test_bool_reduction_over_the_rows_of_a_panel(backend: str, columns: int) -> None:
+    """A reduction of bools counted the panels of its columns in vectors of bytes; panels have vectors of float32."""
+    a, b, shown = whole((32, 40)), whole((columns, 40), 1), np.zeros((32, columns), np.bool_)
+    shown[3] = np.arange(columns) % 3 == 1
+    shown[20] = np.arange(columns) % 5 == 1
+    sums, totals = np.zeros((32, 40), np.float32), poisoned((columns, 40))
+    columns_of_a_panel(shown, a, b, sums, totals, B=16, backend=backend)
+    x = np.where(shown, a @ b.T, 0)
+    same(totals, x.T @ a)
+    same(sums, x @ b)
+
+
 # ---- dots ------------------------------------------------------------------------------------------------------------
 
 

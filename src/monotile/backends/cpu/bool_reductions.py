@@ -1,7 +1,7 @@
 """Reductions of bools: counted by the bits of a mask, and read one byte per lane.
 
 A vector of bytes has four times the lanes of a vector of float32, 64 with AVX-512, so a nest that only reduces a bool
-tensor reads it four times as fast."""
+tensor reads it four times as fast. Panels are counted in vectors of float32: a nest of one panel keeps their lanes."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class NestEmitter:
         self.ev.making = set(nest.values)
         tiles = [self.ev.tensors.tiles[op] for op in self.lazy_loads(nest)]
         self.e.lanes = self.target.lanes
-        if reduces_only_bools(nest, tiles, self.target.lanes * BYTES_PER_LANE):
+        if panel is None and reduces_only_bools(nest, tiles, self.target.lanes * BYTES_PER_LANE):
             self.e.lanes *= BYTES_PER_LANE
         scalars = [op for op in (*nest.folds, *nest.made, *nest.completed_by.values()) if not op.result.shape]
         self._scalar_folds = {op.result: self._scalar_variable(op) for op in scalars}

@@ -7,7 +7,6 @@ o = flex_attention(q, k, v, score_mod=alibi, block_mask=create_block_mask(causal
 
 from __future__ import annotations
 
-import functools
 import types
 import weakref
 from collections.abc import Callable
@@ -16,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import BadOption, HeadsDoNotDivide, MaskShape
-from .library.block_mask import BlockMask, block_mask
+from .errors import BadOption, HeadsDoNotDivide
 from .library.block_maps import depends_on
+from .library.block_mask import BlockMask, block_mask
 from .library.entry import attention
 
 __all__ = ["and_masks", "create_block_mask", "flex_attention", "or_masks"]
@@ -96,21 +95,10 @@ def or_masks(*mask_mods: Mod) -> Mod:
 
 
 def plain(name: str, function: Any) -> Mod:
-    """A mod as a plain function, which is what monotile compiles: functools.partial with keywords is unwrapped."""
     if isinstance(function, types.FunctionType):
         return function
-    if isinstance(function, functools.partial) and not function.args:
-        inner, bound = plain(name, function.func), dict(function.keywords)
-        values = {**(inner.__kwdefaults__ or {}), **bound}
-        code = inner.__code__
-        positional = code.co_varnames[: code.co_argcount]
-        defaults = dict(zip(positional[::-1], (inner.__defaults__ or ())[::-1], strict=False)) | bound
-        tail = positional[len(positional) - len([n for n in positional if n in defaults]) :]
-        made = types.FunctionType(code, inner.__globals__, inner.__name__, None, inner.__closure__)
-        made.__defaults__ = tuple(defaults[n] for n in tail)
-        made.__kwdefaults__ = {n: v for n, v in values.items() if n not in positional} or None
-        return made
-    raise BadOption(f"{name} is a plain Python function, found {type(function).__name__}; wrap it in a def")
+    kind = type(function).__name__
+    raise BadOption(f"{name} is a plain Python function, found {kind}; call it from one: def mod(...): return f(...)")
 
 
 # ---- block masks of torch --------------------------------------------------------------------------------------------

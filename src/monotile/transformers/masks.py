@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import KernelError
+from ..errors import BadOption, KernelError
 from ..library.block_maps import depends_on
 
 MaskFunction = Callable[..., Any]
@@ -86,6 +86,7 @@ def make_mask(
     from transformers.masking_utils import causal_mask_function, sdpa_mask
     from transformers.utils.import_utils import is_tracing
 
+    _check_replaceable(type(given.get("config")))
     given.setdefault("mask_function", causal_mask_function)
     request = Request(**{name: given[name] for name in Request._fields if name in given})
     if is_tracing(request.attention_mask) or is_tracing(request.q_offset):
@@ -112,6 +113,20 @@ def make_mask(
         return make_dense()
     shape = request.batch_size, 1, rows, request.kv_length
     return LazyMask(shape, request.device, visible, make_dense)
+
+
+@cache
+def _check_replaceable(config: type) -> None:
+    """Raise an error for a model whose attention cannot be replaced: it would read this mask with another meaning."""
+    from transformers import MODEL_MAPPING
+
+    models = MODEL_MAPPING.get(config, ())
+    for model in models if isinstance(models, tuple | list) else (models,):
+        if not model._can_set_attn_implementation():
+            raise BadOption(
+                f"{model.__name__} computes attention by itself and takes no other implementation; load it with "
+                'attn_implementation="eager"'
+            )
 
 
 # ---- from functions to options ---------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
-from ...ir import ELEMENTWISE, Kernel, Op, Value, uses, walk
+from ...ir import ELEMENTWISE, Kernel, Op, Value, starts, uses, walk
 from ...ir.affine import linear
 from .amx import BFLOAT16
 from .axes import Axes, Axis
@@ -316,7 +316,7 @@ class Layout:
 def _shift_per_iteration(load: Op, counter: Value, step: int) -> tuple[int, ...]:
     """Return how far a load's tile moves along each of its dimensions in one iteration of a loop."""
     distances = []
-    for start, extent in zip(load.operands, load.attrs["extents"], strict=True):
+    for start, extent in zip(starts(load), load.attrs["extents"], strict=True):
         if extent is not None:
             form = linear(start)
             distances.append(form.terms.get(counter, 0) * step if form is not None else 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...ir import ELEMENTWISE, Block, Kernel, Op
+from ...ir import ELEMENTWISE, Block, Kernel, Op, starts
 from . import amx
 from .emit import Index, Reg
 from .fuse import Segment
@@ -233,11 +233,10 @@ class Lowering(LoopState):
             if op.kind == "program_id":
                 self._program(op)
             elif op.kind in ("load", "store"):
-                starts = op.operands[op.kind == "store" :]
-                if not all(v in self.ev.scalars for v in starts):
+                if not all(v in self.ev.scalars for v in op.operands[op.kind == "store" :]):
                     left.append(op)
                     continue
-                self.tensors.define(op, [self.index(v) for v in starts])
+                self.tensors.define(op, [self.index(v) for v in starts(op)], self.tensors.spans(op, self.index))
                 if op.kind == "load" and not op.result.shape:
                     self.ev.scalars[op.result] = self.tensors.read(op, Point({}, edge=True))
             elif op.results and not op.result.shape and op.kind not in ("reduce",):

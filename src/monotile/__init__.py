@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         merge_lse,
         recommended_splits,
     )
+    from .library.varlen import attention_varlen
 
 __version__ = "0.1.0"
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "__version__",
     "attention",
     "attention_backward",
+    "attention_varlen",
     "block_mask",
     "decode_partials",
     "mask_blocks",
@@ -43,9 +45,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """The library is loaded when it is first used, so that `import monotile` costs next to nothing."""
     if name in __all__:
-        from .library import entry, ops
+        from .library import entry, ops, varlen
 
-        found = getattr(entry if name == "attention" else ops, name)
+        found = getattr({"attention": entry, "attention_varlen": varlen}.get(name, ops), name)
         globals()[name] = found  # the next time nobody asks here
         return found
     raise AttributeError(f"module 'monotile' has no attribute {name!r}")

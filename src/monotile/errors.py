@@ -306,6 +306,10 @@ class MaskShape(CallError):
     """A mask that does not broadcast to the scores."""
 
 
+class BadOffsets(CallError):
+    """Offsets of sequences that fall, or that do not begin at 0 and end at the number of rows."""
+
+
 class BadOption(CallError):
     """An option with an invalid value."""
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,7 @@ def test_stores_do_not_reach_the_next_sequence(backend: str, ends: np.ndarray[An
     y = np.full_like(x, 7.0)
     doubled(x, ends, y, D=4, BT=8, backend=backend)
     expected = np.full_like(x, 7.0)
-    for low, high in zip(ends, ends[1:], strict=False):
+    for low, high in pairwise(ends):
         expected[low:high] = 2 * x[low:high]
     np.testing.assert_array_equal(y, expected)
 
@@ -74,7 +75,7 @@ def test_a_view_stays_inside_its_tensor(backend: str, ends: list[int]) -> None:
     y = np.zeros((3, 24, 2, 4), np.float32)
     doubled(x, np.array(ends, np.int32), y[1], D=4, BT=8, backend=backend)
     expected = np.zeros_like(x)
-    for low, high in zip(ends, ends[1:], strict=False):
+    for low, high in pairwise(ends):
         low, high = (min(max(n, 0), 24) for n in (low, high))
         expected[low:high] = 2
     np.testing.assert_array_equal(y[1], expected)
@@ -90,7 +91,7 @@ def test_loads_past_the_end_are_zero(backend: str, dtype: str) -> None:
     x[61:], y[61:] = np.nan, np.nan
     z = np.full((4, 16, 16), np.nan, np.float32)
     products(x, y, ends, z, D=16, BT=16, backend=backend)
-    for s, (low, high) in enumerate(zip(ends, ends[1:], strict=False)):
+    for s, (low, high) in enumerate(pairwise(ends)):
         np.testing.assert_array_equal(z[s], x[low:high].astype(np.float32).T @ y[low:high].astype(np.float32))
 
 

@@ -126,6 +126,10 @@ class AttentionChoice(Choice):
     def row_block(self) -> int:
         return self.blocks["BR"] or 0
 
+    def unpacked(self) -> AttentionChoice:
+        """This choice for rows of one query head, over all keys."""
+        return replace(self, blocks={**self.blocks, "packed": False}, splits=0, first_block=0, blocks_per_split=0)
+
     def in_splits(self, splits: int, keys_per_split: int) -> AttentionChoice:
         """This choice with a number of splits of all keys, of whole blocks."""
         return replace(self, splits=splits, blocks_per_split=max(1, cdiv(keys_per_split, self.key_block)))

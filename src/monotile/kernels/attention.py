@@ -8,18 +8,16 @@ from monotile.language import (
     Tensor,
     arange,
     blocks,
-    cdiv,
     dot,
     float32,
     kernel,
-    maximum,
-    minimum,
-    program_id,
 )
 
-from . import scores, softmax
-from .row_groups import row_block
+from . import key_sources, programs, scores, softmax
+from .key_sources import keys_at, values_at
 from .visibility import FULL, by_block_case, by_position, is_additive, place_of, visible, visible_keys
+
+DENSE = (None,) * 6  # the tensors of ragged and paged keys, in a call with dense ones
 
 
 @kernel
@@ -27,21 +25,28 @@ def attention(
     q: Tensor["B H R D"], k: Tensor["B Hkv Nk D"], v: Tensor["B Hkv Nk Dv"], mask: Tensor["B Hq Nq Nk"],
     block_map: Tensor["B H MR MK"], sinks: Tensor["Hq"], o: Tensor["B H R Dv"], lse: Tensor["B H R"],
     split_o: Tensor["B H R S Dv"], split_m: Tensor["B H R S"], split_l: Tensor["B H R S"],
+    q_offsets: Tensor["E"], k_offsets: Tensor["E"],
+    k_pages: Tensor["P Hkv T D"], v_pages: Tensor["P Hkv T Dv"], page_table: Tensor["B M"], lengths: Tensor["B"],
     scale: float, queries: int, first_block: int, blocks_per_split: int,
     *, options: Const, D: Const, Dv: Const, BR: Const, BK: Const, packed: Const = False, covered: Const = False,
 ):  # fmt: skip
     """Each program owns BR rows of one of H groups; packed, a group has `queries` rows of each query head. With
     `split_o` the keys are split: the program owns `blocks_per_split` blocks of BK keys, counted from `first_block`, and
     writes the softmax state of its split. Else it owns all keys and writes the output. `v` left out: values are the
-    first Dv columns of the keys. `covered`: the block map tells COVERED blocks from PARTIAL ones."""
-    Nk = k.shape[2]
-    values = v if v is not None else k
-    own, s = program_of(q, k, queries, split_o, BR, packed)
-    b, rows = own.b, own.rows
+    first Dv columns of the keys. `covered`: the block map tells COVERED blocks from PARTIAL ones. With `q_offsets` the
+    one batch holds sequences one after the other, and a group's rows are those of a query head in all of them."""
+    if q_offsets is not None:
+        program = programs.ragged(q, k, v, o, lse, q_offsets, k_offsets, BR)
+    else:
+        source = key_sources.dense(k, v)
+        program = programs.dense(
+            q, source, o, lse, queries, split_o, first_block, blocks_per_split, BR, BK, packed
+        )  # fmt: skip
+    own, source, s, b = program.own, program.keys, program.split, program.b
+    rows, Nk = own.rows, source.count
     g = own.group if packed else own.group // (q.shape[1] // k.shape[1])  # the KV head
-    low, high = keys_of_split(s, Nk, first_block, blocks_per_split, BK)
-    Q = q[b, own.group, rows]
-    exact = values.dtype == float32 or lse is not None or split_o is not None
+    Q = program.q[b, own.group, rows]
+    exact = source.v.dtype == float32 or lse is not None or split_o is not None
     rule = scores.Rule(options, scale, is_additive(mask), approximate=not exact)
     score_scale = scores.score_scale(rule)
     hides = mask is not None or options.mask_mod is not None
@@ -51,13 +56,13 @@ def attention(
 
     def step(state, cols, case):
         M = mask_tile(mask, own, cols, packed) if mask is not None and case != FULL else None
-        S = scores.score(rule, dot(Q, k[b, g, cols].T), at(cols), M)
+        S = scores.score(rule, dot(Q, keys_at(source, g, cols).T), at(cols), M)
         seen = visible(options, at(cols), M, case)
         keys = visible_keys(options, at(cols), M, seen, case, hides)
-        return softmax.step(state, S, values[b, g, cols, arange(Dv)], seen, keys, score_scale)
+        return softmax.step(state, S, values_at(source, g, cols, arange(Dv)), seen, keys, score_scale)
 
     state = softmax.empty(BR, Dv)
-    for j in blocks(high, BK, lambda cols: by_position(options, at(cols)), start=low):
+    for j in blocks(program.high, BK, lambda cols: by_position(options, at(cols)), start=program.low):
         case = block_map[b, own.group, own.index, j // BK] if block_map is not None else None
         state = by_block_case(step, state, j + arange(BK), case, hides, covered)
 
@@ -67,29 +72,9 @@ def attention(
     else:
         if sinks is not None:
             state = softmax.sink(state, sinks[own.head] - scores.softcap_offset(rule))
-        o[b, own.group, rows], L = softmax.finish(state)
-        if lse is not None:
-            lse[b, own.group, rows] = L
-
-
-def program_of(q, k, queries, split_o, BR, packed):
-    """This program's rows and its split. The last rows come first: under causality they see the most keys. Packed
-    groups are counted by k, which tells the compiler that keys need no check."""
-    R, groups = q.shape[2], (k if packed else q).shape[1]
-    if split_o is None:
-        b, group, n = program_id(q.shape[0], groups, cdiv(R, BR))
-        s = None
-    else:
-        b, group, s, n = program_id(q.shape[0], groups, split_o.shape[3], cdiv(R, BR))
-    return row_block(b, group, cdiv(R, BR) - 1 - n, R, queries, BR, packed), s
-
-
-def keys_of_split(s, Nk, first_block, blocks_per_split, BK):
-    """First key and end of a split, which begins with a whole block."""
-    if s is None:
-        return 0, Nk
-    first = minimum(maximum(first_block + s * blocks_per_split, 0), cdiv(Nk, BK))
-    return first * BK, minimum((first + blocks_per_split) * BK, Nk)
+        program.o[b, own.group, rows], L = softmax.finish(state)
+        if program.lse is not None:
+            program.lse[b, own.group, rows] = L
 
 
 def mask_tile(mask, own, cols, packed):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ..backends.choices import KEYS_PER_SPLIT, AttentionChoice, cdiv
 from ..dtypes import float32
+from ..kernels.attention import DENSE
 from ..kernels.attention import attention as attention_kernel
 from ..kernels.scores import Options
 from ..runtime import tensors
@@ -136,7 +137,17 @@ def _add_attention(
     block_map, covered = add_block_map(builder, inputs, options, choice, threads)
     mask = inputs.broadcast_mask()
     values = inputs.v if not inputs.values_in_keys else None
-    args = grouped(inputs.q), inputs.k, values, mask, block_map, None if split else inputs.sinks, *outputs, *state
+    args = (
+        grouped(inputs.q),
+        inputs.k,
+        values,
+        mask,
+        block_map,
+        None if split else inputs.sinks,
+        *outputs,
+        *state,
+        *DENSE,
+    )
     scalars = SCALE, Nq, choice.first_block, choice.blocks_per_split
     builder.launch(attention_kernel, *args, *scalars, choice=choice, threads=threads, options=options, covered=covered)
 

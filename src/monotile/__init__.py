@@ -14,14 +14,16 @@ if TYPE_CHECKING:
         Gradients,
         Partials,
         attention_backward,
+        attention_paged,
+        attention_varlen,
         block_mask,
         decode_partials,
         mask_blocks,
         merge,
         merge_lse,
+        paged_append,
         recommended_splits,
     )
-    from .library.varlen import attention_varlen
 
 __version__ = "0.1.0"
 __all__ = [
@@ -32,12 +34,14 @@ __all__ = [
     "__version__",
     "attention",
     "attention_backward",
+    "attention_paged",
     "attention_varlen",
     "block_mask",
     "decode_partials",
     "mask_blocks",
     "merge",
     "merge_lse",
+    "paged_append",
     "recommended_splits",
 ]
 
@@ -45,9 +49,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """The library is loaded when it is first used, so that `import monotile` costs next to nothing."""
     if name in __all__:
-        from .library import entry, ops, varlen
+        from .library import entry, ops
 
-        found = getattr({"attention": entry, "attention_varlen": varlen}.get(name, ops), name)
+        found = getattr(entry if name == "attention" else ops, name)
         globals()[name] = found  # the next time nobody asks here
         return found
     raise AttributeError(f"module 'monotile' has no attribute {name!r}")

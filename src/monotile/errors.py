@@ -310,6 +310,10 @@ class BadOffsets(CallError):
     """Offsets of sequences that fall, or that do not begin at 0 and end at the number of rows."""
 
 
+class BadPages(CallError):
+    """Lengths that are negative or above what a page table holds, or an entry in use that is no page."""
+
+
 class BadOption(CallError):
     """An option with an invalid value."""
 

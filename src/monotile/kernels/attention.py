@@ -29,23 +29,24 @@ def attention(
     k_pages: Tensor["P Hkv T D"], v_pages: Tensor["P Hkv T Dv"], page_table: Tensor["B M"], lengths: Tensor["B"],
     scale: float, queries: int, first_block: int, blocks_per_split: int,
     *, options: Const, D: Const, Dv: Const, BR: Const, BK: Const, packed: Const = False, covered: Const = False,
+    T: Const = 0,
 ):  # fmt: skip
     """Each program owns BR rows of one of H groups; packed, a group has `queries` rows of each query head. With
     `split_o` the keys are split: the program owns `blocks_per_split` blocks of BK keys, counted from `first_block`, and
     writes the softmax state of its split. Else it owns all keys and writes the output. `v` left out: values are the
     first Dv columns of the keys. `covered`: the block map tells COVERED blocks from PARTIAL ones. With `q_offsets` the
-    one batch holds sequences one after the other, and a group's rows are those of a query head in all of them."""
+    one batch holds sequences one after the other, and a group's rows are those of a query head in all of them. With
+    `page_table`, keys and values are in pages of T positions."""
     if q_offsets is not None:
-        program = programs.ragged(q, k, v, o, lse, q_offsets, k_offsets, BR)
+        q, o, lse, source, own, s, low, high = programs.ragged(q, k, v, o, lse, q_offsets, k_offsets, BR)
     else:
-        source = key_sources.dense(k, v)
-        program = programs.dense(
-            q, source, o, lse, queries, split_o, first_block, blocks_per_split, BR, BK, packed
-        )  # fmt: skip
-    own, source, s, b = program.own, program.keys, program.split, program.b
-    rows, Nk = own.rows, source.count
-    g = own.group if packed else own.group // (q.shape[1] // k.shape[1])  # the KV head
-    Q = program.q[b, own.group, rows]
+        source = key_sources.dense_or_paged(k, v, k_pages, v_pages, page_table, lengths)
+        own, s = programs.rows_and_split(q, source, queries, split_o, BR, packed)
+        source = key_sources.of_batch(source, own.b)
+        low, high = programs.keys_of_split(s, source.count, first_block, blocks_per_split, BK)
+    b, rows, Nk = source.b if q_offsets is not None else own.b, own.rows, source.count
+    g = own.group if packed else own.group // (q.shape[1] // source.k.shape[1])  # the KV head
+    Q = q[b, own.group, rows]
     exact = source.v.dtype == float32 or lse is not None or split_o is not None
     rule = scores.Rule(options, scale, is_additive(mask), approximate=not exact)
     score_scale = scores.score_scale(rule)
@@ -56,13 +57,13 @@ def attention(
 
     def step(state, cols, case):
         M = mask_tile(mask, own, cols, packed) if mask is not None and case != FULL else None
-        S = scores.score(rule, dot(Q, keys_at(source, g, cols).T), at(cols), M)
+        S = scores.score(rule, dot(Q, keys_at(source, g, j, cols).T), at(cols), M)
         seen = visible(options, at(cols), M, case)
         keys = visible_keys(options, at(cols), M, seen, case, hides)
-        return softmax.step(state, S, values_at(source, g, cols, arange(Dv)), seen, keys, score_scale)
+        return softmax.step(state, S, values_at(source, g, j, cols, arange(Dv)), seen, keys, score_scale)
 
     state = softmax.empty(BR, Dv)
-    for j in blocks(program.high, BK, lambda cols: by_position(options, at(cols)), start=program.low):
+    for j in blocks(high, BK, lambda cols: by_position(options, at(cols)), start=low):
         case = block_map[b, own.group, own.index, j // BK] if block_map is not None else None
         state = by_block_case(step, state, j + arange(BK), case, hides, covered)
 
@@ -72,9 +73,9 @@ def attention(
     else:
         if sinks is not None:
             state = softmax.sink(state, sinks[own.head] - scores.softcap_offset(rule))
-        program.o[b, own.group, rows], L = softmax.finish(state)
-        if program.lse is not None:
-            program.lse[b, own.group, rows] = L
+        o[b, own.group, rows], L = softmax.finish(state)
+        if lse is not None:
+            lse[b, own.group, rows] = L
 
 
 def mask_tile(mask, own, cols, packed):

@@ -1,7 +1,7 @@
-"""What a program of attention owns: rows of one sequence, the part of its keys, and where it finds both.
+"""What a program of attention owns: a block of rows of one sequence, and a part of its keys.
 
 Sequences are batches of dense tensors, or lie one after the other along the positions of one batch, between offsets.
-Then a sequence is a view of its tensors: positions count from its first token, and its end is the views' own."""
+Then a sequence is a view of its tensors: positions count from its first token, and its end is the view's own."""
 
 from typing import Any, NamedTuple
 
@@ -13,32 +13,37 @@ from .row_groups import row_block
 OFFSETS_AT_ONCE = 128
 
 
-class Program(NamedTuple):
-    """Rows and keys of a program, in tensors that hold its sequence at batch `b`."""
-
-    own: Any  # RowBlock
-    split: Any  # None: all keys
-    keys: Any  # key_sources.Source
-    low: Any  # first key
-    high: Any  # end of the keys
-    b: Any
-    q: Any
-    o: Any
-    lse: Any
-
-
-def dense(q, source, o, lse, queries, split_o, first_block, blocks_per_split, BR, BK, packed):
-    """A block of rows of a batch. The last rows come first: under causality they see the most keys. Packed groups are
-    counted by the keys, which tells the compiler that keys need no check."""
+def rows_and_split(q, source, queries, split_o, BR, packed):
+    """This program's rows and its split. The last rows come first: under causality they see the most keys. Packed
+    groups are counted by the keys, which tells the compiler that keys need no check."""
     R, groups = q.shape[2], (source.k if packed else q).shape[1]
     if split_o is None:
         b, group, n = program_id(q.shape[0], groups, cdiv(R, BR))
         s = None
     else:
         b, group, s, n = program_id(q.shape[0], groups, split_o.shape[3], cdiv(R, BR))
-    own = row_block(b, group, cdiv(R, BR) - 1 - n, R, queries, BR, packed)
-    low, high = keys_of_split(s, source.count, first_block, blocks_per_split, BK)
-    return Program(own, s, source._replace(b=b), low, high, b, q, o, lse)
+    return row_block(b, group, cdiv(R, BR) - 1 - n, R, queries, BR, packed), s
+
+
+def keys_of_split(s, Nk, first_block, blocks_per_split, BK):
+    """First key and end of a split, which begins with a whole block."""
+    if s is None:
+        return 0, Nk
+    first = minimum(maximum(first_block + s * blocks_per_split, 0), cdiv(Nk, BK))
+    return first * BK, minimum((first + blocks_per_split) * BK, Nk)
+
+
+class Ragged(NamedTuple):
+    """The part of a program in a batch of sequences that lie one after the other: views of its sequence, and rows."""
+
+    q: Any
+    o: Any
+    lse: Any
+    source: Any
+    own: Any  # RowBlock
+    split: Any
+    low: Any  # first key
+    high: Any  # end of the keys
 
 
 def ragged(q, k, v, o, lse, q_offsets, k_offsets, BR):
@@ -55,7 +60,7 @@ def ragged(q, k, v, o, lse, q_offsets, k_offsets, BR):
     count, n = cdiv(Nq, BR), slot - (start.astype(int32) // BR + s)
     index = where((n >= 0) & (n < count), maximum(count - 1 - n, 0), count)  # the last rows first; past them for none
     own = row_block(s, h, index, Nq, Nq, BR, False)
-    return Program(own, None, source, 0, where(index < count, source.count, 0), 0, queries, outputs, sums)
+    return Ragged(queries, outputs, sums, source, own, None, 0, where(index < count, source.count, 0))
 
 
 def sequence_of(slot, offsets, sequences, BR):
@@ -66,11 +71,3 @@ def sequence_of(slot, offsets, sequences, BR):
         first = offsets[places].astype(int32) // BR + places
         begun = begun + where((places < sequences) & (first <= slot), 1, 0).sum()
     return maximum(begun - 1, 0)
-
-
-def keys_of_split(s, Nk, first_block, blocks_per_split, BK):
-    """First key and end of a split, which begins with a whole block."""
-    if s is None:
-        return 0, Nk
-    first = minimum(maximum(first_block + s * blocks_per_split, 0), cdiv(Nk, BK))
-    return first * BK, minimum((first + blocks_per_split) * BK, Nk)

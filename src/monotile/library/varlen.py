@@ -99,7 +99,7 @@ def _plan(builder: CallBuilder, given: VarlenOptions) -> Finish:
         problem = inside.problem(options)
         lengths = (_rounded(-(-length // sequences)) for length in (Tq, inside.k.shape[2]))
         queries, keys = lengths
-        problem = replace(problem, batch=sequences, kv_heads=Hq, queries=queries, keys=keys)
+        problem = replace(problem, source="ragged", batch=sequences, kv_heads=Hq, queries=queries, keys=keys)
         choice = builder.choices.attention(problem).unpacked()
         threads = builder.threads_for(inside.flops // sequences, inside.bytes)
         values = None if given.values_in_keys and not builder.copies else inside.v

@@ -40,6 +40,20 @@ def attention_paged(
     return out, lse
 
 
+def paged_append(
+    k_pages: Array, v_pages: Array, page_table: Array, lengths: Array, k_new: Array, v_new: Array
+) -> dict[str, Array]:
+    """The pages with new tokens; one whose position has no page is left out."""
+    found = {"k_pages": k_pages.copy(), "v_pages": v_pages.copy()}
+    (pages, size), (B, _, N, _) = k_pages.shape[:2], k_new.shape
+    for b, i in np.ndindex(B, N):
+        index, within = divmod(int(lengths[b]) + i, size)
+        page = page_table[b, index] if 0 <= index < page_table.shape[1] else -1
+        if 0 <= page < pages:
+            found["k_pages"][page, within], found["v_pages"][page, within] = k_new[b, :, i], v_new[b, :, i]
+    return found
+
+
 def _in_sequence(s: int, options: dict[str, Any]) -> dict[str, Any]:
     """The options of a call on one sequence: functions see its number as the batch."""
 

@@ -51,6 +51,29 @@ def paged(rng: np.random.Generator, s: Any, dtype: np.dtype[Any]) -> Inputs:
     return {"q": q, "k_pages": k, "v_pages": v, "page_table": table, "lengths": lengths}
 
 
+def appended(rng: np.random.Generator, s: Any, dtype: np.dtype[Any]) -> Inputs:
+    """Nq new tokens of each of B sequences; some of them have no page, or no place in the table."""
+    found = paged(rng, s, dtype)
+    new = {name: _normal(rng, dtype, s.B, s.Hkv, s.Nq, size) for name, size in (("k_new", s.D), ("v_new", s.Dv))}
+    return {name: array for name, array in found.items() if name != "q"} | new
+
+
+def run_append(function: Callable[..., None], inputs: Inputs, **run: Any) -> Results:
+    """Append to copies of the pages."""
+    names = "k_pages", "v_pages"
+    copies = {name: _copied(inputs[name]) for name in names}
+    function(**inputs | copies, **run)
+    return copies
+
+
+def _copied(array: Any) -> Any:
+    return array.copy() if isinstance(array, np.ndarray) else array.clone()
+
+
+def exact_append(inputs: Inputs) -> Results:
+    return reference_caches.paged_append(**inputs)
+
+
 def formula(name: str, compute: type) -> Callable[[Inputs], Results]:
     """In float64; or in float32 with sums term by term, the output rounded to q's type."""
 

@@ -20,8 +20,10 @@ def rows_and_split(q, source, queries, split_o, BR, packed):
     if split_o is None:
         b, group, n = program_id(q.shape[0], groups, cdiv(R, BR))
         s = None
-    else:
+    elif source.table is None:
         b, group, s, n = program_id(q.shape[0], groups, split_o.shape[3], cdiv(R, BR))
+    else:  # pages hold the heads of a position together: they are read by neighbours
+        b, s, group, n = program_id(q.shape[0], split_o.shape[3], groups, cdiv(R, BR))
     return row_block(b, group, cdiv(R, BR) - 1 - n, R, queries, BR, packed), s
 
 

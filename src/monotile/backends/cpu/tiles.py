@@ -56,6 +56,7 @@ class Tensors:
         self.lengths: dict[int, list[Index]] = {}
         self.strides: dict[int, list[Index]] = {}
         self.tiles: dict[Op, Tile] = {}
+        self.next_base: dict[Op, str] = {}  # of loads whose place in the next iteration was looked up
         self.scalar_word = len(kernel.tensors)
         word = self.scalar_word + len(kernel.scalars)
         for tensor in kernel.tensors:

@@ -10,8 +10,9 @@ from torch import Tensor
 from ..errors import ArgumentShape, BadOption
 from ..library import torch_calls
 from ..library.entry import attention
+from ..library.ops import attention_paged
 from .dense import check_rank, flash_attn_func
-from .options import Wanted, Window, interval_mod, intervals, score_options
+from .options import Wanted, Window, interval_mod, intervals, score_options, visible_options
 
 
 def flash_attn_with_kvcache(
@@ -34,38 +35,55 @@ def flash_attn_with_kvcache(
     if k is not None or v is not None or rotary_cos is not None:
         q = where.append(q, (k_cache, v_cache), (k, v), (rotary_cos, rotary_sin, rotary_interleaved), wanted)
     new = 0 if k is None else k.shape[1]
-    if isinstance(where.lengths, int) and cache_leftpad is block_table is cache_batch_idx is None:
+    if block_table is not None or cache_batch_idx is not None:
+        found = attend_pages(q, (k_cache, v_cache), where.pages(), where.length_of_each() + new, wanted, cache_leftpad)
+    elif isinstance(where.lengths, int) and cache_leftpad is None:
         end = where.lengths + new
         found = flash_attn_func(
             q, k_cache[:, :end], v_cache[:, :end], 0.0, softmax_scale, causal, window_size, softcap, alibi_slopes,
             False, True,
         )[:2]  # fmt: skip
     else:
-        ends = where.length_of_each() + new
-        places = torch.arange(q.shape[1], device=q.device)
-        diagonal = ends[:, None] - q.shape[1] + places
-        keys, values = where.read(k_cache), where.read(v_cache)
-        found = attend(q, keys, values, diagonal, (where.left_of_each(), ends), wanted)
+        found = attend(q, (k_cache, v_cache), (where.left_of_each(), where.length_of_each() + new), wanted)
     return found if return_softmax_lse else found[0]
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, diagonal: Tensor, spans: tuple[Tensor, Tensor], wanted: Wanted
+    q: Tensor, cache: tuple[Tensor, Tensor], spans: tuple[Tensor, Tensor], wanted: Wanted
 ) -> tuple[Tensor, Tensor]:
-    """Attention of q (B, Nq, H, D) to keys spans[0][b] <= j < spans[1][b] of k and v (B, Nk, Hkv, D). `diagonal`
-    (B, Nq) is the key that each query stands at."""
+    """Attention of q (B, Nq, H, D) to keys spans[0][b] <= j < spans[1][b] of a cache (B, Nk, Hkv, D). Its shape is that
+    of every call, whatever the lengths are; a block map tells which blocks are skipped."""
+    diagonal = _diagonal(q, spans[1])
     first, last = intervals(diagonal, spans[0][:, None], spans[1][:, None], wanted)
     o, lse = attention(
-        *[t.transpose(1, 2) for t in (q, k, v)], mask_mod=interval_mod(first, last), return_lse=True,
+        *[t.transpose(1, 2) for t in (q, *cache)], mask_mod=interval_mod(first, last), return_lse=True,
         **score_options(wanted, q.shape[2], diagonal),
     )  # fmt: skip
     return o.transpose(1, 2), lse
 
 
-def gathered_pages(pages: Tensor, block_table: Tensor) -> Tensor:
-    """Keys or values (B, pages of a sequence * page size, Hkv, D) of pages (pages, page size, Hkv, D)."""
-    check_rank("a cache of pages", pages, 4)
-    return pages[block_table.long()].flatten(1, 2)
+def attend_pages(
+    q: Tensor, pages: tuple[Tensor, Tensor], table: Tensor, ends: Tensor, wanted: Wanted, left: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Attention of q (B, Nq, H, D), the last of `ends[b]` tokens, to pages (pages, page size, Hkv, D)."""
+    mask_mod = None
+    if left is not None:
+        starts = left.int()
+
+        def mask_mod(b: Any, h: Any, i: Any, j: Any) -> Any:
+            return j >= starts[b]
+
+    diagonal = None if wanted.alibi_slopes is None else _diagonal(q, ends)
+    o, lse = attention_paged(
+        q.transpose(1, 2), *pages, table.int(), ends.int(), mask_mod=mask_mod, return_lse=True,
+        **visible_options(wanted), **score_options(wanted, q.shape[2], diagonal),
+    )  # fmt: skip
+    return o.transpose(1, 2), lse
+
+
+def _diagonal(q: Tensor, ends: Tensor) -> Tensor:
+    """The key (B, Nq) that each query stands at, the last one at the last key."""
+    return ends[:, None] - q.shape[1] + torch.arange(q.shape[1], device=q.device)
 
 
 class CacheRows:
@@ -103,11 +121,12 @@ class CacheRows:
             return torch.zeros(self.batch, dtype=torch.int64, device=self.device)
         return self.left.long()
 
-    def read(self, cache: Tensor) -> Tensor:
-        """Keys or values (B, length, Hkv, D) of the batch."""
+    def pages(self) -> Tensor:
+        """The table of pages; a row of the cache is one page."""
         if self.block_table is not None:
-            return gathered_pages(cache, self.block_table)
-        return cache if self.batch_idx is None else cache[self.batch_idx.long()]
+            return self.block_table
+        assert self.batch_idx is not None
+        return self.batch_idx[:, None]
 
     def append(
         self, q: Tensor, caches: tuple[Tensor, Tensor], new: tuple[Tensor | None, Tensor | None],

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import ArgumentRank
 from ..library.entry import attention
-from .options import Wanted, Window, refuse_dropout, score_options
+from .options import Wanted, Window, refuse_dropout, score_options, visible_options
 
 
 def flash_attn_func(
@@ -24,13 +24,11 @@ def flash_attn_func(
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         check_rank(name, tensor, 4)
     wanted = Wanted(softmax_scale, causal, window_size, softcap, alibi_slopes)
-    left, right = wanted.sides
     queries, keys = q.shape[1], k.shape[1]
     diagonal = None if alibi_slopes is None else torch.arange(keys - queries, keys, device=q.device)[None]
-    window = None if left is None and (right is None or causal) else (left, None if causal else right)
     found = attention(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), causal=bool(causal), window=window,
-        return_lse=return_attn_probs, **score_options(wanted, q.shape[2], diagonal),
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), return_lse=return_attn_probs,
+        **visible_options(wanted), **score_options(wanted, q.shape[2], diagonal),
     )  # fmt: skip
     if not return_attn_probs:
         o: Tensor = found.transpose(1, 2)

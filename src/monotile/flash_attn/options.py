@@ -36,6 +36,14 @@ def refuse_dropout(dropout_p: float) -> None:
         raise BadOption(f"dropout_p is {dropout_p}; monotile has no dropout: pass dropout_p=0.0, as in evaluation")
 
 
+def visible_options(wanted: Wanted) -> dict[str, Any]:
+    """The options for keys, where the last query stands at the last key."""
+    left, right = wanted.sides
+    right = None if wanted.causal else right
+    window = None if left is None is right else (left, right)
+    return {"causal": bool(wanted.causal), "window": window}
+
+
 def score_options(wanted: Wanted, heads: int, diagonal: Tensor | None, sequence: Tensor | None = None) -> dict[str, Any]:
     """The options for scores: scale and softcap, or with alibi a score_mod in its place, since FlashAttention caps a
     score before alibi's bias is added. `diagonal` (batch or 1, queries) is the key that each query stands at, which

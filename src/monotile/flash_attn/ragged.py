@@ -8,10 +8,20 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentShape
+from ..library import torch_calls
 from ..library.entry import attention
-from .cache import attend, gathered_pages
+from ..library.ops import attention_varlen
+from .cache import attend_pages
 from .dense import check_packed, check_rank
-from .options import Wanted, Window, interval_mod, intervals, refuse_dropout, score_options
+from .options import (
+    Wanted,
+    Window,
+    interval_mod,
+    intervals,
+    refuse_dropout,
+    score_options,
+    visible_options,
+)
 
 
 def flash_attn_varlen_func(
@@ -40,9 +50,23 @@ class Rows(NamedTuple):
 
     sequence: Tensor  # (queries,)
     local: Tensor  # (queries,), its place in the sequence
-    starts: Tensor  # (sequences,), of keys
-    queries: Tensor  # (sequences,)
-    keys: Tensor  # (sequences,)
+    ends_q: Tensor  # (sequences + 1,)
+    ends_k: Tensor  # (sequences + 1,)
+
+    @property
+    def queries(self) -> Tensor:
+        """How many each sequence has."""
+        return self.ends_q.diff()
+
+    @property
+    def longest(self) -> int:
+        """The most queries that a sequence has."""
+        return int(self.queries.max()) if len(self.queries) else 0
+
+    @property
+    def keys(self) -> Tensor:
+        """How many each sequence has."""
+        return self.ends_k.diff()
 
     @classmethod
     def of(cls, q: Tensor, ends_q: Tensor, ends_k: Tensor) -> Rows:
@@ -57,15 +81,30 @@ class Rows(NamedTuple):
             raise ArgumentShape(f"cu_seqlens_q ends at {int(ends_q[-1])}, but q has {q.shape[0]} rows")
         places = torch.arange(q.shape[0], device=q.device)
         sequence = torch.searchsorted(ends_q[1:].contiguous(), places, right=True)
-        return cls(sequence, places - ends_q[sequence], ends_k[:-1], ends_q.diff(), ends_k.diff())
+        return cls(sequence, places - ends_q[sequence], ends_q, ends_k)
 
 
 def _packed(q: Tensor, k: Tensor, v: Tensor, rows: Rows, wanted: Wanted) -> tuple[Tensor, Tensor]:
-    """One call for all sequences: each query sees an interval of the packed keys."""
     check_rank("k", k, 3)
     check_rank("v", v, 3)
+    if torch_calls.needs_operator(q, k, v):
+        return _differentiable(q, k, v, rows, wanted)
+    diagonal = None
+    if wanted.alibi_slopes is not None:
+        diagonal = (rows.keys - rows.queries)[:, None] + torch.arange(rows.longest, device=q.device)
+    found: tuple[Tensor, Tensor] = attention_varlen(
+        q, k, v, rows.ends_q, rows.ends_k, **visible_options(wanted), return_lse=True,
+        **score_options(wanted, q.shape[1], diagonal),
+    )  # fmt: skip
+    return found
+
+
+def _differentiable(q: Tensor, k: Tensor, v: Tensor, rows: Rows, wanted: Wanted) -> tuple[Tensor, Tensor]:
+    """The same by `attention`, which has gradients: each query sees an interval of all keys, and a block map tells which
+    blocks of them are skipped."""
     at = rows.sequence
-    start, stop = rows.starts[at], (rows.starts + rows.keys)[at]
+    starts = rows.ends_k[:-1]
+    start, stop = starts[at], rows.ends_k[1:][at]
     diagonal = start + rows.local + (rows.keys - rows.queries)[at]
     first, last = intervals(diagonal[None], start[None], stop[None], wanted)
     o, lse = attention(
@@ -77,16 +116,14 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, rows: Rows, wanted: Wanted) -> tupl
 
 def _in_pages(
     q: Tensor, k: Tensor, v: Tensor, rows: Rows, wanted: Wanted, block_table: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Sequences side by side, padded to the longest, against keys in pages."""
-    longest = int(rows.queries.max()) if len(rows.queries) else 0
-    wide = q.new_zeros((len(rows.queries), longest, *q.shape[1:]))
-    wide[rows.sequence, rows.local] = q
-    k, v = gathered_pages(k, block_table), gathered_pages(v, block_table)
-    places = torch.arange(longest, device=q.device)
-    diagonal = (rows.keys - rows.queries)[:, None] + places
-    o, lse = attend(wide, k, v, diagonal, (torch.zeros_like(rows.keys), rows.keys), wanted)
-    return o[rows.sequence, rows.local], lse.transpose(1, 2)[rows.sequence, rows.local].transpose(0, 1)
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Sequences side by side, each at the end of as many rows as the longest has, against keys in pages."""
+    torch_calls.refuse_gradients("flash_attn_varlen_func with a block_table", q, k, v)
+    at = rows.sequence, rows.local + rows.longest - rows.queries[rows.sequence]
+    wide = q.new_zeros((len(rows.queries), rows.longest, *q.shape[1:]))
+    wide[at] = q
+    o, lse = attend_pages(wide, (k, v), block_table, rows.keys, wanted)
+    return o[at], lse.transpose(1, 2)[at].transpose(0, 1)
 
 
 def flash_attn_varlen_kvpacked_func(

@@ -1,4 +1,4 @@
-"""`monotile.flash_attn` beside a plain float64 formula: layouts, alignments, alibi, packed sequences, caches, errors."""
+"""`monotile.flash_attn` beside a plain float64 formula: layouts, alignments, alibi, packed sequences, caches."""
 
 from __future__ import annotations
 
@@ -148,7 +148,9 @@ def test_packed_queries_against_pages() -> None:
     lengths = torch.tensor(ENDS_K).diff()
     q, ends = draw(10, 4, 16), [torch.tensor(e, dtype=torch.int32) for e in (ENDS_Q, ENDS_K)]
     o = flash_attn_varlen_func(q, pages_k, pages_v, *ends, 5, 6, causal=True, block_table=table)
-    k, v = (torch.cat([p[t].flatten(0, 1)[:n] for t, n in zip(table, lengths, strict=True)]) for p in (pages_k, pages_v))
+    k, v = (
+        torch.cat([p[t].flatten(0, 1)[:n] for t, n in zip(table, lengths, strict=True)]) for p in (pages_k, pages_v)
+    )
     close(o, sequences(q, k, v, ENDS_K, causal=True)[0])
 
 

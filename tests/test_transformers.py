@@ -4,6 +4,7 @@ gradients, and what masks become."""
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import pytest
@@ -110,7 +111,7 @@ def test_caches_and_chunks(name: str) -> None:
 
 def _in_chunks(model: Any, x: Any, seen: Any, ends: tuple[int, ...]) -> Any:
     cache, found = None, []
-    for low, high in zip(ends, ends[1:], strict=False):
+    for low, high in itertools.pairwise(ends):
         answer = model(x[:, low:high], attention_mask=seen[:, :high], past_key_values=cache, use_cache=True)
         cache = answer.past_key_values
         found.append(answer.logits)

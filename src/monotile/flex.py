@@ -129,7 +129,7 @@ def _from_torch(given: Any) -> BlockMask | None:
     partial = _listed(given.kv_num_blocks, given.kv_indices)
     full = None if given.full_kv_num_blocks is None else _listed(given.full_kv_num_blocks, given.full_kv_indices)
     visible = partial if full is None else partial + 2 * full
-    mask_mod = None if given.mask_mod in (None, noop_mask) else plain("mask_mod", given.mask_mod)
+    mask_mod: Any = None if given.mask_mod in (None, noop_mask) else plain("mask_mod", given.mask_mod)
     by_batch, by_head = visible.shape[0] > 1, visible.shape[1] > 1
 
     def listed(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -140,7 +140,9 @@ def _from_torch(given: Any) -> BlockMask | None:
         case = visible[b if by_batch else 0, h if by_head else 0, q_idx // rows, kv_idx // columns]
         return (case > 1) | ((case > 0) & mask_mod(b, h, q_idx, kv_idx))
 
-    return create_block_mask(listed if mask_mod is None else listed_and_seen, *visible.shape[:2], Nq, Nk)
+    return create_block_mask(
+        listed if mask_mod is None else listed_and_seen, visible.shape[0], visible.shape[1], Nq, Nk
+    )
 
 
 def _listed(numbers: Tensor, indices: Tensor) -> Tensor:

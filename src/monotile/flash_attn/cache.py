@@ -75,7 +75,7 @@ def attend_pages(
 
     diagonal = None if wanted.alibi_slopes is None else _diagonal(q, ends)
     o, lse = attention_paged(
-        q.transpose(1, 2), *pages, table.int(), ends.int(), mask_mod=mask_mod, return_lse=True,
+        q.transpose(1, 2), pages[0], pages[1], table.int(), ends.int(), mask_mod=mask_mod, return_lse=True,
         **visible_options(wanted), **score_options(wanted, q.shape[2], diagonal),
     )  # fmt: skip
     return o.transpose(1, 2), lse

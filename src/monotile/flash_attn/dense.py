@@ -43,8 +43,9 @@ def flash_attn_kvpacked_func(
 ) -> Any:  # fmt: skip
     """`flash_attn_func` of keys and values in one tensor (B, Nk, 2, Hkv, D)."""
     check_packed("kv", kv, 5, 2)
+    k, v = kv.unbind(2)
     return flash_attn_func(
-        q, *kv.unbind(2), dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
         return_attn_probs,
     )  # fmt: skip
 
@@ -56,8 +57,9 @@ def flash_attn_qkvpacked_func(
 ) -> Any:  # fmt: skip
     """`flash_attn_func` of queries, keys and values in one tensor (B, N, 3, H, D)."""
     check_packed("qkv", qkv, 5, 3)
+    q, k, v = qkv.unbind(2)
     return flash_attn_func(
-        *qkv.unbind(2), dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
         return_attn_probs,
     )  # fmt: skip
 
@@ -72,5 +74,3 @@ def check_packed(name: str, tensor: Tensor, rank: int, parts: int) -> None:
     if tensor.dim() != rank or tensor.shape[-3] != parts:
         lead = "batch, length" if rank == 5 else "length of all"
         raise ArgumentRank(f"{name!r} is ({lead}, {parts}, heads, head size), found {tuple(tensor.shape)}")
-
-

@@ -44,7 +44,9 @@ def visible_options(wanted: Wanted) -> dict[str, Any]:
     return {"causal": bool(wanted.causal), "window": window}
 
 
-def score_options(wanted: Wanted, heads: int, diagonal: Tensor | None, sequence: Tensor | None = None) -> dict[str, Any]:
+def score_options(
+    wanted: Wanted, heads: int, diagonal: Tensor | None, sequence: Tensor | None = None
+) -> dict[str, Any]:
     """The options for scores: scale and softcap, or with alibi a score_mod in its place, since FlashAttention caps a
     score before alibi's bias is added. `diagonal` (batch or 1, queries) is the key that each query stands at, which
     only alibi needs, and `sequence` (queries,) the sequence that each query belongs to, where they are packed."""

@@ -100,8 +100,8 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, rows: Rows, wanted: Wanted) -> tupl
 
 
 def _differentiable(q: Tensor, k: Tensor, v: Tensor, rows: Rows, wanted: Wanted) -> tuple[Tensor, Tensor]:
-    """The same by `attention`, which has gradients: each query sees an interval of all keys, and a block map tells which
-    blocks of them are skipped."""
+    """The same by `attention`, which has gradients: each query sees an interval of all keys, and a block map tells
+    which blocks of them are skipped."""
     at = rows.sequence
     starts = rows.ends_k[:-1]
     start, stop = starts[at], rows.ends_k[1:][at]
@@ -134,8 +134,9 @@ def flash_attn_varlen_kvpacked_func(
 ) -> Any:  # fmt: skip
     """`flash_attn_varlen_func` of keys and values in one tensor (sum of lengths, 2, Hkv, D)."""
     check_packed("kv", kv, 4, 2)
+    k, v = kv.unbind(1)
     return flash_attn_varlen_func(
-        q, *kv.unbind(1), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
         window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
     )  # fmt: skip
 
@@ -147,7 +148,8 @@ def flash_attn_varlen_qkvpacked_func(
 ) -> Any:  # fmt: skip
     """`flash_attn_varlen_func` of queries, keys and values in one tensor (sum of lengths, 3, H, D)."""
     check_packed("qkv", qkv, 4, 3)
+    q, k, v = qkv.unbind(1)
     return flash_attn_varlen_func(
-        *qkv.unbind(1), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal, window_size,
+        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal, window_size,
         softcap, alibi_slopes, deterministic, return_attn_probs,
     )  # fmt: skip

@@ -68,8 +68,8 @@ def _selected(indices: Tensor, keys: int, mask: Tensor | None) -> Tensor:
 
 def _with_padding(visible: Visible) -> Callable[..., Any]:
     """The mask_mod and the padding of a mask in one function, where a bias takes the place of the mask."""
-    padding, other = visible.padding, visible.mask_mod
-    assert padding is not None
+    padding: Any = visible.padding
+    other: Any = visible.mask_mod
 
     def seen(b: Any, h: Any, i: Any, j: Any) -> Any:
         return padding[b, j]

@@ -64,7 +64,7 @@ class LazyMask(torch.Tensor):  # type: ignore[misc]
         return function(*args, **kwargs)
 
 
-class Request(NamedTuple):
+class MaskRequest(NamedTuple):
     """What Transformers asks a mask for."""
 
     batch_size: int
@@ -86,14 +86,15 @@ def make_mask(
     from transformers.masking_utils import causal_mask_function, sdpa_mask
     from transformers.utils.import_utils import is_tracing
 
-    _check_replaceable(type(given.get("config")))
-    given.setdefault("mask_function", causal_mask_function)
-    request = Request(**{name: given[name] for name in Request._fields if name in given})
-    if is_tracing(request.attention_mask) or is_tracing(request.q_offset):
+    if is_tracing(given.get("attention_mask")) or is_tracing(given.get("q_offset")):
         skips = {"allow_is_causal_skip": allow_is_causal_skip}
         skips["allow_is_bidirectional_skip"] = allow_is_bidirectional_skip
         mask: Tensor | None = sdpa_mask(**skips, **given)
         return mask
+    config: Any = type(given.get("config"))
+    _check_replaceable(config)
+    given.setdefault("mask_function", causal_mask_function)
+    request = MaskRequest(**{name: given[name] for name in MaskRequest._fields if name in given})
     visible = describe(request)
     rows, whole = request.q_length, request.kv_length == getattr(visible, "keys", None)
     if visible is not None and allow_is_causal_skip:
@@ -158,7 +159,7 @@ def codes() -> dict[str, Any]:
     }
 
 
-def describe(request: Request) -> Visible | None:
+def describe(request: MaskRequest) -> Visible | None:
     """The options of attention for a mask, None if a function in it cannot be compiled."""
     assert request.mask_function is not None
     parts = Parts(False, [], [], [])
@@ -210,7 +211,7 @@ def _captured(function: Any) -> dict[str, Any]:
     return dict(zip(function.__code__.co_freevars, [c.cell_contents for c in function.__closure__ or ()], strict=True))
 
 
-def _padding(request: Request, keys: int) -> Tensor | None:
+def _padding(request: MaskRequest, keys: int) -> Tensor | None:
     """The keys that padding leaves, None if there is none of it."""
     mask = request.attention_mask
     if mask is None:

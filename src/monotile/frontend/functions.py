@@ -17,6 +17,7 @@ from ..dtypes import DType
 ABSENT = object()
 # Where torch.nn.Module keeps what its __getattr__ finds.
 MODULE_FIELDS = ("_buffers", "_parameters", "_modules")
+PLAIN = frozenset([bool, int, float, str, tuple, type(None)])
 NOT_OBJECTS = (
     type, types.ModuleType, types.FunctionType, types.MethodType, functools.partial, DType, tuple, np.generic,
     np.ndarray, ir.Value, ir.Tensor,
@@ -26,6 +27,8 @@ NOT_OBJECTS = (
 def is_function(value: Any) -> bool:
     """True for a plain function, a partial, a bound method and an object whose class defines `__call__`."""
     kind = type(value)
+    if kind in PLAIN:
+        return False
     if kind is types.FunctionType or kind is functools.partial:
         return True
     if kind is types.MethodType:
@@ -35,7 +38,11 @@ def is_function(value: Any) -> bool:
 
 def is_object(value: Any) -> bool:
     """True for an instance of a class written in Python, whose attributes a kernel may read."""
-    if isinstance(value, NOT_OBJECTS) or type(value).__module__.startswith(("monotile.", "builtins", "numpy")):
+    if (
+        type(value) in PLAIN
+        or isinstance(value, NOT_OBJECTS)
+        or type(value).__module__.startswith(("monotile.", "builtins", "numpy"))
+    ):
         return False
     return hasattr(value, "__dict__") and not hasattr(value, "__array__") and not hasattr(value, "__dlpack__")
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import sys
 import types
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -28,7 +27,7 @@ MAX_NESTING = 8  # of functions captured by functions
 Number = int | float
 Result = TypeVar("Result")
 
-_compiled_in: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # code whose numbers are constants
+_compiled_in: dict[int, types.CodeType] = {}  # code whose numbers are constants, by its id
 _rebound: set[tuple[int, str]] = set()  # globals that were bound to another number
 
 
@@ -65,10 +64,14 @@ class _References:
 
     def visit(self, value: Any, depth: int, code: types.CodeType | None = None, place: Any = None) -> None:
         """`code` is that of the function with the reference, and `place` where a number would be bound."""
-        if isinstance(value, tuple):
+        kind = type(value)
+        if kind is int or kind is float:
+            if place is not None and id(code) not in _compiled_in and number_dtype(value) is not None:
+                self._add(place, self.numbers, value)
+        elif isinstance(value, tuple):
             for item in value:
                 self.visit(item, depth, code)
-        elif type(value) is types.FunctionType:
+        elif kind is types.FunctionType:
             if depth < MAX_NESTING:
                 self._function(value, depth + 1)
         elif isinstance(value, functools.partial):
@@ -78,13 +81,13 @@ class _References:
                 for name, item in _partial_items(value):
                     self.visit(item, depth + 1, of, (id(value), name))
         elif depth and is_array(value):
-            number = None if code in _compiled_in else number_of(value)
+            number = None if id(code) in _compiled_in else number_of(value)
             self._add(id(value), self.arrays if number is None else self.numbers, value if number is None else number)
         elif isinstance(value, types.MethodType):
             self.visit(value.__func__, depth)
             self._object(value.__self__, code_of(value), depth)
         elif place is not None and (number := number_of(value)) is not None:
-            if code not in _compiled_in:
+            if id(code) not in _compiled_in:
                 self._add(place, self.numbers, number)
         elif is_object(value):
             self.visit(call_of(value), depth)
@@ -197,8 +200,10 @@ def _object_key(owner: Any, code: types.CodeType | None, depth: int) -> Any:
 
 def _key_of(value: Any, depth: int, code: types.CodeType | None) -> Any:
     """Return the key of what a function refers to: of a number, that it is one."""
-    if code not in _compiled_in and not is_array(value) and number_of(value) is not None:
-        return "number"
+    kind = type(value)
+    if kind is int or kind is float or isinstance(value, np.generic):
+        if id(code) not in _compiled_in and number_of(value) is not None:
+            return "number"
     return const_key(value, depth, code)
 
 
@@ -262,13 +267,13 @@ def with_constants(values: Sequence[Any], attempt: Callable[[], Result]) -> Resu
         if not captures(values).numbers:
             raise
         failed = error.with_traceback(None)
-    added = [code for code in _codes(values) if code not in _compiled_in]
-    _compiled_in.update(added)
+    added = [code for code in _codes(values) if id(code) not in _compiled_in]
+    _compiled_in.update({id(code): code for code in added})
     try:
         return attempt()
     except KernelError:
         for code in added:
-            _compiled_in.discard(code)
+            _compiled_in.pop(id(code), None)
         raise failed from None
 
 

@@ -275,18 +275,19 @@ class LibraryFunction:
             key, prepared = None, None
         if prepared is not None:
             return prepared.run(given, addresses, None, scale)
-        if any([is_function(option) for option in options]):
-            functions = tuple([option for option in options if is_function(option)])
-            return with_constants(functions, lambda: self._with_functions(given, layouts, options, scale, block_mask))
+        functions = tuple([option for option in options if is_function(option)])
+        if functions:
+            call = given, layouts, options, scale, block_mask
+            return with_constants(functions, lambda: self._with_functions(functions, *call))
         return self._first(key, given, addresses, None, options, scale)
 
     def _with_functions(
-        self, given: Sequence[Any], layouts: Layouts, options: tuple[Any, ...], scale: float | None,
+        self, functions: tuple[Any, ...], given: Sequence[Any], layouts: Layouts, options: tuple[Any, ...], scale: float | None,
         block_mask: MapStore | None,
     ) -> Any:  # fmt: skip
         """Find a call by what its functions compile to and capture."""
         signatures, addresses = layouts
-        found = captures([option for option in options if is_function(option)])
+        found = captures(functions)
         others, places = tensors.layouts(found.arrays) if found.arrays else ([], [])
         captured = Captured(found, tuple(found.numbers.values()), places, block_mask)
         keys = [const_key(option) if is_function(option) else option for option in options]
@@ -297,7 +298,7 @@ class LibraryFunction:
             key, prepared = None, None
         if prepared is not None and not prepared.holds():
             if note_rebound(prepared.reads):
-                return self._with_functions(given, layouts, options, scale, block_mask)
+                return self._with_functions(functions, given, layouts, options, scale, block_mask)
             prepared = None
         if prepared is None:
             return self._first(key, given, addresses, captured, options, scale)

@@ -201,9 +201,9 @@ def _object_key(owner: Any, code: types.CodeType | None, depth: int) -> Any:
 def _key_of(value: Any, depth: int, code: types.CodeType | None) -> Any:
     """Return the key of what a function refers to: of a number, that it is one."""
     kind = type(value)
-    if kind is int or kind is float or isinstance(value, np.generic):
-        if id(code) not in _compiled_in and number_of(value) is not None:
-            return "number"
+    is_number = kind is int or kind is float or isinstance(value, np.generic)
+    if is_number and id(code) not in _compiled_in and number_of(value) is not None:
+        return "number"
     return const_key(value, depth, code)
 
 

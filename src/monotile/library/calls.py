@@ -282,8 +282,8 @@ class LibraryFunction:
         return self._first(key, given, addresses, None, options, scale)
 
     def _with_functions(
-        self, functions: tuple[Any, ...], given: Sequence[Any], layouts: Layouts, options: tuple[Any, ...], scale: float | None,
-        block_mask: MapStore | None,
+        self, functions: tuple[Any, ...], given: Sequence[Any], layouts: Layouts, options: tuple[Any, ...],
+        scale: float | None, block_mask: MapStore | None,
     ) -> Any:  # fmt: skip
         """Find a call by what its functions compile to and capture."""
         signatures, addresses = layouts

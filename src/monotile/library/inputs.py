@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from ..backends.choices import AttentionProblem
 from ..dtypes import DType, bfloat16, bool_, float16, float32
 from ..errors import (
@@ -223,7 +225,7 @@ CAUSAL = {True: "lower_right", False: None, "lower_right": "lower_right", "upper
 
 
 def read_causal(causal: Any) -> str | None:
-    if not isinstance(causal, bool | str) or causal not in CAUSAL:
+    if not isinstance(causal, bool | np.bool_ | str) or causal not in CAUSAL:
         raise BadOption(f"causal is True, False, 'lower_right' or 'upper_left'; found {causal!r}")
     return CAUSAL[causal]
 
@@ -241,13 +243,12 @@ def read_window(window: Any) -> tuple[int | None, int | None]:
     if not isinstance(window, tuple | list) or len(window) != 2:
         raise BadOption(f"window is a pair (left, right), found {window!r}; None on a side leaves it unbounded")
     for side in window:
-        if side is not None and (isinstance(side, bool) or not isinstance(side, int) or side < 0):
-            raise BadOption(f"a side of window is a whole number from 0 up, or None for unbounded; found {side!r}")
-    left, right = window
-    return (
-        left if left is not None and left < UNBOUNDED else None,
-        right if right is not None and right < UNBOUNDED else None,
-    )
+        whole = isinstance(side, int | np.integer) and not isinstance(side, bool)
+        if side is not None and (not whole or side < -1):
+            allowed = "a whole number from 0 up, or None or -1 for unbounded"
+            raise BadOption(f"a side of window is {allowed}; found {side!r}")
+    left, right = (None if side is None or not 0 <= side < UNBOUNDED else int(side) for side in window)
+    return left, right
 
 
 def read_number(name: str, value: Any) -> float:

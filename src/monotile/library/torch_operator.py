@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import NoGradient
+from ..errors import ArgumentKind, NoGradient
 from ..launch.captures import captures
 from . import backward, ops
 from .block_mask import unwrapped
@@ -121,8 +121,14 @@ def attention(
     given = Given(q, k, v, mask, sinks, str(causal), left, right, mods=number, **options)
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
         o, lse = _Attention.apply(*given)
-    else:
+    elif torch.compiler.is_compiling():
         o, lse = torch.ops.monotile.attention(*given)
+    else:
+        try:
+            o, lse = torch.ops.monotile.attention(*given)
+        except NotImplementedError as error:
+            kinds = ", ".join(sorted({type(t).__name__ for t in given[:5] if t is not None}))
+            raise ArgumentKind(f"attention has no rule for tensors of the classes {kinds}; pass plain ones") from error
     del mods  # an entry of the table until here
     return (o, lse) if return_lse else o
 

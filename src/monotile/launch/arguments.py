@@ -45,7 +45,7 @@ class Arguments:
         self, signature: Signature, given: Sequence[Any], captured: Captures, consts: Mapping[str, Any]
     ) -> None:
         self.signature, self.captured, self.positional_count = signature, captured, len(given)
-        self.args = (*given, *captured.arrays, *captured.numbers.values())
+        self.args = (*given, *captured.arrays.values(), *captured.numbers.values())
         self.views = self._read_views()  # of array arguments, by position
         self.consts = self._bind_consts(consts)
 
@@ -137,7 +137,7 @@ class Arguments:
         found = tuple(self._tensor(index, n) for index, n in enumerate(self.views))
         scalars = tuple((self.parameter(n).name, self._scalar_dtype(n)) for n in self.scalar_positions)
         arrays, places = self.captured.arrays, self.captured.numbers
-        captured = {id(a): t for a, t in zip(arrays, found[len(found) - len(arrays) :], strict=True)}
+        captured = dict(zip(arrays, found[len(found) - len(arrays) :], strict=True))
         names = [name for name, _ in scalars[len(scalars) - len(places) :]]
         return Specialisation(found, scalars, self.consts, captured, dict(zip(places, names, strict=True)))
 

@@ -21,6 +21,7 @@ from ..dtypes import DType, float32, int32, int64
 from ..errors import KernelError
 from ..frontend.functions import ABSENT, attribute, call_of, code_of, is_object
 from ..ir.builder import LARGEST, GlobalRead
+from ..runtime.arrays import host_view
 from ..runtime.tensors import is_array
 
 MAX_NESTING = 8  # of functions captured by functions
@@ -35,12 +36,12 @@ class Captures(NamedTuple):
     """The arrays and numbers that functions refer to, each once, in order. Functions with equal keys compile alike only
     if their patterns agree: `x + x` and `x + y` differ in nothing else."""
 
-    arrays: list[Any]
+    arrays: dict[int, Any]  # by the id of what is referred to; those of other libraries as NumPy arrays
     numbers: dict[Any, Number]  # by where they are bound
     pattern: tuple[Any, ...]  # which of them each reference is
 
 
-NOTHING = Captures([], {}, ())
+NOTHING = Captures({}, {}, ())
 
 
 def captures(values: Iterable[Any]) -> Captures:
@@ -49,7 +50,7 @@ def captures(values: Iterable[Any]) -> Captures:
     for value in values:
         if type(value) is not int:
             walk.visit(value, 0)
-    return Captures(list(walk.arrays.values()), walk.numbers, tuple(walk.pattern))
+    return Captures(walk.arrays, walk.numbers, tuple(walk.pattern))
 
 
 class _References:
@@ -89,6 +90,8 @@ class _References:
         elif place is not None and (number := number_of(value)) is not None:
             if id(code) not in _compiled_in:
                 self._add(place, self.numbers, number)
+        elif depth and hasattr(value, "__dlpack__") and not isinstance(value, np.generic):
+            self._add(id(value), self.arrays, host_view("captured", value))
         elif is_object(value):
             self.visit(call_of(value), depth)
             self._object(value, code_of(value), depth)
@@ -172,7 +175,7 @@ def const_key(value: Any, depth: int = 0, code: types.CodeType | None = None) ->
         return kind, const_key(value.__func__, depth), _object_key(value.__self__, code_of(value), depth + 1)
     if isinstance(value, tuple):
         return kind, tuple([const_key(v, depth + 1, code) for v in value])
-    if depth and is_array(value):
+    if depth and (is_array(value) or hasattr(value, "__dlpack__")):
         return kind  # its element type, rank and layout are part of the key as those of an argument
     if isinstance(value, float):
         return kind, repr(value)  # tells -0.0 from 0.0, and NaN is equal to itself

@@ -30,7 +30,7 @@ from ..errors import (
 )
 from ..ir import Kernel as KernelIR
 from ..ir.builder import GlobalRead
-from ..runtime import tensors
+from ..runtime import arrays, tensors
 from ..runtime.tensors import numpy_address
 from . import source_keys
 from .arguments import Arguments, Specialisation
@@ -89,11 +89,11 @@ class Kernel:
             plan, args = with_constants(tuple(consts.values()), lambda: self._planned(args, consts, backend, schedule))
         else:
             plan, args = self._planned(args, consts, backend, schedule)
-        arrays = args if plan.all_arrays else [args[n] for n in plan.array_positions]
-        addresses = [numpy_address(a) if type(a) is np.ndarray else tensors.address(a) for a in arrays]
-        self._check_memory(plan, arrays, addresses)
+        given = args if plan.all_arrays else [args[n] for n in plan.array_positions]
+        addresses = [numpy_address(a) if type(a) is np.ndarray else tensors.address(a) for a in given]
+        self._check_memory(plan, given, addresses)
         scalars = [] if plan.all_arrays else [read_scalar(name, args[n], dtype) for n, name, dtype in plan.scalars]
-        plan.program.launch(plan.bound, arrays, addresses, scalars, threads)
+        plan.program.launch(plan.bound, given, addresses, scalars, threads)
 
     def _planned(
         self, given: tuple[Any, ...], consts: Mapping[str, Any], backend: str | None, schedule: Any
@@ -102,7 +102,7 @@ class Kernel:
         captured, args = NOTHING, given
         if consts:
             captured = captures(consts.values())
-            args = (*given, *captured.arrays, *captured.numbers.values())
+            args = (*given, *captured.arrays.values(), *captured.numbers.values())
         shapes = [(a.shape, a.strides, a.dtype) if type(a) is np.ndarray else tensors.signature(a) for a in args]
         key: Any = (backend, schedule, *shapes)
         if consts:
@@ -121,6 +121,8 @@ class Kernel:
                     plan = None
                     break
         if plan is None:
+            if any([arrays.is_foreign(a, backend) for a in given]):
+                return self._planned(self._host_views(given, backend), consts, backend, schedule)
             try:
                 plan = self.plan(given, captured, consts, backend, schedule)
             except InternalError:
@@ -131,6 +133,12 @@ class Kernel:
                 self._plans.clear()
             self._plans[key] = plan
         return plan, args
+
+    def _host_views(self, given: tuple[Any, ...], backend: str | None) -> tuple[Any, ...]:
+        """Return the arguments with arrays of other libraries as NumPy arrays."""
+        names = [self.signature.parameter(n).name for n in range(len(given))]
+        found = zip(names, given, strict=True)
+        return tuple([arrays.host_view(n, a) if arrays.is_foreign(a, backend) else a for n, a in found])
 
     def _check_memory(self, plan: Plan, arrays: Sequence[Any], addresses: Sequence[int]) -> None:
         """Check what may differ between calls with one plan: alignment, writability, and outputs that share memory with

@@ -124,9 +124,9 @@ class CallBuilder:
         captured = captures(consts.values())
         views = [a.view if isinstance(a, ArrayRef) else 1.0 if a is SCALE else a for a in args]
         plan = kernel.plan(views, captured, consts, self.backend, choice.schedule)
-        index = {id(array): n for n, array in enumerate(self.captured.arrays)}
+        index = {place: n for n, place in enumerate(self.captured.arrays)}
         places = [a.place if isinstance(a, ArrayRef) else ("", -1) for a in args]
-        places += [("captured", index[id(array)]) for array in captured.arrays]
+        places += [("captured", index[place]) for place in captured.arrays]
         own = [(args[position], name, dtype) for position, name, dtype in plan.scalars if position < len(args)]
         scalars = [a if a is SCALE else read_scalar(name, a, dtype) for a, name, dtype in own]
         number_index = {place: n for n, place in enumerate(self.captured.numbers)}
@@ -142,6 +142,7 @@ class Captured(NamedTuple):
     mask of one."""
 
     found: Captures
+    arrays: Sequence[Array]
     numbers: Sequence[int | float]
     addresses: list[int]
     block_mask: MapStore | None
@@ -211,15 +212,15 @@ class PreparedCall:
 
     def _captured(self, captured: Captured, addresses: list[int]) -> Sequence[Array]:
         """Return captured and kept arrays, whose addresses are appended."""
-        found, numbers, places, block_mask = captured
+        _, found, numbers, places, block_mask = captured
         if block_mask is not None:
             block_mask.check(self.scores)
         addresses += places
         if self.maps is None:
-            return found.arrays
-        kept, kept_addresses = self.maps.maps(found.arrays, places, numbers, block_mask)
+            return found
+        kept, kept_addresses = self.maps.maps(found, places, numbers, block_mask)
         addresses += kept_addresses
-        return [*found.arrays, *kept]
+        return [*found, *kept]
 
     def _launch_arrays(
         self, every: list[Array], addresses: list[int], scale: float | None, numbers: Sequence[int | float]
@@ -288,8 +289,9 @@ class LibraryFunction:
         """Find a call by what its functions compile to and capture."""
         signatures, addresses = layouts
         found = captures(functions)
-        others, places = tensors.layouts(found.arrays) if found.arrays else ([], [])
-        captured = Captured(found, tuple(found.numbers.values()), places, block_mask)
+        given_arrays = list(found.arrays.values())
+        others, places = tensors.layouts(given_arrays) if given_arrays else ([], [])
+        captured = Captured(found, given_arrays, tuple(found.numbers.values()), places, block_mask)
         keys = [const_key(option) if is_function(option) else option for option in options]
         key: Any = (*signatures, *keys, type(options[-1]), *others, *found.pattern)
         try:
@@ -308,12 +310,12 @@ class LibraryFunction:
         self, key: Any, given: Sequence[Any], addresses: list[int], captured: Captured | None, options: tuple[Any, ...],
         scale: float | None,
     ) -> Any:  # fmt: skip
-        lib = arrays.library(self.names[0], given[0])
+        named = self.Options(*options)
+        lib = arrays.library(self.names[0], given[0], named.backend)
         adopted = [None if a is None else lib.adopt(n, a) for n, a in zip(self.names, given, strict=False)]
         if any(a is not b for a, b in zip(adopted, given, strict=True)):
             block_mask = captured.block_mask if captured is not None else None
             return _given_back(lib, self.call(adopted, tensors.layouts(adopted), options, scale, block_mask))
-        named = self.Options(*options)
         try:
             views = {n: None if a is None else tensors.read(n, a) for n, a in zip(self.names, given, strict=False)}
             builder = CallBuilder(views, captured.found if captured else NOTHING, named.backend, named.threads)

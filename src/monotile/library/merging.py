@@ -90,7 +90,7 @@ def merge_lse(
     parts = [*outs, *lses] if isinstance(outs, list | tuple) and isinstance(lses, list | tuple) else [outs, lses]
     torch_calls.refuse_gradients("merge_lse", *parts)
     first = outs[0] if isinstance(outs, list | tuple) and outs else outs
-    lib = arrays.library("outs", first)
+    lib = arrays.library("outs", first, backend)
     outs, lses = (
         _stack_parts(lib, name, a, axis) if isinstance(a, list | tuple) else lib.adopt(name, a)
         for name, a, axis in (("outs", outs, -2), ("lses", lses, -1))

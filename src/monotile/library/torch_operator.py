@@ -135,7 +135,7 @@ def attention(
 
 def _refuse_captured_gradients(mods: Mods) -> None:
     """Gradients of arrays that a mod reads are not computed; losing them in silence would be worse than an error."""
-    arrays = captures([mod for mod in (mods.score_mod, unwrapped(mods.mask_mod)[0]) if mod is not None]).arrays
+    arrays = captures([mod for mod in (mods.score_mod, unwrapped(mods.mask_mod)[0]) if mod is not None]).arrays.values()
     if torch.is_grad_enabled() and any([getattr(a, "requires_grad", False) for a in arrays]):
         raise NoGradient(
             "score_mod or mask_mod reads a tensor that requires grad, and attention has no gradient for it; "

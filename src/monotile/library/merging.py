@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import math
-<<<<<<< HEAD
-from collections.abc import Callable, Sequence
-=======
-from collections.abc import Mapping, Sequence
->>>>>>> w-C-captured
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .. import dtypes

@@ -16,6 +16,20 @@ def is_tensor(array: Array) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
+def is_plain(q: Array, k: Array, v: Array, mask: Array | None, sinks: Array | None) -> bool:
+    """True if a call on tensors surely needs nothing but its arithmetic: the common case, in few questions. Others ask
+    `in_autocast` and `needs_operator`."""
+    torch = sys.modules["torch"]
+    Tensor = torch.Tensor
+    if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor or torch.compiler.is_compiling():
+        return False
+    if torch._C._are_functorch_transforms_active() or torch._C._is_any_autocast_enabled():
+        return False
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return False
+    return mask is sinks is None or not needs_operator(mask, sinks)
+
+
 def in_autocast(*given: Array) -> tuple[Array, ...]:
     """Return tensors in the dtype of an autocast region, if the call is in one, as torch's own attention does."""
     torch, kind = sys.modules["torch"], given[0].device.type

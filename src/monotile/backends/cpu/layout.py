@@ -62,6 +62,7 @@ class Layout:
         in_panels = [dot for dot in self._dots if self.panel_axis not in (None, axes.dots[dot][1])]
         self.tiled = tiled_dots(in_panels, axes, target)
         self.paired = paired_dots(in_panels, axes, target) - self.tiled
+        self.paired_sums = set() if target.amx else paired_dots(self.panel_sums, axes, target)
         self.narrow = {op for op in self.eager if self._stays_bfloat16(op)}
         self.in_place = {op for op in self.eager if self._may_stay_in_place(op, kernel)}
         self.stepped = {op for op in self.in_place if self._contracted_by_rows(op)}

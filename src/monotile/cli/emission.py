@@ -48,7 +48,7 @@ def emit(
     files: dict[str, bytes] = {}
     entries = []
     for kernel in sorted(kernels, key=lambda k: k is mask_blocks.mask_blocks):  # which takes attention's blocks
-        form, choice = specialised(kernel, _part(kernel, request), target, device)
+        form, choice = specialised(kernel, _part(kernel, request), target, device, alone=True)
         if kernel is attention.attention and "block_map" in [tensor.name for tensor in form.tensors]:
             request = _with_blocks_of_map(request, form.consts)
         made = backend.emit(form, choice.schedule, device)

@@ -270,14 +270,20 @@ def with_constants(values: Sequence[Any], attempt: Callable[[], Result]) -> Resu
         if not captures(values).numbers:
             raise
         failed = error.with_traceback(None)
-    added = [code for code in _codes(values) if id(code) not in _compiled_in]
-    _compiled_in.update({id(code): code for code in added})
+    added = compile_in(values)
     try:
         return attempt()
     except KernelError:
         for code in added:
             _compiled_in.pop(id(code), None)
         raise failed from None
+
+
+def compile_in(values: Iterable[Any]) -> list[types.CodeType]:
+    """Make the numbers of functions constants from now on; return the code of those that had others."""
+    added = [code for code in _codes(values) if id(code) not in _compiled_in]
+    _compiled_in.update({id(code): code for code in added})
+    return added
 
 
 def _codes(values: Iterable[Any], depth: int = 0) -> Iterator[types.CodeType]:

@@ -248,6 +248,20 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(item)
 
 
+def frozen(function: Any) -> Any:
+    """Return a function that refers to what its closure holds now, whatever is bound there later: gradients are
+    computed after the caller's loop has gone on."""
+    if isinstance(function, functools.partial):
+        return functools.partial(frozen(function.func), *function.args, **function.keywords)
+    if type(function) is not types.FunctionType or not function.__closure__:
+        return function
+    cells = [cell if content is ABSENT else types.CellType(frozen(content)) for cell, content in _cells(function)]
+    names, defaults = function.__globals__, function.__defaults__
+    found = types.FunctionType(function.__code__, names, function.__name__, defaults, tuple(cells))
+    found.__kwdefaults__ = function.__kwdefaults__
+    return found
+
+
 # ---- numbers that stay constants, and those that no longer do --------------------------------------------------------
 
 

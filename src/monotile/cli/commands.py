@@ -136,13 +136,16 @@ def emit(
     dtype: DTypes = None,
     shape: Shapes = None,
     device: Device = None,
+    package: Annotated[
+        str | None, typer.Option("--with", help="swift: a Swift package with a test, for a Mac (metal).")
+    ] = None,
 ) -> None:
     """Write kernels and a manifest.json by which other programs can launch them. Every other option is a constant of
     the kernels (--BR=64) or an option of attention (--causal=true)."""
     from . import emission
 
     kernels = [catalogue.find_kernel(name) for name in kernel]
-    for path in emission.write(target, kernels, parse(context.args, shape, dtype), out, device):
+    for path in emission.write(target, kernels, parse(context.args, shape, dtype), out, device, package=package):
         print(path)
 
 

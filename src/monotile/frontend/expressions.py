@@ -150,7 +150,7 @@ class ExpressionBuilder(ABC):
         self.locate(node)
         if isinstance(owner, ir.Tensor):
             if name == "shape":
-                return tuple([self.builder.dim(owner, n) for n in range(owner.rank)])
+                return tuple([indexing.length(self.builder, owner, n) for n in range(owner.rank)])
             if name in ("dtype", "ndim"):
                 return owner.dtype if name == "dtype" else owner.rank
         elif isinstance(owner, Value):
@@ -296,7 +296,7 @@ class ExpressionBuilder(ABC):
         subscript = self.subscript(node.slice)
         self.locate(node)
         if isinstance(owner, ir.Tensor):
-            return indexing.load(self.builder, owner, subscript)
+            return indexing.read(self.builder, owner, subscript)
         if isinstance(owner, Value):
             return self.index_tile(owner, subscript)
         if not isinstance(owner, tuple):

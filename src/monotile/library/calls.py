@@ -49,6 +49,10 @@ class ArrayRef(NamedTuple):
     def broadcast(self, shape: tuple[int, ...]) -> ArrayRef:
         return ArrayRef(self.place, self.view.broadcast(shape))
 
+    def permuted(self, *axes: int) -> ArrayRef:
+        """The same elements with dimensions in another order."""
+        return ArrayRef(self.place, self.view.permuted(axes))
+
     def reshaped(self, *shape: int) -> ArrayRef:
         """The same elements under another shape, which their strides are known to allow."""
         view = self.view.reshaped(shape)

@@ -95,17 +95,17 @@ def read_inputs(builder: CallBuilder, *, values_in_keys: bool = False) -> Attent
             raise ArgumentRank(
                 f"'q' has {len(q.shape)} dimensions and {name!r} has {rank}; give all of them a batch, or none"
             )
-    dtype = _one_dtype({"q": q, "k": k, "v": v})
+    dtype = one_dtype({"q": q, "k": k, "v": v})
     batched = len(q.shape) == 4
     if not batched:
         q, k, v = (a.reshaped(1, *a.shape) for a in (q, k, v))
-    _check_shapes(q.shape, k.shape, v.shape)
+    check_shapes(q.shape, k.shape, v.shape)
     q, k, v = (unit_last(builder, a) for a in (q, k, v))
     builder.scores = scores = *q.shape[:3], k.shape[2]
     mask, sinks = builder.inputs.get("mask"), builder.inputs.get("sinks")
     mask = None if mask is None else _read_mask(mask, scores)
     if sinks is not None:
-        _check_sinks(sinks, q.shape[1])
+        check_sinks(sinks, q.shape[1])
     one_device(builder.inputs)
     builder.scale = float(q.shape[3] ** -0.5)
     copied = builder.copies & {array.place[1] for array in (k, v)}
@@ -118,7 +118,7 @@ def unit_last(builder: CallBuilder, array: ArrayRef) -> ArrayRef:
     return array if shape[-1] <= 1 or 0 in shape or array.view.strides[-1] == 1 else builder.contiguous(array)
 
 
-def _one_dtype(given: dict[str, ArrayRef]) -> DType:
+def one_dtype(given: dict[str, ArrayRef]) -> DType:
     found = {name: a.dtype for name, a in given.items()}
     listing = ", ".join(f"{n} {d}" for n, d in found.items())
     if len(set(found.values())) > 1:
@@ -129,7 +129,7 @@ def _one_dtype(given: dict[str, ArrayRef]) -> DType:
     return dtype
 
 
-def _check_shapes(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> None:
+def check_shapes(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> None:
     shapes = f"q {q}, k {k}, v {v}"
     if q[3] != k[3]:
         raise HeadSize(f"queries have head size {q[3]} and keys {k[3]}; they must be equal ({shapes})")
@@ -182,7 +182,7 @@ def _check_mask_dtype(mask: ArrayRef) -> None:
         raise MixedDTypes(f"a mask is bool (True = attend) or floating (added to the scores), found {mask.dtype}")
 
 
-def _check_sinks(sinks: ArrayRef, heads: int) -> None:
+def check_sinks(sinks: ArrayRef, heads: int) -> None:
     if sinks.dtype not in FLOATS:
         raise MixedDTypes(f"sinks are floating, found {sinks.dtype}")
     if sinks.shape != (heads,):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .. import dtypes
@@ -57,6 +57,13 @@ def _plan_merge(builder: CallBuilder, given: MergeOptions) -> Finish:
         builder, state, None, out, lse, builder.choices.merge(o.shape[-2], math.prod(o.shape[:-2]), builder.device)
     )
     return tuple
+
+
+def new_partials(new: Callable[..., ArrayRef], out_shape: tuple[int, int, int, int], splits: int) -> Partials:
+    """Arrays for the softmax states of an output's rows."""
+    *rows, Dv = out_shape
+    shape = *rows, splits
+    return Partials(new((*shape, Dv), float32), new(shape, float32), new(shape, float32))
 
 
 def add_merge(

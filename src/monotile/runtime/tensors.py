@@ -34,6 +34,11 @@ class View:
         steps = [0 if n == 1 else s for n, s in zip(self.shape, self.strides, strict=True)]
         return View(self.dtype, shape, tuple(steps), self.device)
 
+    def permuted(self, axes: tuple[int, ...]) -> View:
+        """Return the view with its dimensions in another order."""
+        shape, strides = (tuple(values[axis] for axis in axes) for values in (self.shape, self.strides))
+        return View(self.dtype, shape, strides, self.device)
+
     def reshaped(self, shape: tuple[int, ...]) -> View | None:
         """Return the same elements in order under another shape, or None where only a copy has it."""
         if 0 in shape:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentKind, NoGradient
-from ..launch.captures import captures
+from ..launch.captures import captures, frozen
 from . import backward, ops
 from .block_mask import unwrapped
 from .inputs import read_window
@@ -115,7 +115,7 @@ def attention(
         if torch.compiler.is_compiling():
             number = _number_in_graph(score_mod, mask_mod)
         else:
-            mods = Mods(score_mod, mask_mod)
+            mods = Mods(frozen(score_mod), frozen(mask_mod))
             _refuse_captured_gradients(mods)
             number = _enter(mods)
     given = Given(q, k, v, mask, sinks, str(causal), left, right, mods=number, **options)

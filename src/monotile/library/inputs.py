@@ -100,7 +100,7 @@ def read_inputs(builder: CallBuilder, *, values_in_keys: bool = False) -> Attent
     batched = len(q.shape) == 4
     if not batched:
         q, k, v = (a.reshaped(1, *a.shape) for a in (q, k, v))
-    _check_shapes(q.shape, k.shape, v.shape)
+    check_shapes(q.shape, k.shape, v.shape)
     q, k, v = (unit_last(builder, a) for a in (q, k, v))
     builder.scores = scores = *q.shape[:3], k.shape[2]
     mask, sinks = builder.inputs.get("mask"), builder.inputs.get("sinks")
@@ -130,7 +130,7 @@ def _one_dtype(given: dict[str, ArrayRef]) -> DType:
     return dtype
 
 
-def _check_shapes(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> None:
+def check_shapes(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> None:
     shapes = f"q {q}, k {k}, v {v}"
     if q[3] != k[3]:
         raise HeadSize(f"queries have head size {q[3]} and keys {k[3]}; they must be equal ({shapes})")

@@ -8,8 +8,12 @@ o = md.attention(q, k, v, causal=True)  # this rank's part of the output
 
 from __future__ import annotations
 
+from .costs import ContextProblem, Cost
+from .decoding import decode
 from .entry import attention
 from .layouts import positions, shard, unshard
 from .transport import Traffic, traffic
 
-__all__ = ["Traffic", "attention", "positions", "shard", "traffic", "unshard"]
+__all__ = [
+    "ContextProblem", "Cost", "Traffic", "attention", "decode", "positions", "shard", "traffic", "unshard",
+]  # fmt: skip

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from ..library import backward, merging, ops
 from ..library.backward import Gradients
-from . import mods
+from . import mods, transport
 from .groups import Group
 from .layouts import Rows, Span, position_table
 from .schedule import Piece, Schedule
+from .transport import Messages, Pending
 
 Mod = Callable[..., Any]
 
@@ -33,11 +34,15 @@ class Part:
     score_mod: Mod | None
     mask_mod: Mod | None
     options: dict[str, Any]  # scale, softcap, backend, threads
+    tag: int  # of the messages
+
+    def exchange(self, sends: Messages, receives: Messages) -> Pending:
+        return transport.exchange(self.group, sends, receives, self.tag)
 
     @property
-    def sizes(self) -> tuple[int, int]:
+    def sizes(self) -> list[int]:
         """Head sizes of keys and of values."""
-        return self.k.shape[3], self.v.shape[3]
+        return [self.k.shape[3], self.v.shape[3]]
 
     def packed_keys(self) -> Tensor:
         """Keys and values as they are sent: (n, B, Hkv, D + Dv), so that a span of positions has no gaps."""
@@ -49,9 +54,10 @@ class Part:
         return self.k.new_empty((rows, B, H, D + self.v.shape[3]))
 
     def unpacked(self, packed: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, Hkv, rows, D or Dv) as views of packed ones."""
-        D, _ = self.sizes
-        return packed[..., :D].permute(1, 2, 0, 3), packed[..., D:].permute(1, 2, 0, 3)
+        """Keys and values (B, Hkv, rows, D or Dv) of packed ones. Copies without gaps between rows: the programs are
+        those of a call on one device, and what a copy takes is little beside the scores."""
+        k, v = packed.split(self.sizes, dim=3)
+        return k.permute(1, 2, 0, 3).contiguous(), v.permute(1, 2, 0, 3).contiguous()
 
     def mods(self, piece: Piece, queries: Rows, keys: Rows, head: int = 0) -> dict[str, Any]:
         """The caller's functions for a piece whose rows and keys are rows of these positions."""

@@ -1,22 +1,23 @@
-"""`attention` and `decode` of a group of ranks, as users call them: checks, and the agreement of the ranks."""
+"""`attention` of a group of ranks, as users call it: what a rank can check before anything is sent."""
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentRank, ArgumentShape, HeadsDoNotDivide, LengthsDiffer, MonotileError
-from ..launch.signature import const_key
+from ..errors import ArgumentRank, ArgumentShape, BadOption, HeadsDoNotDivide, LengthsDiffer, MixedDTypes, MonotileError
 from ..library import inputs, torch_calls, torch_operator
 from ..library.block_mask import unwrapped
-from . import groups, operator
+from . import context_operator, groups
 from .groups import Group
 from .layouts import check_layout, whole_length
 from .schedule import read_documents
 
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 Window = tuple[int | None, int | None] | None
 
 
@@ -32,17 +33,19 @@ def attention(
     options = {
         "method": method, "layout": layout, "length": length, "causal": causal, "scale": scale, "window": window,
         "softcap": softcap, "documents": documents, "score_mod": score_mod, "mask_mod": mask_mod,
-        "backend": backend, "threads": threads,
+        "backend": backend, "threads": threads, "return_lse": return_lse,
     }  # fmt: skip
     own = _group_in_graph(group) if torch.compiler.is_compiling() else groups.resolve(group)
     q, k, v = torch_calls.in_autocast(q, k, v)
     batched = q.dim() != 3
     if not batched:
         q, k, v = (t[None] if t.dim() == 3 else t for t in (q, k, v))
-    if torch.compiler.is_compiling():
+    try:
         given, mods = _arguments(own, q, k, v, sinks, options)
-    else:
-        given, mods = _agreed(own, q, k, v, sinks, options)
+    except MonotileError:
+        if not torch.compiler.is_compiling():
+            own.refuse(q)
+        raise
     o, lse, *_ = torch.ops.monotile.context_attention(*given)
     del mods  # an entry of the table until here
     o, lse = (o, lse) if batched else (o[0], lse[0])
@@ -54,39 +57,11 @@ def _group_in_graph(group: Any) -> Group:
     return groups.resolve(group)
 
 
-def _agreed(
-    own: Group, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, options: dict[str, Any]
-) -> tuple[tuple[Any, ...], Any]:
-    """Arguments of the operator that all ranks agree on."""
-    try:
-        given, mods = _arguments(own, q, k, v, sinks, options)
-    except MonotileError:
-        own.refuse(q)
-        raise
-    call = operator.ContextCall(*given)
-    functions = tuple(const_key(f) for f in (mods.score_mod, mods.mask_mod))
-    shapes = tuple(q.shape), tuple(k.shape), tuple(v.shape), None if sinks is None else sinks.dtype
-    documents = None if call.documents is None else tuple(call.documents)
-    key = "attention", shapes, q.dtype, documents, *functions, *call[5:8], *call[9:14]
-
-    def fields() -> dict[str, Any]:
-        named = call._asdict()
-        names = ("method", "layout", "length", "documents", "causal", "left", "right", "scale", "softcap")
-        return {
-            "function": "attention", "batch": q.shape[0], "query heads": q.shape[1], "key-value heads": k.shape[1],
-            "head sizes": (q.shape[3], v.shape[3]), "dtype": q.dtype, "sinks": sinks is not None,
-            **{name: named[name] for name in names}, "score_mod": mods.score_mod, "mask_mod": mods.mask_mod,
-        }  # fmt: skip
-
-    own.agree(key, fields, q)
-    return given, mods
-
-
 def _arguments(
     own: Group, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, options: dict[str, Any]
 ) -> tuple[tuple[Any, ...], Any]:
     """Check a call and return the arguments of the operator, and the entry of its functions."""
-    operator.check_method(options["method"])
+    context_operator.check_method(options["method"])
     check_layout(options["layout"])
     _check_shapes(q, k, v)
     length = whole_length(q.shape[2], own.rank, own.size, options["layout"], options["length"])
@@ -100,10 +75,14 @@ def _arguments(
     mask_mod, blocks = (None, None) if options["mask_mod"] is None else unwrapped(options["mask_mod"])
     if blocks is not None:
         blocks.check((q.shape[0], q.shape[1], length, length))
+    for name, function in (("score_mod", options["score_mod"]), ("mask_mod", mask_mod)):
+        if function is not None and not isinstance(function, types.FunctionType):
+            raise BadOption(f"{name} is a plain Python function, found {type(function).__name__}")
     number, mods = torch_operator.number_of(options["score_mod"], mask_mod)
     listed = None if documents is None else list(documents)
     head = q, k, v, sinks, own.name, options["method"], options["layout"], length, listed, causal, left, right
-    return (*head, scale, softcap, number, options["backend"], options["threads"]), mods
+    tail = options["backend"], options["threads"], options["return_lse"]
+    return (*head, scale, softcap, number, *tail), mods
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -114,5 +93,8 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
     if q.shape[2] != k.shape[2] or k.shape[2] != v.shape[2]:
         raise LengthsDiffer(f"q, k and v are this rank's part of one sequence, found different lengths: {shapes}")
     inputs.check_shapes(tuple(q.shape), tuple(k.shape), tuple(v.shape))
+    if not q.dtype == k.dtype == v.dtype or q.dtype not in FLOATS:
+        found = f"q {q.dtype}, k {k.dtype}, v {v.dtype}"
+        raise MixedDTypes(f"q, k and v must be of one type, float32, float16 or bfloat16; found {found}: cast them")
     if not k.shape[1]:
         raise HeadsDoNotDivide(f"there are no key-value heads ({shapes})")

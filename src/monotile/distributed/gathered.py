@@ -6,7 +6,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import transport
 from .compute import KeyGradients, Part, RowTensors
 from .ring import Gradients
 
@@ -31,7 +30,7 @@ def gather_keys(part: Part) -> Tensor:
     packed, buffer = part.packed_keys(), part.room(needed.length)
     sends = [(p, packed[own.find(s).rows]) for p in group.others for s in schedule.sent(p).spans]
     receives = [(p, buffer[needed.find(s).rows]) for p in group.others for s in schedule.received(p).spans]
-    pending = transport.exchange(group, sends, receives)
+    pending = part.exchange(sends, receives)
     for span in schedule.received(group.rank).spans:
         buffer[needed.find(span).rows] = packed[own.find(span).rows]
     pending.wait()
@@ -54,7 +53,7 @@ def backward(part: Part, given: RowTensors) -> Gradients:
         if dsinks is not None:
             dsinks += found.dsinks
     dkeys = _return_gradients(part, sums)
-    dk, dv = (t.contiguous() for t in part.unpacked(dkeys.packed()))
+    dk, dv = part.unpacked(dkeys.packed())
     return dq, dk, dv, None if dsinks is None or part.sinks is None else dsinks.to(part.sinks.dtype)
 
 
@@ -67,7 +66,7 @@ def _return_gradients(part: Part, sums: KeyGradients) -> KeyGradients:
     back = {p: schedule.sent(p) for p in group.others}
     buffers = {p: part.room(rows.length) for p, rows in back.items()}
     receives = [(p, buffers[p][rows.find(s).rows]) for p, rows in back.items() for s in rows.spans]
-    pending = transport.exchange(group, sends, receives)
+    pending = part.exchange(sends, receives)
     found = KeyGradients(part, own.length)
     for span in schedule.received(group.rank).spans:
         found.add_packed(own.find(span), sums.sums[needed.find(span).rows])

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ..library import backward as library_backward
 from ..library import ops
-from . import transport
 from .compute import Part, RowTensors
 from .layouts import Rows, Span, part
 from .ring import Gradients
@@ -76,7 +75,7 @@ class Exchange:
         whole = own.new_empty((self.length, *own.shape[1:]))
         sends = [(p, parts[p][rows.find(s).rows]) for p in group.others for s in rows.spans]
         receives = [(p, whole[s.rows]) for p in group.others for s in self.rows[p].spans]
-        pending = transport.exchange(group, sends, receives)
+        pending = self.part.exchange(sends, receives)
         for span in rows.spans:
             whole[span.rows] = own[rows.find(span).rows]
         pending.wait()
@@ -88,7 +87,7 @@ class Exchange:
         found = [whole.new_empty((rows.length, whole.shape[1], width)) for width in widths]
         sends = [(p, whole[s.rows]) for p in group.others for s in self.rows[p].spans]
         receives = [(p, found[p][rows.find(s).rows]) for p in group.others for s in rows.spans]
-        pending = transport.exchange(group, sends, receives)
+        pending = self.part.exchange(sends, receives)
         for span in rows.spans:
             found[group.rank][rows.find(span).rows] = whole[span.rows]
         pending.wait()
@@ -103,13 +102,12 @@ class Exchange:
             found.append(torch.cat([t.flatten(2) for t in parts], dim=2))
         return found
 
-    def unpacked(self, packed: Tensor, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k and v (B, heads, rows, .) as views."""
+    def unpacked(self, packed: Tensor, heads: Heads) -> list[Tensor]:
+        """q, k and v (B, heads, rows, .) of packed ones, as views."""
         (D, Dv), (Hq, H) = self.part.sizes, (heads.queries.length, heads.keys.length)
-        parts = packed.split([Hq * D, H * D, H * Dv], dim=2)
-        q, k, v = (t.unflatten(2, (h, size)).permute(1, 2, 0, 3) for t, h, size in zip(
-            parts, (Hq, H, H), (D, D, Dv), strict=True))  # fmt: skip
-        return q, k, v
+        shapes = (Hq, D), (H, D), (H, Dv)
+        parts = packed.split([h * size for h, size in shapes], dim=2)
+        return [t.unflatten(2, shape).permute(1, 2, 0, 3) for t, shape in zip(parts, shapes, strict=True)]
 
     def calls(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Run, tuple[Tensor, ...], dict[str, object]]]:
         """The calls of attention on this rank: heads, arrays and options."""
@@ -131,7 +129,7 @@ def forward(part_: Part) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     they came, output and logsumexp."""
     exchange = Exchange(part_)
     rows = exchange.to_heads(exchange.packed())
-    q, k, v = exchange.unpacked(rows, exchange.own)
+    q, k, v = (t.contiguous() for t in exchange.unpacked(rows, exchange.own))
     B, H, N, _ = q.shape
     o, lse = q.new_empty((B, H, N, v.shape[3])), q.new_empty((B, H, N), dtype=torch.float32)
     for run, arrays, options in exchange.calls(q, k, v):
@@ -149,15 +147,15 @@ def backward(part_: Part, given: RowTensors, kept: tuple[Tensor, Tensor, Tensor]
     exchange, (rows, o, lse) = Exchange(part_), kept
     counts = [heads.queries for heads in exchange.heads]
     do = exchange.to_heads([given.do[:, h.rows].permute(2, 0, 1, 3).flatten(2).contiguous() for h in counts])
-    do = do.unflatten(2, (o.shape[1], o.shape[3])).permute(1, 2, 0, 3)
+    do = do.unflatten(2, (o.shape[1], o.shape[3])).permute(1, 2, 0, 3).contiguous()
     dlse = None
     if given.dlse is not None:
         dlse = exchange.to_heads([given.dlse[:, h.rows].permute(2, 0, 1).contiguous() for h in counts])
-        dlse = dlse.permute(1, 2, 0)
-    gradients = torch.zeros_like(rows, dtype=rows.dtype)
+        dlse = dlse.permute(1, 2, 0).contiguous()
+    gradients = torch.zeros_like(rows)
     sums = exchange.unpacked(gradients, exchange.own)
     dsinks = None if part_.sinks is None else torch.zeros_like(part_.sinks)
-    for run, arrays, options in exchange.calls(*exchange.unpacked(rows, exchange.own)):
+    for run, arrays, options in exchange.calls(*(t.contiguous() for t in exchange.unpacked(rows, exchange.own))):
         chosen = run.queries.rows
         row_terms = o[:, chosen], lse[:, chosen]
         dlse_here = None if dlse is None else dlse[:, chosen]

@@ -143,5 +143,5 @@ def unshard(
     receives = [(peer, whole[span.rows]) for peer in own.others for span in parts[peer].spans]
     for span in mine.spans:
         whole[span.rows] = rows[mine.find(span).rows]
-    transport.exchange(own, sends, receives).wait()
+    transport.exchange(own, sends, receives, groups.tag_of(*key)).wait()
     return whole.movedim(0, dim)

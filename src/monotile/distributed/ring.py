@@ -6,7 +6,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import transport
 from .compute import Joined, KeyGradients, Part, RowTensors
 from .layouts import Rows
 from .transport import Pending
@@ -31,7 +30,7 @@ class Rotation:
         buffer = part.room(rows.length)
         sends = [(target, self.packed[schedule.own.find(span).rows]) for span in schedule.sent(target).spans]
         receives = [(source, buffer[rows.find(span).rows]) for span in rows.spans]
-        return transport.exchange(part.group, sends, receives), buffer, rows
+        return part.exchange(sends, receives), buffer, rows
 
     def take(self, step: int) -> tuple[Tensor, Tensor, Rows]:
         """The keys, values and positions of a step, with those of the next one sent for."""
@@ -81,7 +80,7 @@ def backward(part: Part, given: RowTensors) -> Gradients:
             _receive(dkeys, own, *returned.pop(0))
     for last in returned:
         _receive(dkeys, own, *last)
-    dk, dv = (t.contiguous() for t in part.unpacked(dkeys.packed()))
+    dk, dv = part.unpacked(dkeys.packed())
     return dq.to(part.q.dtype), dk, dv, None if dsinks is None or part.sinks is None else dsinks.to(part.sinks.dtype)
 
 
@@ -92,7 +91,7 @@ def _send_back(part: Part, step: int, rows: Rows, sums: KeyGradients) -> tuple[P
     buffer, packed = part.room(back.length), sums.packed()
     sends = [(source, packed[rows.find(span).rows]) for span in rows.spans]
     receives = [(target, buffer[back.find(span).rows]) for span in back.spans]
-    return transport.exchange(part.group, sends, receives), back, buffer
+    return part.exchange(sends, receives), back, buffer
 
 
 def _receive(dkeys: KeyGradients, own: Rows, pending: Pending, rows: Rows, buffer: Tensor) -> None:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ..errors import RankLost
 
-TAG = 0x6D74  # of messages on backends that tell them by it
 Messages = Sequence[tuple[int, Tensor]]  # a rank of the group, and memory without gaps
 
 
@@ -64,9 +63,9 @@ class Pending:
             tensor.copy_(host)
 
 
-def exchange(group: Any, sends: Messages, receives: Messages) -> Pending:
+def exchange(group: Any, sends: Messages, receives: Messages, tag: int) -> Pending:
     """Start sending and receiving. Messages of a pair of ranks arrive in the order in which both name them; empty ones
-    are left out on both sides."""
+    are left out on both sides. On backends that tell messages by their tag, those of other calls do not match."""
     sends, receives = ([(peer, t) for peer, t in given if t.numel()] for given in (sends, receives))
     found = Pending(group)
     if not sends and not receives:
@@ -81,7 +80,7 @@ def exchange(group: Any, sends: Messages, receives: Messages) -> Pending:
     ops = [(dist.isend, *message) for message in sends] + [(dist.irecv, *message) for message in receives]
     peers = group.global_ranks
     try:
-        found.works = dist.batch_isend_irecv([dist.P2POp(op, t, peers[p], group.group, TAG) for op, p, t in ops])
+        found.works = dist.batch_isend_irecv([dist.P2POp(op, t, peers[p], group.group, tag) for op, p, t in ops])
     except RuntimeError as error:
         lost(group, error)
     return found

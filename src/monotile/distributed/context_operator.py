@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadOption, NoGradient
+from ..launch.signature import const_key
 from ..library.torch_operator import mods_of
 from . import gathered, groups, heads, ring
 from .compute import Part, RowTensors
@@ -17,13 +18,14 @@ from .schedule import Sight, schedule
 ARRAYS = "Tensor q, Tensor k, Tensor v, Tensor? sinks"
 OPTIONS = (
     "str group, str method, str layout, int length, int[]? documents, bool causal, int? left, int? right,"
-    " float? scale, float? softcap, int mods, str? backend, int? threads"
+    " float? scale, float? softcap, int mods, str? backend, int? threads,"
+    " bool return_lse"
 )
 RESULTS = "Tensor o, Tensor lse, Tensor rows, Tensor head_o, Tensor head_lse"
 LIBRARY = torch.library.Library("monotile", "FRAGMENT")
 LIBRARY.define(f"context_attention({ARRAYS}, {OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
 LIBRARY.define(
-    f"context_attention_backward(Tensor do, Tensor dlse, {RESULTS}, {ARRAYS}, {OPTIONS})"
+    f"context_attention_backward(Tensor do, Tensor? dlse, {RESULTS}, {ARRAYS}, {OPTIONS})"
     " -> (Tensor, Tensor, Tensor, Tensor)"
 )
 METHODS = ("ring", "all_gather", "all_to_all")
@@ -49,14 +51,33 @@ class ContextCall(NamedTuple):
     mods: int
     backend: str | None
     threads: int | None
+    return_lse: bool  # on every rank: the gradient of the logsumexp is exchanged
 
-    def part(self) -> Part:
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What must be the same on every rank, but for the functions."""
+        (B, Hq, _, D), (_, Hkv, _, Dv) = self.q.shape, self.v.shape
+        named = self._asdict()
+        names = "method layout length documents causal left right scale softcap return_lse".split()
+        shapes = {"batch": B, "query heads": Hq, "key-value heads": Hkv, "head sizes": (D, Dv)}
+        found = {"function": "attention", **shapes, "dtype": self.q.dtype, "sinks": self.sinks is not None}
+        return {**found, **{name: named[name] for name in names}}
+
+    def agree(self) -> None:
+        """Compare the call with those of other ranks, if it is the first of its kind."""
+        facts, mods = self.facts, mods_of(self.mods)
+        functions = {"score_mod": mods.score_mod, "mask_mod": mods.mask_mod}
+        key = repr(facts), *(None if f is None else const_key(f) for f in functions.values())
+        groups.resolve(self.group).agree(key, lambda: {**facts, **functions}, self.q)
+
+    def part(self, *, backward: bool = False) -> Part:
         group, mods = groups.resolve(self.group), mods_of(self.mods)
         documents = None if self.documents is None else tuple(self.documents)
         sight = Sight(self.length, self.causal, self.left, self.right, documents)
         options = {"scale": self.scale, "softcap": self.softcap, "backend": self.backend, "threads": self.threads}
         plan = schedule(sight, group.size, group.rank, self.layout)
-        return Part(group, plan, self.q, self.k, self.v, self.sinks, mods.score_mod, mods.mask_mod, options)
+        arrays, tag = (self.q, self.k, self.v, self.sinks), groups.tag_of(backward, *self.facts.values())
+        return Part(group, plan, *arrays, mods.score_mod, mods.mask_mod, options, tag)
 
     @property
     def sent_method(self) -> Any:
@@ -73,6 +94,7 @@ def check_method(method: Any) -> None:
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def _forward(*args: Any) -> tuple[Tensor, ...]:
     given = ContextCall(*args)
+    given.agree()
     part = given.part()
     if given.method == "all_to_all":
         return heads.forward(part)
@@ -94,10 +116,12 @@ def _forward_shapes(*args: Any) -> tuple[Tensor, ...]:
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
-def _backward(do: Tensor, dlse: Tensor, o: Tensor, lse: Tensor, *args: Any) -> tuple[Tensor, ...]:
+def _backward(do: Tensor, dlse: Tensor | None, o: Tensor, lse: Tensor, *args: Any) -> tuple[Tensor, ...]:
     kept, given = args[:3], ContextCall(*args[3:])
-    rows = RowTensors(do, o, lse, dlse if dlse.numel() else None)
-    part = given.part()
+    if given.return_lse:
+        dlse = torch.zeros_like(lse) if dlse is None else dlse
+    rows = RowTensors(do.contiguous(), o, lse, dlse if given.return_lse else None)
+    part = given.part(backward=True)
     if given.method == "all_to_all":
         *found, dsinks = heads.backward(part, rows, kept)
     else:
@@ -105,7 +129,7 @@ def _backward(do: Tensor, dlse: Tensor, o: Tensor, lse: Tensor, *args: Any) -> t
     return *found, given.q.new_empty(0) if dsinks is None else dsinks
 
 
-def _backward_shapes(do: Tensor, dlse: Tensor, o: Tensor, lse: Tensor, *args: Any) -> tuple[Tensor, ...]:
+def _backward_shapes(do: Tensor, dlse: Tensor | None, o: Tensor, lse: Tensor, *args: Any) -> tuple[Tensor, ...]:
     given = ContextCall(*args[3:])
     sinks = given.q.new_empty(0) if given.sinks is None else given.sinks.new_empty(given.sinks.shape)
     return *(t.new_empty(t.shape) for t in (given.q, given.k, given.v)), sinks
@@ -121,7 +145,6 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _differentiate(ctx: Any, do: Tensor | None, dlse: Tensor | None, *kept: Any) -> tuple[Any, ...]:
     q, k, v, sinks, o, lse, *head_results = ctx.saved_tensors
     do = torch.zeros_like(o) if do is None else do
-    dlse = lse.new_empty(0) if dlse is None else dlse
     derivative = torch.ops.monotile.context_attention_backward
     dq, dk, dv, dsinks = derivative(do, dlse, o, lse, *head_results, q, k, v, sinks, *ctx.rest)
     return dq, dk, dv, None if sinks is None else dsinks, *[None] * len(ctx.rest)

@@ -33,6 +33,9 @@ class Sequence:
     sizes: tuple[int, int] = (16, 16)
     dtype: str = "float32"
     backend: str = "interpreter"
+    worlds: tuple[int, ...] = (1, 2, 3, 4)
+    methods: tuple[str, ...] = ("ring", "all_gather", "all_to_all")
+    repeated: bool = False  # a second run must give the same bits
     sinks: bool = False
     documents: tuple[int, ...] | None = None
     options: dict[str, Any] = field(default_factory=dict)
@@ -71,7 +74,7 @@ class Sequence:
 
 SEQUENCES = (
     Sequence("full", 24),
-    Sequence("causal, odd length", 37, backend="cpu", options={"causal": True}),
+    Sequence("causal, odd length", 37, repeated=True, options={"causal": True}),
     Sequence("causal, groups of 6, softcap, scale", 40, (6, 1), (16, 8), options={
         "causal": True, "softcap": 2.0, "scale": -0.4}),
     Sequence("window", 45, options={"causal": True, "window": (6, 0)}),
@@ -80,5 +83,6 @@ SEQUENCES = (
         "causal": True, "score_mod": distance_bias, "mask_mod": every_third}),
     Sequence("documents", 48, documents=(0, 5, 6, 30, 48), options={"causal": True}),
     Sequence("fewer positions than ranks", 3, options={"causal": True}),
-    Sequence("bfloat16", 64, (8, 2), (32, 32), "bfloat16", options={"causal": True}),
+    Sequence("bfloat16", 48, (4, 2), (16, 16), "bfloat16", worlds=(3,), options={"causal": True}),
+    Sequence("cpu backend", 64, backend="cpu", repeated=True, worlds=(2,), methods=("ring",), options={"causal": True}),
 )  # fmt: skip

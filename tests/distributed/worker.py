@@ -1,9 +1,8 @@
 """Run the checks of attention across ranks with Gloo, and write what was found as JSON.
 
-    python tests/distributed/worker.py RESULTS.json [WORLD SIZE ...]
+    python tests/distributed/worker.py RESULTS.json WORLD_SIZE
 
-Processes are forked from this one, which has loaded torch and started no thread. A world of one comes first: it compiles
-what the others load."""
+Processes are forked from this one, which has loaded torch and started no thread."""
 
 from __future__ import annotations
 
@@ -14,7 +13,6 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,15 +21,15 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parent))
-import cases  # noqa: E402
-import checks  # noqa: E402
+import cases
+import checks
 
 TIMEOUT = timedelta(seconds=60)
 
 
 def run_rank(rank: int, ranks: int, folder: str, names: list[str]) -> None:
     torch.set_num_threads(1)
-    store = f"file://{folder}/store{ranks}"
+    store = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks, timeout=TIMEOUT)
     found = {}
     for name in names:
@@ -41,9 +39,9 @@ def run_rank(rank: int, ranks: int, folder: str, names: list[str]) -> None:
         except Exception:
             problems = [traceback.format_exc()]
         found[name] = {"problems": problems, "seconds": time.perf_counter() - start}
+        Path(folder, f"{rank}.json").write_text(json.dumps(found))
         if problems:
             break  # other ranks may be elsewhere
-    Path(folder, f"{ranks}-{rank}.json").write_text(json.dumps(found))
     os._exit(0)  # a group whose rank has died must not be waited for
 
 
@@ -56,7 +54,7 @@ def run_world(ranks: int, folder: str, names: list[str]) -> dict[str, Any]:
         worker.join()
     found: dict[str, Any] = {name: {"problems": [], "seconds": 0.0} for name in names}
     for rank in range(ranks):
-        path = Path(folder, f"{ranks}-{rank}.json")
+        path = Path(folder, f"{rank}.json")
         results = json.loads(path.read_text()) if path.exists() else {}
         for name in names:
             if name not in results and not (name in checks.FATAL and rank in checks.FATAL[name](ranks)):
@@ -67,16 +65,13 @@ def run_world(ranks: int, folder: str, names: list[str]) -> dict[str, Any]:
     return found
 
 
-def main(path: str, worlds: list[int]) -> None:
+def main(path: str, ranks: int) -> None:
     for sequence in cases.SEQUENCES:
         _ = sequence.results  # computed once for all ranks
-    results = {}
+    names = [name for name in checks.CHECKS if ranks in checks.worlds(name)]
     with tempfile.TemporaryDirectory() as folder:
-        for ranks in worlds:
-            names = [name for name in checks.CHECKS if ranks in checks.worlds(name)]
-            results[str(ranks)] = run_world(ranks, folder, names)
-    Path(path).write_text(json.dumps(results, indent=1))
+        Path(path).write_text(json.dumps(run_world(ranks, folder, names), indent=1))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], [int(n) for n in sys.argv[2:]] or [1, 2, 3, 4])
+    main(sys.argv[1], int(sys.argv[2]))

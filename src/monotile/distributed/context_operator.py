@@ -28,6 +28,7 @@ LIBRARY.define(
     f"context_attention_backward(Tensor do, Tensor? dlse, {RESULTS}, {ARRAYS}, {OPTIONS})"
     " -> (Tensor, Tensor, Tensor, Tensor)"
 )
+COMPARED = "method", "layout", "length", "documents", "causal", "left", "right", "scale", "softcap", "return_lse"
 METHODS = ("ring", "all_gather", "all_to_all")
 
 
@@ -58,10 +59,9 @@ class ContextCall(NamedTuple):
         """What must be the same on every rank, but for the functions."""
         (B, Hq, _, D), (_, Hkv, _, Dv) = self.q.shape, self.v.shape
         named = self._asdict()
-        names = "method layout length documents causal left right scale softcap return_lse".split()
         shapes = {"batch": B, "query heads": Hq, "key-value heads": Hkv, "head sizes": (D, Dv)}
         found = {"function": "attention", **shapes, "dtype": self.q.dtype, "sinks": self.sinks is not None}
-        return {**found, **{name: named[name] for name in names}}
+        return {**found, **{name: named[name] for name in COMPARED}}
 
     def agree(self) -> None:
         """Compare the call with those of other ranks, if it is the first of its kind."""
@@ -111,7 +111,11 @@ def _forward_shapes(*args: Any) -> tuple[Tensor, ...]:
     group = groups.resolve(given.group)
     own = heads.heads_of(group.rank, group.size, q.shape[1], given.k.shape[1])
     B, H, N, D, Dv = q.shape[0], own.queries.length, given.length, q.shape[3], v.shape[3]
-    kept = q.new_empty((N, B, own.width(D, Dv))), q.new_empty((B, H, N, Dv)), q.new_empty((B, H, N), dtype=torch.float32)
+    kept = (
+        q.new_empty((N, B, own.width(D, Dv))),
+        q.new_empty((B, H, N, Dv)),
+        q.new_empty((B, H, N), dtype=torch.float32),
+    )
     return o, lse, *kept
 
 

@@ -1,4 +1,4 @@
-"""A model of what a rank sends and computes, by which a method is chosen. docs/guide/distributed.md has the formulas."""
+"""A model of what a rank sends and computes, to choose a method by. docs/guide/distributed.md has the formulas."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def decode(
     fields = {"function": "decode", "shapes": shapes, "scale": scale, "softcap": softcap, **chosen}
     own.agree(("decode", shapes, scale, softcap, causal, window, *functions), lambda: fields, q)
     once = sinks if own.rank == 0 else None  # sinks count once
-    options = {"scale": scale, "softcap": softcap, "backend": backend, "threads": threads}
+    options: dict[str, Any] = {"scale": scale, "softcap": softcap, "backend": backend, "threads": threads}
     o, lse = ops.attention(q, k, v, sinks=once, return_lse=True, **places, **options)
     if own.size > 1:
         o, lse = _join(own, o, lse, backend, threads)

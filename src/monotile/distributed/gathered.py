@@ -38,10 +38,9 @@ def gather_keys(part: Part) -> Tensor:
 
 
 def backward(part: Part, given: RowTensors) -> Gradients:
-    """Gradients of this rank's q, k, v and sinks. Keys are gathered again; their gradients go back to their ranks, which
-    add them up in the order of ranks."""
-    schedule, group = part.schedule, part.group
-    own, needed = schedule.own, schedule.needed
+    """Gradients of this rank's q, k, v and sinks. Keys are gathered again; their gradients go back to their ranks,
+    which add them up in the order of ranks."""
+    schedule, needed = part.schedule, part.schedule.needed
     k, v = part.unpacked(gather_keys(part))
     dq = torch.zeros_like(part.q)
     sums = KeyGradients(part, needed.length)

@@ -4,7 +4,7 @@ gives every rank the rows it has. Key-value heads go to the ranks whose query he
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -109,7 +109,7 @@ class Exchange:
         parts = packed.split([h * size for h, size in shapes], dim=2)
         return [t.unflatten(2, shape).permute(1, 2, 0, 3) for t, shape in zip(parts, shapes, strict=True)]
 
-    def calls(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Run, tuple[Tensor, ...], dict[str, object]]]:
+    def calls(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Run, list[Tensor], dict[str, Any]]]:
         """The calls of attention on this rank: heads, arrays and options."""
         part_, sight = self.part, self.part.schedule.sight
         everywhere = Rows((Span(0, self.length),))
@@ -120,7 +120,7 @@ class Exchange:
             first = self.own.queries.start
             chosen = slice(first + run.queries.start, first + run.queries.stop)
             sinks = None if part_.sinks is None else part_.sinks[chosen]
-            arrays = q[:, run.queries.rows], k[:, run.keys.rows], v[:, run.keys.rows]
+            arrays = [q[:, run.queries.rows], k[:, run.keys.rows], v[:, run.keys.rows]]
             yield run, arrays, {"sinks": sinks, "causal": sight.causal, "window": window, **mods, **part_.options}
 
 
@@ -142,8 +142,8 @@ def forward(part_: Part) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
 
 
 def backward(part_: Part, given: RowTensors, kept: tuple[Tensor, Tensor, Tensor]) -> Gradients:
-    """Gradients of this rank's q, k, v and sinks, from what the forward pass kept. Those of key-value heads that several
-    ranks read are added up in the order of ranks."""
+    """Gradients of this rank's q, k, v and sinks, from what the forward pass kept. Those of key-value heads that
+    several ranks read are added up in the order of ranks."""
     exchange, (rows, o, lse) = Exchange(part_), kept
     counts = [heads.queries for heads in exchange.heads]
     do = exchange.to_heads([given.do[:, h.rows].permute(2, 0, 1, 3).flatten(2).contiguous() for h in counts])
@@ -157,9 +157,9 @@ def backward(part_: Part, given: RowTensors, kept: tuple[Tensor, Tensor, Tensor]
     dsinks = None if part_.sinks is None else torch.zeros_like(part_.sinks)
     for run, arrays, options in exchange.calls(*(t.contiguous() for t in exchange.unpacked(rows, exchange.own))):
         chosen = run.queries.rows
-        row_terms = o[:, chosen], lse[:, chosen]
-        dlse_here = None if dlse is None else dlse[:, chosen]
-        found = library_backward.attention_backward(do[:, chosen], *arrays, *row_terms, dlse=dlse_here, **options)
+        given_rows = [*arrays, o[:, chosen], lse[:, chosen]]
+        options["dlse"] = None if dlse is None else dlse[:, chosen]
+        found = library_backward.attention_backward(do[:, chosen], *given_rows, **options)
         for total, part_found, heads in zip(sums, found[:3], (run.queries, run.keys, run.keys), strict=True):
             total[:, heads.rows] = part_found
         if dsinks is not None:

@@ -69,7 +69,6 @@ def joined(spans: Sequence[Span]) -> Rows:
     return Rows(tuple(found))
 
 
-@lru_cache(1024)
 def part(length: int, ranks: int, rank: int, layout: str) -> Rows:
     """The positions that a rank has."""
     count, chunks = (ranks, (rank,)) if layout == "contiguous" else (2 * ranks, (rank, 2 * ranks - 1 - rank))

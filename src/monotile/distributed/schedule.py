@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ..errors import BadOption
@@ -88,14 +89,17 @@ class Schedule:
         return found
 
     def _options(self, queries: Span, keys: Span, rows: Rows) -> tuple[bool, tuple[int | None, int | None] | None]:
-        """Causality where it hides some of the keys at hand, and the window. Both count from the last query and the last
-        key, which is the last that the last query sees; with a window all keys of the span are at hand."""
+        """Causality where it hides some of the keys at hand, and the window. Both count from the last query and the
+        last key, which is the last that the last query sees; with a window all keys of the span are at hand."""
         causal = self.sight.causal and rows.find(Span(queries.start, keys.stop)).length > 0
         if not self.sight.windowed:
             return causal, None
         left, right, beyond = self.sight.left, self.sight.right, keys.stop - queries.stop
         bounded = right is not None and not self.sight.causal
-        return causal, (None if left is None else left + beyond, right - beyond if bounded and right is not None else None)
+        return causal, (
+            None if left is None else left + beyond,
+            right - beyond if bounded and right is not None else None,
+        )
 
     def pairs(self) -> int:
         """Scores that this rank computes, without those that causality and windows hide."""
@@ -120,7 +124,7 @@ def read_documents(documents: Any, length: int) -> tuple[int, ...] | None:
     if documents is None:
         return None
     found = tuple(int(n) for n in documents)
-    ascending = all(a < b for a, b in zip(found, found[1:], strict=False))
+    ascending = all(a < b for a, b in pairwise(found))
     if len(found) < 2 or found[0] != 0 or found[-1] != length or not ascending:
         shown = f"{found[:3]} ... {found[-1:]}" if len(found) > 6 else found
         raise BadOption(f"documents are ascending positions from 0 to the length {length}, found {shown}")

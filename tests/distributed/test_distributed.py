@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import checks
 
 WORKER = Path(__file__).parent / "worker.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "context_parallel.py"
 LIMIT_S = 900
 
 
@@ -34,6 +35,16 @@ def test_in_a_group(ranks: int, tmp_path: Path) -> None:
     results = json.loads(path.read_text())
     assert {name: result["problems"] for name, result in results.items() if result["problems"]} == {}
     assert results.keys() == {name for name in checks.CHECKS if ranks in checks.worlds(name)}
+
+
+def test_the_example_runs() -> None:
+    """It checks every method against one process and prints what was sent."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    command = [*torchrun, str(EXAMPLE), "--length", "96", "--size", "16", "--repeats", "1"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+    rows = [line.split() for line in found.stdout.splitlines()[2:]]
+    assert found.returncode == 0 and len(rows) == 6, found.stdout + found.stderr[-3000:]
+    assert all(row[2] == row[3] for row in rows), found.stdout
 
 
 def test_every_position_has_one_rank() -> None:

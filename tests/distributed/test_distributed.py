@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from monotile.distributed.layouts import Rows, Span, part
+from monotile.distributed.layouts import Rows, RowSpan, part
 from monotile.distributed.schedule import Sight, schedule
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -89,5 +89,9 @@ def _same_document(sight: Sight, i: int, j: int) -> bool:
 
 
 def test_rows_are_found_by_position() -> None:
-    rows = Rows((Span(4, 8), Span(20, 23)))
-    assert rows.find(Span(0, 30)) == (0, 7) and rows.find(Span(6, 21)) == (2, 5) and rows.find(Span(9, 12)) == (4, 4)
+    rows = Rows((RowSpan(4, 8), RowSpan(20, 23)))
+    assert (
+        rows.find(RowSpan(0, 30)) == (0, 7)
+        and rows.find(RowSpan(6, 21)) == (2, 5)
+        and rows.find(RowSpan(9, 12)) == (4, 4)
+    )

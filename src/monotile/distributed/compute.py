@@ -14,19 +14,19 @@ from ..library import backward, merging, ops
 from ..library.backward import Gradients
 from . import mods, transport
 from .groups import Group
-from .layouts import Rows, Span, position_table
-from .schedule import Piece, Schedule
+from .layouts import Rows, RowSpan, position_table
+from .schedule import RankSchedule, ScorePiece
 from .transport import Messages, Pending
 
 Mod = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Part:
+class RankPart:
     """This rank's part of a call of attention: q (B, Hq, n, D), k (B, Hkv, n, D), v (B, Hkv, n, Dv)."""
 
     group: Group
-    schedule: Schedule
+    schedule: RankSchedule
     q: Tensor
     k: Tensor
     v: Tensor
@@ -59,7 +59,7 @@ class Part:
         k, v = packed.split(self.sizes, dim=3)
         return k.permute(1, 2, 0, 3).contiguous(), v.permute(1, 2, 0, 3).contiguous()
 
-    def mods(self, piece: Piece, queries: Rows, keys: Rows, head: int = 0) -> dict[str, Any]:
+    def mods(self, piece: ScorePiece, queries: Rows, keys: Rows, head: int = 0) -> dict[str, Any]:
         """The caller's functions for a piece whose rows and keys are rows of these positions."""
         device, documents = self.q.device, self.schedule.sight.documents
         mask = None
@@ -69,13 +69,13 @@ class Part:
         if self.score_mod is None and self.mask_mod is None:
             return {"score_mod": None, "mask_mod": mask}
         i, j = position_table(queries, device), position_table(keys, device)
-        places = i[piece.queries.rows], j[piece.keys.rows], number(head, device)
+        places = i[piece.queries.rows], j[piece.keys.rows], head
         own = None if self.mask_mod is None else mods.mask_at(self.mask_mod, *places)
         score = None if self.score_mod is None else mods.score_at(self.score_mod, *places)
         return {"score_mod": score, "mask_mod": mods.both(own, mask)}
 
     def attend(
-        self, piece: Piece, k: Tensor, v: Tensor, rows: Rows, *, sinks: Tensor | None = None
+        self, piece: ScorePiece, k: Tensor, v: Tensor, rows: Rows, *, sinks: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Output and logsumexp of a piece with keys and values (B, Hkv, rows, .) at hand."""
         found: tuple[Tensor, Tensor] = ops.attention(
@@ -86,7 +86,7 @@ class Part:
         return found
 
     def differentiate(
-        self, piece: Piece, k: Tensor, v: Tensor, rows: Rows, given: RowTensors, *, sinks: Tensor | None = None
+        self, piece: ScorePiece, k: Tensor, v: Tensor, rows: Rows, given: RowTensors, *, sinks: Tensor | None = None
     ) -> Gradients:
         """The gradients of a piece: weights follow from the logsumexp over all keys, so that pieces just add up."""
         chosen = piece.queries.rows
@@ -113,18 +113,18 @@ class RowTensors:
 class Joined:
     """The output of rows over all keys met so far, joined by logsumexp in float32."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: RankPart) -> None:
         B, H, n, _ = part.q.shape
         self.options = {name: part.options[name] for name in ("backend", "threads")}
         self.dtype = part.q.dtype
         self.o = part.q.new_zeros((B, H, n, part.v.shape[3]), dtype=torch.float32)
         self.lse = part.q.new_full((B, H, n), -torch.inf, dtype=torch.float32)
 
-    def put(self, queries: Span, o: Tensor, lse: Tensor) -> None:
+    def put(self, queries: RowSpan, o: Tensor, lse: Tensor) -> None:
         """Set rows that have met no key yet."""
         self.o[:, :, queries.rows], self.lse[:, :, queries.rows] = o, lse
 
-    def add(self, queries: Span, o: Tensor, lse: Tensor) -> None:
+    def add(self, queries: RowSpan, o: Tensor, lse: Tensor) -> None:
         """Add a part over other keys."""
         before = self.o[:, :, queries.rows], self.lse[:, :, queries.rows]
         self.put(queries, *merging.merge_lse((before[0], o.float()), (before[1], lse), **self.options))
@@ -136,17 +136,17 @@ class Joined:
 class KeyGradients:
     """Gradients of packed keys and values, summed in float32 in the order in which they are added."""
 
-    def __init__(self, part: Part, rows: int) -> None:
+    def __init__(self, part: RankPart, rows: int) -> None:
         self.part = part
         self.sums = part.room(rows).float().zero_()
 
-    def add(self, keys: Span, dk: Tensor, dv: Tensor) -> None:
+    def add(self, keys: RowSpan, dk: Tensor, dv: Tensor) -> None:
         D, _ = self.part.sizes
         chosen = self.sums[keys.rows]
         chosen[..., :D] += dk.permute(2, 0, 1, 3)
         chosen[..., D:] += dv.permute(2, 0, 1, 3)
 
-    def add_packed(self, keys: Span, packed: Tensor) -> None:
+    def add_packed(self, keys: RowSpan, packed: Tensor) -> None:
         self.sums[keys.rows] += packed
 
     def packed(self) -> Tensor:
@@ -163,9 +163,3 @@ def document_table(rows: Rows, documents: tuple[int, ...], device: torch.device)
     """The document that each row is in, int32, made once."""
     starts = torch.tensor(documents[1:], dtype=torch.int32, device=device)
     return torch.searchsorted(starts, position_table(rows, device), right=True, out_int32=True)
-
-
-@lru_cache(1024)
-def number(value: int, device: torch.device) -> Tensor:
-    """A number that mods read without being compiled for it."""
-    return torch.tensor(value, dtype=torch.int32, device=device)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ..errors import BadOption, NoGradient
-from ..launch.signature import const_key
+from ..launch.captures import const_key
 from ..library.torch_operator import mods_of
 from . import gathered, groups, heads, ring
-from .compute import Part, RowTensors
+from .compute import RankPart, RowTensors
 from .schedule import Sight, schedule
 
 ARRAYS = "Tensor q, Tensor k, Tensor v, Tensor? sinks"
@@ -70,14 +70,14 @@ class ContextCall(NamedTuple):
         key = repr(facts), *(None if f is None else const_key(f) for f in functions.values())
         groups.resolve(self.group).agree(key, lambda: {**facts, **functions}, self.q)
 
-    def part(self, *, backward: bool = False) -> Part:
+    def part(self, *, backward: bool = False) -> RankPart:
         group, mods = groups.resolve(self.group), mods_of(self.mods)
         documents = None if self.documents is None else tuple(self.documents)
         sight = Sight(self.length, self.causal, self.left, self.right, documents)
         options = {"scale": self.scale, "softcap": self.softcap, "backend": self.backend, "threads": self.threads}
         plan = schedule(sight, group.size, group.rank, self.layout)
         arrays, tag = (self.q, self.k, self.v, self.sinks), groups.tag_of(backward, *self.facts.values())
-        return Part(group, plan, *arrays, mods.score_mod, mods.mask_mod, options, tag)
+        return RankPart(group, plan, *arrays, mods.score_mod, mods.mask_mod, options, tag)
 
     @property
     def sent_method(self) -> Any:

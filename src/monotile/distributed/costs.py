@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .heads import heads_of
-from .schedule import Schedule, Sight, schedule
+from .schedule import RankSchedule, Sight, schedule
 
 LSE_BYTES = 4
 
@@ -54,11 +54,11 @@ class ContextProblem:
             found.append(max(computing, sending) if method == "ring" and self.window is None else computing + sending)
         return max(found)
 
-    def _schedule(self, rank: int, layout: str) -> Schedule:
+    def _schedule(self, rank: int, layout: str) -> RankSchedule:
         left, right = self.window or (None, None)
         return schedule(Sight(self.length, self.causal, left, right), self.ranks, rank, layout)
 
-    def _cost_of_heads(self, plan: Schedule) -> Cost:
+    def _cost_of_heads(self, plan: RankSchedule) -> Cost:
         """Rows of this rank with the heads of others go out, rows of others with its own heads come back."""
         (D, Dv), (Hq, Hkv), own = self.sizes, self.heads, plan.own.length
         heads = [heads_of(rank, self.ranks, Hq, Hkv) for rank in range(self.ranks)]

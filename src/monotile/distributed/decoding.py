@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentShape, BadOption, MonotileError
-from ..launch.signature import const_key
+from ..launch.captures import const_key
 from ..library import merging, ops, torch_calls
 from . import groups, mods, transport
-from .compute import number
 
 UNBOUNDED = 2**30
 
@@ -75,9 +74,8 @@ def _in_places(q: Tensor, k: Tensor, chosen: dict[str, Any], positions: tuple[Te
     right = 0 if chosen["causal"] else right
     mask = None
     if left is not None or right is not None:
-        sides = (number(UNBOUNDED if side is None else min(side, UNBOUNDED), q.device) for side in (left, right))
-        mask = mods.within(i, j, *sides)
-    places = i, j, number(0, q.device)
+        mask = mods.within(i, j, *(UNBOUNDED if side is None else min(side, UNBOUNDED) for side in (left, right)))
+    places = i, j, 0
     if chosen["mask_mod"] is not None:
         mask = mods.both(mods.mask_at(chosen["mask_mod"], *places), mask)
     score = None if chosen["score_mod"] is None else mods.score_at(chosen["score_mod"], *places)

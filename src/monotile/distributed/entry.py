@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentRank, ArgumentShape, BadOption, HeadsDoNotDivide, LengthsDiffer, MixedDTypes, MonotileError
+from ..frontend.functions import is_function
 from ..library import inputs, torch_calls, torch_operator
 from ..library.block_mask import unwrapped
 from . import context_operator, groups
@@ -76,8 +76,8 @@ def _arguments(
     if blocks is not None:
         blocks.check((q.shape[0], q.shape[1], length, length))
     for name, function in (("score_mod", options["score_mod"]), ("mask_mod", mask_mod)):
-        if function is not None and not isinstance(function, types.FunctionType):
-            raise BadOption(f"{name} is a plain Python function, found {type(function).__name__}")
+        if function is not None and not is_function(function):
+            raise BadOption(f"{name} is a Python function, found {type(function).__name__}")
     number, mods = torch_operator.number_of(options["score_mod"], mask_mod)
     listed = None if documents is None else list(documents)
     head = q, k, v, sinks, own.name, options["method"], options["layout"], length, listed, causal, left, right

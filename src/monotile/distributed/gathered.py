@@ -6,11 +6,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .compute import KeyGradients, Part, RowTensors
+from .compute import KeyGradients, RankPart, RowTensors
 from .ring import Gradients
 
 
-def forward(part: Part) -> tuple[Tensor, Tensor]:
+def forward(part: RankPart) -> tuple[Tensor, Tensor]:
     """Output and logsumexp of this rank's queries."""
     B, H, n, _ = part.q.shape
     o = part.q.new_zeros((B, H, n, part.v.shape[3]))
@@ -23,7 +23,7 @@ def forward(part: Part) -> tuple[Tensor, Tensor]:
     return o, lse
 
 
-def gather_keys(part: Part) -> Tensor:
+def gather_keys(part: RankPart) -> Tensor:
     """Packed keys and values of `needed` positions."""
     schedule, group = part.schedule, part.group
     own, needed = schedule.own, schedule.needed
@@ -37,7 +37,7 @@ def gather_keys(part: Part) -> Tensor:
     return buffer
 
 
-def backward(part: Part, given: RowTensors) -> Gradients:
+def backward(part: RankPart, given: RowTensors) -> Gradients:
     """Gradients of this rank's q, k, v and sinks. Keys are gathered again; their gradients go back to their ranks,
     which add them up in the order of ranks."""
     schedule, needed = part.schedule, part.schedule.needed
@@ -56,7 +56,7 @@ def backward(part: Part, given: RowTensors) -> Gradients:
     return dq, dk, dv, None if dsinks is None or part.sinks is None else dsinks.to(part.sinks.dtype)
 
 
-def _return_gradients(part: Part, sums: KeyGradients) -> KeyGradients:
+def _return_gradients(part: RankPart, sums: KeyGradients) -> KeyGradients:
     """The gradients of this rank's keys, from all ranks that computed with them."""
     schedule, group = part.schedule, part.group
     own, needed = schedule.own, schedule.needed

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import ArgumentKind, MonotileError, RanksDiffer
-from ..launch.signature import captures
+from ..frontend.functions import code_of, is_function
+from ..launch.captures import captures
 from . import transport
 
 FIELDS = 32  # of the record that ranks compare: more than any function has
@@ -103,21 +104,26 @@ def _number(text: str) -> int:
 
 
 def fingerprint_text(value: Any) -> str:
-    """A text that is equal in different processes for values that mean the same."""
-    if not isinstance(value, types.FunctionType):
+    """A text that is equal in different processes for values that mean the same. A function is compared by its code and
+    by the arrays and numbers that it captures."""
+    if not is_function(value):
         return str(value)
-    digest = hashlib.sha256(repr(_code(value.__code__)).encode())
-    for cell in value.__closure__ or ():
-        if not isinstance(cell.cell_contents, Tensor):
+    digest = hashlib.sha256(repr(_code(code_of(value))).encode())
+    for cell in getattr(value, "__closure__", None) or ():
+        if is_function(cell.cell_contents):
             digest.update(fingerprint_text(cell.cell_contents).encode())
-    for array in captures((value,))[0]:
-        host = array.detach().cpu() if isinstance(array, Tensor) else array
+    found = captures((value,))
+    digest.update(repr(list(found.numbers.values())).encode())
+    for array in found.arrays.values():
+        host = array.detach().cpu().contiguous() if isinstance(array, Tensor) else array
         digest.update(f"{host.shape} {host.dtype}".encode())
-        digest.update(bytes(host.reshape(-1).view(torch.uint8).numpy()) if isinstance(host, Tensor) else host.tobytes())
-    return f"{value.__name__} ({digest.hexdigest()[:8]})"
+        digest.update(bytes(host.view(-1).view(torch.uint8).numpy()) if isinstance(host, Tensor) else host.tobytes())
+    return f"{getattr(value, '__name__', type(value).__name__)} ({digest.hexdigest()[:8]})"
 
 
-def _code(code: types.CodeType) -> tuple[Any, ...]:
+def _code(code: types.CodeType | None) -> tuple[Any, ...]:
+    if code is None:
+        return ()
     constants = tuple(_code(c) if isinstance(c, types.CodeType) else c for c in code.co_consts)
     return code.co_code, constants, code.co_names, code.co_varnames
 

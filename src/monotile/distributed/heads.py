@@ -11,55 +11,55 @@ from torch import Tensor
 
 from ..library import backward as library_backward
 from ..library import ops
-from .compute import Part, RowTensors
-from .layouts import Rows, Span, part
+from .compute import RankPart, RowTensors
+from .layouts import Rows, RowSpan, part
 from .ring import Gradients
-from .schedule import Piece
+from .schedule import ScorePiece
 
 
 class Heads(NamedTuple):
     """The heads that one rank computes."""
 
-    queries: Span
-    keys: Span
+    queries: RowSpan
+    keys: RowSpan
 
     def width(self, D: int, Dv: int) -> int:
         """Elements of q, k and v for one position."""
         return self.queries.length * D + self.keys.length * (D + Dv)
 
 
-class Run(NamedTuple):
+class HeadRun(NamedTuple):
     """Heads of a rank, counted from its first ones, whose groups are equal: one call of attention."""
 
-    queries: Span
-    keys: Span
+    queries: RowSpan
+    keys: RowSpan
 
 
 def heads_of(rank: int, ranks: int, Hq: int, Hkv: int) -> Heads:
     """As many query heads for every rank as for any other, or one more."""
-    queries, group = Span(rank * Hq // ranks, (rank + 1) * Hq // ranks), Hq // Hkv
+    queries, group = RowSpan(rank * Hq // ranks, (rank + 1) * Hq // ranks), Hq // Hkv
     if not queries.length:
-        return Heads(queries, Span(0, 0))
-    return Heads(queries, Span(queries.start // group, (queries.stop - 1) // group + 1))
+        return Heads(queries, RowSpan(0, 0))
+    return Heads(queries, RowSpan(queries.start // group, (queries.stop - 1) // group + 1))
 
 
-def runs(own: Heads, group: int) -> list[Run]:
+def runs(own: Heads, group: int) -> list[HeadRun]:
     """One run if the rank has all query heads of each key-value head, or one key-value head; else one for each."""
     if own.keys.length == 1 or (own.queries.start % group == 0 and own.queries.stop % group == 0):
-        return [Run(Span(0, own.queries.length), Span(0, own.keys.length))] if own.queries.length else []
+        return [HeadRun(RowSpan(0, own.queries.length), RowSpan(0, own.keys.length))] if own.queries.length else []
     found = []
     for head in range(*own.keys):
-        shared = own.queries.intersect(Span(head * group, (head + 1) * group))
+        shared = own.queries.intersect(RowSpan(head * group, (head + 1) * group))
         first = own.queries.start
-        keys = Span(head - own.keys.start, head - own.keys.start + 1)
-        found.append(Run(Span(shared.start - first, shared.stop - first), keys))
+        keys = RowSpan(head - own.keys.start, head - own.keys.start + 1)
+        found.append(HeadRun(RowSpan(shared.start - first, shared.stop - first), keys))
     return found
 
 
-class Exchange:
+class HeadExchange:
     """Who computes which heads, and the two exchanges."""
 
-    def __init__(self, part_: Part) -> None:
+    def __init__(self, part_: RankPart) -> None:
         self.part, group = part_, part_.group
         Hq, Hkv = part_.q.shape[1], part_.k.shape[1]
         self.heads = [heads_of(rank, group.size, Hq, Hkv) for rank in range(group.size)]
@@ -109,11 +109,11 @@ class Exchange:
         parts = packed.split([h * size for h, size in shapes], dim=2)
         return [t.unflatten(2, shape).permute(1, 2, 0, 3) for t, shape in zip(parts, shapes, strict=True)]
 
-    def calls(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Run, list[Tensor], dict[str, Any]]]:
+    def calls(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[HeadRun, list[Tensor], dict[str, Any]]]:
         """The calls of attention on this rank: heads, arrays and options."""
         part_, sight = self.part, self.part.schedule.sight
-        everywhere = Rows((Span(0, self.length),))
-        piece = Piece(everywhere.spans[0], everywhere.spans[0])
+        everywhere = Rows((RowSpan(0, self.length),))
+        piece = ScorePiece(everywhere.spans[0], everywhere.spans[0])
         window = None if sight.left is None and sight.right is None else (sight.left, sight.right)
         for run in runs(self.own, self.group_size):
             mods = part_.mods(piece, everywhere, everywhere, self.own.queries.start + run.queries.start)
@@ -124,10 +124,10 @@ class Exchange:
             yield run, arrays, {"sinks": sinks, "causal": sight.causal, "window": window, **mods, **part_.options}
 
 
-def forward(part_: Part) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def forward(part_: RankPart) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Output and logsumexp of this rank's queries; and what the backward pass needs of this rank's heads: q, k and v as
     they came, output and logsumexp."""
-    exchange = Exchange(part_)
+    exchange = HeadExchange(part_)
     rows = exchange.to_heads(exchange.packed())
     q, k, v = (t.contiguous() for t in exchange.unpacked(rows, exchange.own))
     B, H, N, _ = q.shape
@@ -141,10 +141,10 @@ def forward(part_: Part) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return own_o.permute(1, 2, 0, 3).contiguous(), torch.cat(rows_lse, 2).permute(1, 2, 0).contiguous(), rows, o, lse
 
 
-def backward(part_: Part, given: RowTensors, kept: tuple[Tensor, Tensor, Tensor]) -> Gradients:
+def backward(part_: RankPart, given: RowTensors, kept: tuple[Tensor, Tensor, Tensor]) -> Gradients:
     """Gradients of this rank's q, k, v and sinks, from what the forward pass kept. Those of key-value heads that
     several ranks read are added up in the order of ranks."""
-    exchange, (rows, o, lse) = Exchange(part_), kept
+    exchange, (rows, o, lse) = HeadExchange(part_), kept
     counts = [heads.queries for heads in exchange.heads]
     do = exchange.to_heads([given.do[:, h.rows].permute(2, 0, 1, 3).flatten(2).contiguous() for h in counts])
     do = do.unflatten(2, (o.shape[1], o.shape[3])).permute(1, 2, 0, 3).contiguous()
@@ -169,7 +169,7 @@ def backward(part_: Part, given: RowTensors, kept: tuple[Tensor, Tensor, Tensor]
     return dq, dk, dv, dsinks
 
 
-def _add_heads(exchange: Exchange, gradients: Tensor) -> tuple[Tensor, ...]:
+def _add_heads(exchange: HeadExchange, gradients: Tensor) -> tuple[Tensor, ...]:
     """The gradients of this rank's rows, of all heads."""
     part_ = exchange.part
     back = exchange.to_rows(gradients, [heads.width(*part_.sizes) for heads in exchange.heads])

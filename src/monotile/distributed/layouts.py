@@ -20,7 +20,7 @@ from . import groups, transport
 LAYOUTS = ("zigzag", "contiguous")
 
 
-class Span(NamedTuple):
+class RowSpan(NamedTuple):
     """Positions, or rows of a buffer, from `start` up to `stop`."""
 
     start: int
@@ -30,9 +30,9 @@ class Span(NamedTuple):
     def length(self) -> int:
         return self.stop - self.start
 
-    def intersect(self, other: Span) -> Span:
+    def intersect(self, other: RowSpan) -> RowSpan:
         start = max(self.start, other.start)
-        return Span(start, max(start, min(self.stop, other.stop)))
+        return RowSpan(start, max(start, min(self.stop, other.stop)))
 
     @property
     def rows(self) -> slice:
@@ -42,15 +42,15 @@ class Span(NamedTuple):
 class Rows(NamedTuple):
     """The positions of a buffer's rows: spans in ascending order, one behind the other."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[RowSpan, ...]
 
     @property
     def length(self) -> int:
         return sum(span.length for span in self.spans)
 
-    def find(self, positions: Span) -> Span:
+    def find(self, positions: RowSpan) -> RowSpan:
         """The rows whose positions lie in a span."""
-        return Span(*(sum(max(0, min(s.stop, at) - s.start) for s in self.spans) for at in positions))
+        return RowSpan(*(sum(max(0, min(s.stop, at) - s.start) for s in self.spans) for at in positions))
 
     def within(self, positions: Rows) -> Rows:
         """The rows whose positions are among others, as spans of positions."""
@@ -58,12 +58,12 @@ class Rows(NamedTuple):
         return Rows(tuple(span for span in found if span.length))
 
 
-def joined(spans: Sequence[Span]) -> Rows:
+def joined(spans: Sequence[RowSpan]) -> Rows:
     """The positions of some spans, each once, in ascending order."""
-    found: list[Span] = []
+    found: list[RowSpan] = []
     for span in sorted(span for span in spans if span.length):
         if found and span.start <= found[-1].stop:
-            found[-1] = Span(found[-1].start, max(found[-1].stop, span.stop))
+            found[-1] = RowSpan(found[-1].start, max(found[-1].stop, span.stop))
         else:
             found.append(span)
     return Rows(tuple(found))
@@ -72,7 +72,7 @@ def joined(spans: Sequence[Span]) -> Rows:
 def part(length: int, ranks: int, rank: int, layout: str) -> Rows:
     """The positions that a rank has."""
     count, chunks = (ranks, (rank,)) if layout == "contiguous" else (2 * ranks, (rank, 2 * ranks - 1 - rank))
-    return Rows(tuple(Span(c * length // count, (c + 1) * length // count) for c in chunks))
+    return Rows(tuple(RowSpan(c * length // count, (c + 1) * length // count) for c in chunks))
 
 
 def check_layout(layout: Any) -> None:

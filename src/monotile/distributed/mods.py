@@ -1,7 +1,6 @@
 """The caller's functions in global positions, for calls whose rows and keys are some of the sequence.
 
-A mod is compiled with what it captures by kind, not by contents, so that all pieces of all lengths share programs. An
-array of no dimensions is a number."""
+Arrays and numbers that a mod captures are arguments of the kernel, so that all pieces of all lengths share programs."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from torch import Tensor
 Mod = Callable[..., Any]
 
 
-def score_at(score_mod: Mod, queries: Tensor, keys: Tensor, head: Tensor) -> Mod:
+def score_at(score_mod: Mod, queries: Tensor, keys: Tensor, head: int) -> Mod:
     """A score_mod on rows, keys and heads whose positions are `queries`, `keys` and those from `head` on."""
 
     def score_in_place(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
@@ -22,7 +21,7 @@ def score_at(score_mod: Mod, queries: Tensor, keys: Tensor, head: Tensor) -> Mod
     return score_in_place
 
 
-def mask_at(mask_mod: Mod, queries: Tensor, keys: Tensor, head: Tensor) -> Mod:
+def mask_at(mask_mod: Mod, queries: Tensor, keys: Tensor, head: int) -> Mod:
     """The same for a mask_mod."""
 
     def mask_in_place(b: Any, h: Any, i: Any, j: Any) -> Any:
@@ -40,7 +39,7 @@ def same_document(queries: Tensor, keys: Tensor) -> Mod:
     return in_document
 
 
-def within(queries: Tensor, keys: Tensor, left: Tensor, right: Tensor) -> Mod:
+def within(queries: Tensor, keys: Tensor, left: int, right: int) -> Mod:
     """A mask_mod: a query sees keys from `left` before to `right` behind its position."""
 
     def in_window(b: Any, h: Any, i: Any, j: Any) -> Any:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .compute import Joined, KeyGradients, Part, RowTensors
+from .compute import Joined, KeyGradients, RankPart, RowTensors
 from .layouts import Rows
 from .transport import Pending
 
@@ -16,7 +16,7 @@ Gradients = tuple[Tensor, Tensor, Tensor, Tensor | None]
 class Rotation:
     """The keys of all other ranks, one after the other."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: RankPart) -> None:
         self.part = part
         self.packed = part.packed_keys() if part.group.size > 1 else None
         self.next = self._start(1)
@@ -41,7 +41,7 @@ class Rotation:
         return *self.part.unpacked(buffer), rows
 
 
-def forward(part: Part) -> tuple[Tensor, Tensor]:
+def forward(part: RankPart) -> tuple[Tensor, Tensor]:
     """Output and logsumexp of this rank's queries."""
     rotation, joined, own = Rotation(part), Joined(part), part.schedule.own
     for piece in part.schedule.pieces(own):
@@ -53,7 +53,7 @@ def forward(part: Part) -> tuple[Tensor, Tensor]:
     return joined.finish()
 
 
-def backward(part: Part, given: RowTensors) -> Gradients:
+def backward(part: RankPart, given: RowTensors) -> Gradients:
     """Gradients of this rank's q, k, v and sinks. Keys rotate as in the forward pass; their gradients go back to their
     rank, which adds them up in the order of steps."""
     schedule, group, own = part.schedule, part.group, part.schedule.own
@@ -84,7 +84,7 @@ def backward(part: Part, given: RowTensors) -> Gradients:
     return dq.to(part.q.dtype), dk, dv, None if dsinks is None or part.sinks is None else dsinks.to(part.sinks.dtype)
 
 
-def _send_back(part: Part, step: int, rows: Rows, sums: KeyGradients) -> tuple[Pending, Rows, Tensor]:
+def _send_back(part: RankPart, step: int, rows: Rows, sums: KeyGradients) -> tuple[Pending, Rows, Tensor]:
     """Send the gradients of a step's keys to their rank, and receive those of this rank's keys from the other side."""
     source, target = (part.group.rank - step) % part.group.size, (part.group.rank + step) % part.group.size
     back = part.schedule.sent(target)

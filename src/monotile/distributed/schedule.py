@@ -2,7 +2,7 @@
 
 Each span of a rank's queries sees one span of positions of the keys (`Sight.keys`): causality, windows and packed
 documents bound it. Only keys in some span of the receiver are sent. The scores of a span of queries with keys at hand
-are one call of attention (a `Piece`), in which causality and windows are aligned with the last query and the last
+are one call of attention (a `ScorePiece`), in which causality and windows are aligned with the last query and the last
 key, so that no piece needs an offset and all pieces share their programs."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ..errors import BadOption
-from .layouts import Rows, Span, joined, part
+from .layouts import Rows, RowSpan, joined, part
 
 
 class Sight(NamedTuple):
@@ -29,10 +29,10 @@ class Sight(NamedTuple):
     def windowed(self) -> bool:
         return self.left is not None or (self.right is not None and not self.causal)
 
-    def keys(self, queries: Span) -> Span:
+    def keys(self, queries: RowSpan) -> RowSpan:
         """The span of keys that some query of a span sees."""
         if not queries.length:
-            return Span(queries.start, queries.start)
+            return RowSpan(queries.start, queries.start)
         start, stop = 0, queries.stop if self.causal else self.length
         if self.left is not None:
             start = max(start, queries.start - self.left)
@@ -41,19 +41,19 @@ class Sight(NamedTuple):
         if self.documents is not None:
             start = max(start, self.documents[bisect_right(self.documents, queries.start) - 1])
             stop = min(stop, self.documents[bisect_right(self.documents, queries.stop - 1)])
-        return Span(start, stop)
+        return RowSpan(start, stop)
 
 
-class Piece(NamedTuple):
+class ScorePiece(NamedTuple):
     """Rows of the queries at hand with rows of the keys at hand, and the options of position of that call."""
 
-    queries: Span
-    keys: Span
+    queries: RowSpan
+    keys: RowSpan
     causal: bool = False
     window: tuple[int | None, int | None] | None = None
 
 
-class Schedule:
+class RankSchedule:
     """The parts of one rank's call."""
 
     def __init__(self, sight: Sight, ranks: int, rank: int, layout: str) -> None:
@@ -72,26 +72,28 @@ class Schedule:
     def sent(self, target: int) -> Rows:
         return schedule(self.sight, self.ranks, target, self.layout).received(self.rank)
 
-    def pieces(self, rows: Rows) -> list[Piece]:
+    def pieces(self, rows: Rows) -> list[ScorePiece]:
         """The calls of attention with keys at hand, whose positions are `rows`."""
-        found: list[Piece] = []
+        found: list[ScorePiece] = []
         for span in self.own.spans:
             visible = self.sight.keys(span)
             keys = rows.find(visible)
             if not keys.length or not span.length:
                 continue
-            piece = Piece(self.own.find(span), keys, *self._options(span, visible, rows))
+            piece = ScorePiece(self.own.find(span), keys, *self._options(span, visible, rows))
             last = found[-1] if found else None
             if last is not None and last[1:] == piece[1:] == (keys, False, None):
-                found[-1] = last._replace(queries=Span(last.queries.start, piece.queries.stop))
+                found[-1] = last._replace(queries=RowSpan(last.queries.start, piece.queries.stop))
             else:
                 found.append(piece)
         return found
 
-    def _options(self, queries: Span, keys: Span, rows: Rows) -> tuple[bool, tuple[int | None, int | None] | None]:
+    def _options(
+        self, queries: RowSpan, keys: RowSpan, rows: Rows
+    ) -> tuple[bool, tuple[int | None, int | None] | None]:
         """Causality where it hides some of the keys at hand, and the window. Both count from the last query and the
         last key, which is the last that the last query sees; with a window all keys of the span are at hand."""
-        causal = self.sight.causal and rows.find(Span(queries.start, keys.stop)).length > 0
+        causal = self.sight.causal and rows.find(RowSpan(queries.start, keys.stop)).length > 0
         if not self.sight.windowed:
             return causal, None
         left, right, beyond = self.sight.left, self.sight.right, keys.stop - queries.stop
@@ -105,18 +107,18 @@ class Schedule:
         """Scores that this rank computes, without those that causality and windows hide."""
         return sum(self._pairs(span) for span in self.own.spans)
 
-    def _pairs(self, span: Span) -> int:
+    def _pairs(self, span: RowSpan) -> int:
         sight = self.sight
         if sight.windowed or sight.documents is not None:
-            return sum(sight.keys(Span(i, i + 1)).length for i in range(*span))
+            return sum(sight.keys(RowSpan(i, i + 1)).length for i in range(*span))
         if sight.causal:
             return span.length * (span.start + span.stop + 1) // 2
         return span.length * sight.length
 
 
 @lru_cache(4096)
-def schedule(sight: Sight, ranks: int, rank: int, layout: str) -> Schedule:
-    return Schedule(sight, ranks, rank, layout)
+def schedule(sight: Sight, ranks: int, rank: int, layout: str) -> RankSchedule:
+    return RankSchedule(sight, ranks, rank, layout)
 
 
 def read_documents(documents: Any, length: int) -> tuple[int, ...] | None:

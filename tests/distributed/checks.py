@@ -131,14 +131,23 @@ def bytes_are_those_of_the_model(rank: int, ranks: int) -> list[str]:
 
 @check(2, 4)
 def only_ranks_in_reach_are_sent(rank: int, ranks: int) -> list[str]:
-    """A window of 5 keys: 5 rows go to the next rank, and none from the last."""
-    x = torch.ones(1, 1, 16, 8)
-    options = {"causal": True, "window": (5, 0), "layout": "contiguous", "backend": "interpreter"}
-    md.attention(x, x, x, **options)
-    with md.traffic() as found:
+    """A window of 5 keys: 5 rows go to the next rank, and none from the last. With a document to each rank nothing is
+    sent, with one that ends inside the second rank its keys go there."""
+    x, last = torch.ones(1, 1, 16, 8), rank == ranks - 1
+    everywhere = tuple(range(0, 16 * ranks + 1, 16))
+    cases = (
+        ({"window": (5, 0)}, 0 if last else 5),
+        ({"documents": everywhere}, 0),
+        ({"documents": (0, 20, 16 * ranks)}, {2: (16, 0), 4: (16, 24, 16, 0)}[ranks][rank]),
+    )
+    problems = []
+    for case, rows in cases:
+        options = {"causal": True, "layout": "contiguous", "backend": "interpreter", **case}
         md.attention(x, x, x, **options)
-    expected = 0 if rank == ranks - 1 else 5 * 16 * 4
-    return [] if found.bytes == expected else [f"{found}, expected {expected}"]
+        with md.traffic() as found:
+            md.attention(x, x, x, **options)
+        problems += [] if found.bytes == rows * 16 * 4 else [f"{case}: {found}, expected {rows} rows"]
+    return problems
 
 
 # ---- helpers, decode, torch ------------------------------------------------------------------------------------------

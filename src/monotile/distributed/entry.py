@@ -8,7 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentRank, ArgumentShape, BadOption, HeadsDoNotDivide, LengthsDiffer, MixedDTypes, MonotileError
+from ..errors import (
+    ArgumentKind,
+    ArgumentRank,
+    ArgumentShape,
+    BadOption,
+    HeadsDoNotDivide,
+    LengthsDiffer,
+    MixedDTypes,
+    MonotileError,
+)
 from ..frontend.functions import is_function
 from ..library import inputs, torch_calls, torch_operator
 from ..library.block_mask import unwrapped
@@ -36,6 +45,9 @@ def attention(
         "backend": backend, "threads": threads, "return_lse": return_lse,
     }  # fmt: skip
     own = _group_in_graph(group) if torch.compiler.is_compiling() else groups.resolve(group)
+    for name, array in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(array, Tensor):
+            raise ArgumentKind(f"{name!r} must be a torch tensor, found {type(array).__name__}")
     q, k, v = torch_calls.in_autocast(q, k, v)
     batched = q.dim() != 3
     if not batched:

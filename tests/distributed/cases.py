@@ -78,7 +78,8 @@ SEQUENCES = (
     Sequence("causal, groups of 6, softcap, scale", 40, (6, 1), (16, 8), options={
         "causal": True, "softcap": 2.0, "scale": -0.4}),
     Sequence("window", 45, options={"causal": True, "window": (6, 0)}),
-    Sequence("window on both sides in documents, sinks", 50, (3, 3), sinks=True, documents=(0, 21, 50), options={"window": (7, 9)}),
+    Sequence("window on both sides in documents, sinks", 50, (3, 3), sinks=True, documents=(0, 21, 50), options={
+        "window": (7, 9)}),
     Sequence("sinks and mods", 33, sinks=True, options={
         "causal": True, "score_mod": distance_bias, "mask_mod": every_third}),
     Sequence("documents", 48, documents=(0, 5, 6, 30, 48), options={"causal": True}),

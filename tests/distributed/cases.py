@@ -73,17 +73,17 @@ class Sequence:
 
 
 SEQUENCES = (
-    Sequence("full", 24),
+    Sequence("full", 24, worlds=(2, 3)),
     Sequence("causal, odd length", 37, repeated=True, options={"causal": True}),
-    Sequence("causal, groups of 6, softcap, scale", 40, (6, 1), (16, 8), options={
+    Sequence("causal, groups of 6, softcap, scale", 40, (6, 1), (16, 8), worlds=(3, 4), options={
         "causal": True, "softcap": 2.0, "scale": -0.4}),
-    Sequence("window", 45, options={"causal": True, "window": (6, 0)}),
-    Sequence("window on both sides in documents, sinks", 50, (3, 3), sinks=True, documents=(0, 21, 50), options={
-        "window": (7, 9)}),
-    Sequence("sinks and mods", 33, sinks=True, options={
+    Sequence("window", 45, worlds=(2, 4), options={"causal": True, "window": (6, 0)}),
+    Sequence("window on both sides in documents, sinks", 50, (3, 3), sinks=True, documents=(0, 21, 50), worlds=(2, 3),
+             options={"window": (7, 9)}),
+    Sequence("sinks and mods", 33, sinks=True, worlds=(2, 4), options={
         "causal": True, "score_mod": distance_bias, "mask_mod": every_third}),
-    Sequence("documents", 48, documents=(0, 5, 6, 30, 48), options={"causal": True}),
-    Sequence("fewer positions than ranks", 3, options={"causal": True}),
+    Sequence("documents", 48, documents=(0, 5, 6, 30, 48), worlds=(3, 4), options={"causal": True}),
+    Sequence("fewer positions than ranks", 3, worlds=(4,), options={"causal": True}),
     Sequence("bfloat16", 48, (4, 2), (16, 16), "bfloat16", worlds=(3,), options={"causal": True}),
     Sequence("cpu backend", 64, backend="cpu", repeated=True, worlds=(2,), methods=("ring",), options={"causal": True}),
 )  # fmt: skip

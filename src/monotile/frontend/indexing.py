@@ -10,7 +10,7 @@ from ..errors import BadIndex, DTypeMismatch, ShapeMismatch, ShapeNotConstant
 from ..ir import Tensor, Type, Value
 from ..ir.affine import Linear, linear, to_scalar
 from ..ir.builder import Builder, ValueOrNumber
-from .objects import Span, View
+from .objects import Span, TensorView
 
 WHOLE = Span(None, None)
 
@@ -25,7 +25,7 @@ class DimIndex:
     along: int | None = None  # of a range written as a tile of rank 2: the dimension of that tile it varies along
 
 
-def read(b: Builder, tensor: Tensor, subscript: Any) -> Value | View:
+def read(b: Builder, tensor: Tensor, subscript: Any) -> Value | TensorView:
     """Build a subscript that is read: a view if a slice in it has a run-time length, else a tile."""
     items = _expanded(b, tensor, subscript)
     if any([_has_runtime_length(tensor, n, item) for n, item in enumerate(items)]):
@@ -132,7 +132,7 @@ class Access:
 
 
 def _access(b: Builder, tensor: Tensor, dims: list[DimIndex]) -> Access:
-    if not isinstance(tensor, View):
+    if not isinstance(tensor, TensorView):
         return Access(tensor, dims, (), ())
     assert tensor.base is not None
     shown = iter(dims)
@@ -144,7 +144,7 @@ def _access(b: Builder, tensor: Tensor, dims: list[DimIndex]) -> Access:
 
 def length(b: Builder, tensor: Tensor, n: int) -> ValueOrNumber:
     """Return the length of a tensor or view along a dimension."""
-    if not isinstance(tensor, View):
+    if not isinstance(tensor, TensorView):
         return b.dim(tensor, n)
     assert tensor.base is not None
     axis = _shown_axes(tensor)[n]
@@ -154,7 +154,7 @@ def length(b: Builder, tensor: Tensor, n: int) -> ValueOrNumber:
 
 def _shown_axes(tensor: Tensor) -> list[int]:
     """Return the dimensions of the kernel's tensor that a view of it has, too."""
-    if not isinstance(tensor, View):
+    if not isinstance(tensor, TensorView):
         return list(range(tensor.rank))
     return [axis for axis, span in enumerate(tensor.spans) if span.at is None]
 
@@ -169,10 +169,10 @@ def _has_runtime_length(tensor: Tensor, n: int, item: Any) -> bool:
     return low is None or high is None or not (high - low).is_const
 
 
-def _view(b: Builder, tensor: Tensor, items: list[Any]) -> View:
+def _view(b: Builder, tensor: Tensor, items: list[Any]) -> TensorView:
     """Build a view of a tensor or of a view. Its ends are clamped: it cannot reach outside what it is a view of."""
-    base = tensor.base if isinstance(tensor, View) and tensor.base is not None else tensor
-    spans = list(tensor.spans) if isinstance(tensor, View) else [WHOLE] * tensor.rank
+    base = tensor.base if isinstance(tensor, TensorView) and tensor.base is not None else tensor
+    spans = list(tensor.spans) if isinstance(tensor, TensorView) else [WHOLE] * tensor.rank
     dims: list[str | int] = []
     for n, (axis, item) in enumerate(zip(_shown_axes(tensor), items, strict=True)):
         if isinstance(item, slice):
@@ -186,7 +186,7 @@ def _view(b: Builder, tensor: Tensor, items: list[Any]) -> View:
             found = f"a tile of positions beside a slice of run-time length, in a subscript of {tensor.name!r}"
             raise b.fail(BadIndex, found, f"make the view first, then load: part = {tensor.name}[start : end]")
         spans[axis] = spans[axis]._replace(at=at)
-    return View(base.name, base.index, base.dtype, tuple(dims), base=base, spans=tuple(spans))
+    return TensorView(base.name, base.index, base.dtype, tuple(dims), base=base, spans=tuple(spans))
 
 
 def _slice_span(b: Builder, tensor: Tensor, n: int, item: slice, outer: Span) -> Span:

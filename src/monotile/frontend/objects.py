@@ -32,7 +32,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True)
-class View(ir.Tensor):
+class TensorView(ir.Tensor):
     """A part of a tensor with an edge of its own: `t[start : end]`, where a length is known only at run time."""
 
     base: ir.Tensor | None = None
@@ -73,7 +73,7 @@ def describe(item: Any) -> str:
     """Describe an object for a message."""
     if isinstance(item, Value):
         return f"a {'tile' if item.shape else 'scalar'} {item.type}"
-    if isinstance(item, View):
+    if isinstance(item, TensorView):
         return f"a view of the tensor {item.name!r}"
     if isinstance(item, ir.Tensor):
         return f"the tensor {item.name!r}"

@@ -13,12 +13,14 @@ if TYPE_CHECKING:
         BlockMask,
         Gradients,
         Partials,
+        Quantized,
         attention_backward,
         block_mask,
         decode_partials,
         mask_blocks,
         merge,
         merge_lse,
+        quantize,
         recommended_splits,
     )
 
@@ -28,6 +30,7 @@ __all__ = [
     "Gradients",
     "MonotileError",
     "Partials",
+    "Quantized",
     "__version__",
     "attention",
     "attention_backward",
@@ -36,6 +39,7 @@ __all__ = [
     "mask_blocks",
     "merge",
     "merge_lse",
+    "quantize",
     "recommended_splits",
 ]
 

@@ -10,6 +10,7 @@ from monotile.language import (
     blocks,
     cdiv,
     dot,
+    float16,
     float32,
     kernel,
     maximum,
@@ -17,9 +18,11 @@ from monotile.language import (
     program_id,
 )
 
-from . import scores, softmax
+from . import codecs, scores, softmax
 from .row_groups import row_block
 from .visibility import FULL, by_block_case, by_position, is_additive, place_of, visible, visible_keys
+
+DENSE = (None,) * 6  # the fields of quantised keys and values, in a call with plain ones
 
 
 @kernel
@@ -27,13 +30,18 @@ def attention(
     q: Tensor["B H R D"], k: Tensor["B Hkv Nk D"], v: Tensor["B Hkv Nk Dv"], mask: Tensor["B Hq Nq Nk"],
     block_map: Tensor["B H MR MK"], sinks: Tensor["Hq"], o: Tensor["B H R Dv"], lse: Tensor["B H R"],
     split_o: Tensor["B H R S Dv"], split_m: Tensor["B H R S"], split_l: Tensor["B H R S"],
+    k_codes: Tensor["B Hkv Nk KW"], k_scales: Tensor["B Hkv Nk KG"], k_zeros: Tensor["B Hkv Nk KG"],
+    v_codes: Tensor["B Hkv Nk VW"], v_scales: Tensor["B Hkv Nk VG"], v_zeros: Tensor["B Hkv Nk VG"],
     scale: float, queries: int, first_block: int, blocks_per_split: int,
     *, options: Const, D: Const, Dv: Const, BR: Const, BK: Const, packed: Const = False, covered: Const = False,
+    k_codec: Const = None, v_codec: Const = None, KW: Const = None, VW: Const = None, KG: Const = None, VG: Const = None,
 ):  # fmt: skip
     """Each program owns BR rows of one of H groups; packed, a group has `queries` rows of each query head. With
     `split_o` the keys are split: the program owns `blocks_per_split` blocks of BK keys, counted from `first_block`, and
     writes the softmax state of its split. Else it owns all keys and writes the output. `v` left out: values are the
-    first Dv columns of the keys. `covered`: the block map tells COVERED blocks from PARTIAL ones."""
+    first Dv columns of the keys. `covered`: the block map tells COVERED blocks from PARTIAL ones. With a codec, keys or
+    values are the fields of quantised ones."""
+    k = k if k_codec is None else k_codes
     Nk = k.shape[2]
     values = v if v is not None else k
     own, s = program_of(q, k, queries, split_o, BR, packed)
@@ -41,7 +49,7 @@ def attention(
     g = own.group if packed else own.group // (q.shape[1] // k.shape[1])  # the KV head
     low, high = keys_of_split(s, Nk, first_block, blocks_per_split, BK)
     Q = q[b, own.group, rows]
-    exact = values.dtype == float32 or lse is not None or split_o is not None
+    exact = Q.dtype == float32 or lse is not None or split_o is not None
     rule = scores.Rule(options, scale, is_additive(mask), approximate=not exact)
     score_scale = scores.score_scale(rule)
     hides = mask is not None or options.mask_mod is not None
@@ -49,12 +57,23 @@ def attention(
     def at(cols):
         return place_of(own, cols, Nk, packed)
 
+    def products(cols):
+        if k_codec is None:
+            return dot(Q, k[b, g, cols].T)
+        K, factor = codecs.tile(k_codec, k_codes, k_scales, k_zeros, b, g, cols, Q.dtype, factors=True)
+        P = dot(Q, K.T)
+        return P if factor is None else P * factor[None, :]
+
     def step(state, cols, case):
         M = mask_tile(mask, own, cols, packed) if mask is not None and case != FULL else None
-        S = scores.score(rule, dot(Q, k[b, g, cols].T), at(cols), M)
+        S = scores.score(rule, products(cols), at(cols), M)
         seen = visible(options, at(cols), M, case)
         keys = visible_keys(options, at(cols), M, seen, case, hides)
-        return softmax.step(state, S, values[b, g, cols, arange(Dv)], seen, keys, score_scale)
+        if v_codec is None:
+            return softmax.step(state, S, values[b, g, cols, arange(Dv)], seen, keys, score_scale)
+        factors = Q.dtype != float16  # in which weights times scales may be too small to be numbers
+        V, factor = codecs.tile(v_codec, v_codes, v_scales, v_zeros, b, g, cols, Q.dtype, factors)
+        return softmax.step(state, S, V, seen, keys, score_scale, factor)
 
     state = softmax.empty(BR, Dv)
     for j in blocks(high, BK, lambda cols: by_position(options, at(cols)), start=low):

@@ -27,6 +27,7 @@ from ..launch.signature import read_scalar
 from ..runtime import tensors
 from ..runtime.arrays import Library
 from .calls import ArrayRef, CallBuilder
+from .quantized_inputs import Codecs, StoredFields, as_numbers, read_fields
 
 FLOATS = (float32, float16, bfloat16)
 MAX_HEAD_SIZE = 576
@@ -48,6 +49,7 @@ class AttentionInputs:
     dtype: DType
     batched: bool
     values_in_keys: bool = False  # v is the first columns of k, in the same memory
+    stored: StoredFields = StoredFields()  # of quantised keys and values, whose k and v stand for their numbers
 
     @property
     def out_shape(self) -> tuple[int, int, int, int]:
@@ -85,8 +87,12 @@ class AttentionInputs:
 # ---- q, k, v ---------------------------------------------------------------------------------------------------------
 
 
-def read_inputs(builder: CallBuilder, *, values_in_keys: bool = False) -> AttentionInputs:
-    q, k, v = given = builder.input("q"), builder.input("k"), builder.input("v")
+def read_inputs(
+    builder: CallBuilder, *, values_in_keys: bool = False, codecs: Codecs = (None, None)
+) -> AttentionInputs:
+    q, k, v = builder.input("q"), builder.input("k"), builder.input("v")
+    k, v = (as_numbers(array, codec, q.dtype) for array, codec in zip((k, v), codecs, strict=True))
+    given = q, k, v
     for name, array in zip("qkv", given, strict=True):
         rank = len(array.shape)
         if rank not in (3, 4):
@@ -110,7 +116,8 @@ def read_inputs(builder: CallBuilder, *, values_in_keys: bool = False) -> Attent
     one_device(builder.inputs)
     builder.scale = float(q.shape[3] ** -0.5)
     copied = builder.copies & {array.place[1] for array in (k, v)}
-    return AttentionInputs(q, k, v, mask, sinks, dtype, batched, values_in_keys and not copied)
+    stored = read_fields(builder, codecs, batched=batched)
+    return AttentionInputs(q, k, v, mask, sinks, dtype, batched, values_in_keys and not copied, stored)
 
 
 def unit_last(builder: CallBuilder, array: ArrayRef) -> ArrayRef:

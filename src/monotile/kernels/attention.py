@@ -34,7 +34,8 @@ def attention(
     v_codes: Tensor["B Hkv Nk VW"], v_scales: Tensor["B Hkv Nk VG"], v_zeros: Tensor["B Hkv Nk VG"],
     scale: float, queries: int, first_block: int, blocks_per_split: int,
     *, options: Const, D: Const, Dv: Const, BR: Const, BK: Const, packed: Const = False, covered: Const = False,
-    k_codec: Const = None, v_codec: Const = None, KW: Const = None, VW: Const = None, KG: Const = None, VG: Const = None,
+    k_codec: Const = None, v_codec: Const = None,
+    KW: Const = None, VW: Const = None, KG: Const = None, VG: Const = None,
 ):  # fmt: skip
     """Each program owns BR rows of one of H groups; packed, a group has `queries` rows of each query head. With
     `split_o` the keys are split: the program owns `blocks_per_split` blocks of BK keys, counted from `first_block`, and

@@ -21,7 +21,7 @@ class Codec(NamedTuple):
 
 
 def tile(codec, stored, scales, zeros, b, g, cols, dtype, factors):
-    """The numbers of some rows, and the factor of each row that they lack, or None. Without `factors` they lack none."""
+    """The numbers of some rows, and the factor of each row that they lack, or None. Without `factors` there is none."""
     columns = arange(codec.size)
     numbers = codes(codec, stored, b, g, cols, columns)
     if codec.group == codec.size:

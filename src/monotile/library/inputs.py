@@ -27,7 +27,7 @@ from ..launch.signature import read_scalar
 from ..runtime import tensors
 from ..runtime.arrays import Library
 from .calls import ArrayRef, CallBuilder
-from .quantized_inputs import Codecs, StoredFields, as_numbers, read_fields
+from .quantized_inputs import ALL_PLAIN, PLAIN, Codecs, StoredFields, as_numbers, is_rotated, read_fields
 
 FLOATS = (float32, float16, bfloat16)
 MAX_HEAD_SIZE = 576
@@ -49,7 +49,7 @@ class AttentionInputs:
     dtype: DType
     batched: bool
     values_in_keys: bool = False  # v is the first columns of k, in the same memory
-    stored: StoredFields = StoredFields()  # of quantised keys and values, whose k and v stand for their numbers
+    stored: StoredFields = ALL_PLAIN  # of quantised keys and values, whose k and v stand for their numbers
 
     @property
     def out_shape(self) -> tuple[int, int, int, int]:
@@ -65,6 +65,11 @@ class AttentionInputs:
     def bytes(self) -> int:
         B, H, N, D = self.k.shape
         return B * H * N * (D + self.v.shape[3]) * self.dtype.bytes
+
+    @property
+    def out_dtype(self) -> DType:
+        """The type of the output: float32 where it is rotated once more, else that of q."""
+        return float32 if is_rotated(self.stored.codecs[1]) else self.dtype
 
     def problem(self, options: Options) -> AttentionProblem:
         """The facts that block sizes and schedules are chosen by."""
@@ -87,9 +92,7 @@ class AttentionInputs:
 # ---- q, k, v ---------------------------------------------------------------------------------------------------------
 
 
-def read_inputs(
-    builder: CallBuilder, *, values_in_keys: bool = False, codecs: Codecs = (None, None)
-) -> AttentionInputs:
+def read_inputs(builder: CallBuilder, *, values_in_keys: bool = False, codecs: Codecs = PLAIN) -> AttentionInputs:
     q, k, v = builder.input("q"), builder.input("k"), builder.input("v")
     k, v = (as_numbers(array, codec, q.dtype) for array, codec in zip((k, v), codecs, strict=True))
     given = q, k, v

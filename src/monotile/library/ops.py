@@ -34,16 +34,7 @@ from .inputs import (
 from .launches import SCALE
 from .mask_maps import MASK_BLOCKS, mask_blocks
 from .merging import MERGE, MERGE_LSE, Partials, add_merge, merge, merge_lse
-from .quantized import Quantized, quantize
-from .quantized_inputs import (
-    FIELDS,
-    QuantizedOptions,
-    QuantizedPartialsOptions,
-    is_quantized,
-    is_rotated,
-    read_quantized,
-    rotated_back,
-)
+from .quantized_inputs import PLAIN, Codecs
 from .splits import recommended_splits
 
 __all__ = [
@@ -51,7 +42,6 @@ __all__ = [
     "BlockMask",
     "Gradients",
     "Partials",
-    "Quantized",
     "attention",
     "attention_backward",
     "block_mask",
@@ -59,7 +49,6 @@ __all__ = [
     "mask_blocks",
     "merge",
     "merge_lse",
-    "quantize",
     "recommended_splits",
 ]
 Array = Any
@@ -101,28 +90,21 @@ def attention(
     window = window if window is None else read_window(window)
     softcap = softcap if softcap is None else read_softcap(softcap)
     negative = scale is not None and scale < 0.0
-    blocks = None
-    if mask_mod is not None:
-        mask_mod, blocks = unwrapped(mask_mod)
-    if is_quantized(k, v):
-        (turned, k, v), fields, codecs = read_quantized("attention", q, k, v)
-        arrays = (turned, k, v, mask, sinks, *fields)
-        options = causal, window, softcap, score_mod, mask_mod, negative, return_lse, codecs, backend, threads
-        found = _QUANTIZED.call(arrays, tensors.layouts(arrays), options, scale, blocks)
-        return rotated_back(found, codecs, q)
     arrays = (q, k, v) if mask is None is sinks else (q, k, v, mask, sinks)
     layouts = _, addresses = tensors.layouts(arrays)
     in_keys = addresses[1] == addresses[2] and tensors.is_leading_part(v, k)
+    blocks = None
+    if mask_mod is not None:
+        mask_mod, blocks = unwrapped(mask_mod)
     options = causal, window, softcap, score_mod, mask_mod, negative, in_keys, return_lse, backend, threads
     return _ATTENTION.call(arrays, layouts, options, scale, blocks)
 
 
-def _plan_attention(builder: CallBuilder, given: AttentionOptions | QuantizedOptions) -> Finish:
+def plan_attention(builder: CallBuilder, given: Any, codecs: Codecs = PLAIN) -> Finish:
     options = read_options(given)
-    codecs = given.codecs if isinstance(given, QuantizedOptions) else (None, None)
     inputs = read_inputs(builder, values_in_keys=given.values_in_keys, codecs=codecs)
     threads = builder.threads_for(inputs.flops, inputs.bytes)
-    out = inputs.result(builder, inputs.out_shape, float32 if is_rotated(codecs[1]) else inputs.dtype)
+    out = inputs.result(builder, inputs.out_shape, inputs.out_dtype)
     lse = inputs.result(builder, inputs.out_shape[:3], float32) if given.return_lse else None
     if 0 not in inputs.out_shape:
         problem = inputs.problem(options)
@@ -154,13 +136,11 @@ def _add_attention(
     outputs: tuple[ArrayRef | None, ...] = (None, None) if split else tuple(map(grouped, target))
     block_map, covered = add_block_map(builder, inputs, options, choice, threads)
     mask = inputs.broadcast_mask()
-    stored = inputs.stored
-    keys = inputs.k if stored.codecs[0] is None else None
-    values = inputs.v if not inputs.values_in_keys and stored.codecs[1] is None else None
+    keys, values, *fields = inputs.stored.arguments(inputs.k, inputs.v if not inputs.values_in_keys else None)
     sinks = None if split else inputs.sinks
-    args = grouped(inputs.q), keys, values, mask, block_map, sinks, *outputs, *state, *stored.keys, *stored.values
+    args = grouped(inputs.q), keys, values, mask, block_map, sinks, *outputs, *state, *fields
     scalars = SCALE, Nq, choice.first_block, choice.blocks_per_split
-    consts = {"options": options, "covered": covered, **stored.constants}
+    consts = {"options": options, "covered": covered, **inputs.stored.constants}
     builder.launch(attention_kernel, *args, *scalars, choice=choice, threads=threads, **consts)
 
 
@@ -198,24 +178,18 @@ def decode_partials(
     window = window if window is None else read_window(window)
     softcap = softcap if softcap is None else read_softcap(softcap)
     negative = scale is not None and scale < 0.0
+    arrays = (q, k, v) if mask is None else (q, k, v, mask)
     blocks = None
     if mask_mod is not None:
         mask_mod, blocks = unwrapped(mask_mod)
-    if is_quantized(k, v):
-        (turned, k, v), fields, codecs = read_quantized("decode_partials", q, k, v)
-        arrays = (turned, k, v, mask, *fields)
-        options = splits, causal, window, softcap, score_mod, mask_mod, negative, codecs, backend, threads
-        found = _QUANTIZED_PARTIALS.call(arrays, tensors.layouts(arrays), options, scale, blocks)
-        return Partials(rotated_back(found.o, codecs, found.o), found.m, found.l)
-    arrays = (q, k, v) if mask is None else (q, k, v, mask)
     options = splits, causal, window, softcap, score_mod, mask_mod, negative, backend, threads
-    found = _PARTIALS.call(arrays, tensors.layouts(arrays), options, scale, blocks)
+    found: Partials = _PARTIALS.call(arrays, tensors.layouts(arrays), options, scale, blocks)
     return found
 
 
-def _plan_partials(builder: CallBuilder, given: PartialsOptions | QuantizedPartialsOptions) -> Finish:
+def plan_partials(builder: CallBuilder, given: Any, codecs: Codecs = PLAIN) -> Finish:
     options = read_options(given)
-    inputs = read_inputs(builder, codecs=given.codecs if isinstance(given, QuantizedPartialsOptions) else (None, None))
+    inputs = read_inputs(builder, codecs=codecs)
     splits, keys = given.splits, inputs.k.shape[2]
     if splits is None:
         splits, keys_per_split = recommended_splits(keys, inputs.out_shape[2], "cpu"), KEYS_PER_SPLIT
@@ -236,10 +210,8 @@ def _partials(new: Callable[..., ArrayRef], inputs: AttentionInputs, splits: int
     return Partials(new((*shape, Dv), float32), new(shape, float32), new(shape, float32))
 
 
-_ATTENTION = LibraryFunction(("q", "k", "v", "mask", "sinks"), AttentionOptions, _plan_attention)
-_PARTIALS = LibraryFunction(("q", "k", "v", "mask"), PartialsOptions, _plan_partials)
-_QUANTIZED = LibraryFunction(("q", "k", "v", "mask", "sinks", *FIELDS), QuantizedOptions, _plan_attention)
-_QUANTIZED_PARTIALS = LibraryFunction(("q", "k", "v", "mask", *FIELDS), QuantizedPartialsOptions, _plan_partials)
+_ATTENTION = LibraryFunction(("q", "k", "v", "mask", "sinks"), AttentionOptions, plan_attention)
+_PARTIALS = LibraryFunction(("q", "k", "v", "mask"), PartialsOptions, plan_partials)
 FUNCTIONS = {
     "attention": _ATTENTION,
     "attention_backward": ATTENTION_BACKWARD,

@@ -161,18 +161,21 @@ def _encode_aura(x: Numbers, bits: int) -> tuple[Numbers, Numbers]:
 
 def _nonzero(scales: Numbers) -> Numbers:
     """Scales, and 1 for groups of zeros."""
-    return np.where(scales == 0.0, np.float32(1.0), scales).astype(np.float32)
+    found: Numbers = np.where(scales == 0.0, np.float32(1.0), scales).astype(np.float32)
+    return found
 
 
 def _whole(x: Numbers, low: int, high: int, dtype: Any) -> Numbers:
-    return np.clip(np.nan_to_num(np.rint(x)), low, high).astype(dtype)
+    found: Numbers = np.clip(np.nan_to_num(np.rint(x)), low, high).astype(dtype)
+    return found
 
 
 def _in_pairs(codes: Numbers) -> Numbers:
     """Two codes in a byte, the one of the even column in the lower half."""
     if codes.shape[-1] % 2:
         codes = np.concatenate([codes, np.zeros_like(codes[..., :1])], axis=-1)
-    return (codes[..., ::2] | codes[..., 1::2] << 4).astype(np.uint8)
+    found: Numbers = (codes[..., ::2] | codes[..., 1::2] << 4).astype(np.uint8)
+    return found
 
 
 def _numbers(array: Array) -> Numbers:

@@ -1,101 +1,25 @@
-"""Quantised keys and values of a call: their fields as arrays of it, and the rotations around the kernel."""
+"""Quantised keys and values of a call: their fields as arrays of it, and as arguments of the kernel."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ..dtypes import DType
 from ..errors import MixedDTypes
 from ..kernels.codecs import Codec
 from ..runtime import tensors
 from ..runtime.tensors import View
-from . import aura, torch_calls
 from .calls import ArrayRef, CallBuilder
-from .quantized import Quantized
 
-Array = Any
 Codecs = tuple[Codec | None, Codec | None]  # of keys and of values; None: plain
+PLAIN: Codecs = (None, None)
 FIELDS = ("k_scales", "k_zeros", "v_scales", "v_zeros")
 STORED = {"integers": ("int8",), "nibbles": ("uint8",), "fp8": ("float8_e4m3fn", "float8_e5m2"), "aura": ("uint32",)}
 
 
-class QuantizedOptions(NamedTuple):
-    """The options of a call of `attention` on quantised keys or values, as given."""
-
-    causal: Any
-    window: Any
-    softcap: Any
-    score_mod: Any
-    mask_mod: Any
-    negative: bool
-    return_lse: Any
-    codecs: Codecs
-    backend: str | None
-    threads: int | None
-    values_in_keys: bool = False
-
-
-class QuantizedPartialsOptions(NamedTuple):
-    """The options of a call of `decode_partials` on quantised keys or values, as given."""
-
-    splits: Any
-    causal: Any
-    window: Any
-    softcap: Any
-    score_mod: Any
-    mask_mod: Any
-    negative: bool
-    codecs: Codecs
-    backend: str | None
-    threads: int | None
-
-
-def is_quantized(k: Array, v: Array) -> bool:
-    return type(k) is Quantized or type(v) is Quantized
-
-
-def read_quantized(function: str, q: Array, k: Array, v: Array) -> tuple[tuple[Array, ...], tuple[Array, ...], Codecs]:
-    """Return q, k and v as kernels take them, the other fields in the order of FIELDS, and the codecs. Queries are
-    rotated as aura's keys are."""
-    fields, codecs = [], []
-    for x in (k, v):
-        quantized = type(x) is Quantized
-        codecs.append(x.codec if quantized else None)
-        fields.append((x.codes, x.scales, x.zeros) if quantized else (x, None, None))
-    (k, *k_fields), (v, *v_fields) = fields
-    torch_calls.refuse_gradients(f"{function} on Quantized keys and values", q, k, v)
-    if is_rotated(codecs[0]):
-        q = rotated(q, codecs[0].size, back=False, like=q)
-    return (q, k, v), (*k_fields, *v_fields), (codecs[0], codecs[1])
-
-
 def is_rotated(codec: Codec | None) -> bool:
     return codec is not None and codec.kind == "aura"
-
-
-def rotated(x: Array, size: int, *, back: bool, like: Array) -> Array:
-    """Rows rotated, or rotated back, as an array of the type that `like` has. Sizes that differ are left to the checks
-    of the call."""
-    if not tensors.is_array(x) or tensors.is_mlx(x) or x.ndim < 1 or x.shape[-1] != size:
-        return x
-    matrix = aura.rotation(size) if back else aura.rotation(size).T
-    if isinstance(x, np.ndarray):
-        return (x.astype(np.float32) @ matrix).astype(like.dtype)
-    torch = __import__("torch")
-    return (x.float() @ torch.from_numpy(np.ascontiguousarray(matrix)).to(x.device)).to(like.dtype)
-
-
-def rotated_back(found: Array, codecs: Codecs, q: Array) -> Array:
-    """Attention's result, of which the output is rotated back where values were rotated."""
-    values = codecs[1]
-    if values is None or not is_rotated(values):
-        return found
-    out, *rest = found if isinstance(found, tuple) else (found,)
-    out = rotated(out, values.size, back=True, like=q)
-    return (out, *rest) if isinstance(found, tuple) else out
 
 
 class StoredFields(NamedTuple):
@@ -105,11 +29,19 @@ class StoredFields(NamedTuple):
     values: tuple[ArrayRef | None, ...] = (None, None, None)
     codecs: Codecs = (None, None)
 
+    def arguments(self, k: ArrayRef, v: ArrayRef | None) -> tuple[ArrayRef | None, ...]:
+        """Return keys, values and the fields of quantised ones as the kernel takes them."""
+        plain = [x if codec is None else None for x, codec in zip((k, v), self.codecs, strict=True)]
+        return (*plain, *self.keys, *self.values)
+
     @property
     def constants(self) -> dict[str, Any]:
         """The codecs as constants of the kernel; none for a plain call."""
         pairs = zip(("k_codec", "v_codec"), self.codecs, strict=True)
         return {name: codec for name, codec in pairs if codec is not None}
+
+
+ALL_PLAIN = StoredFields()
 
 
 def read_fields(builder: CallBuilder, codecs: Codecs, *, batched: bool) -> StoredFields:

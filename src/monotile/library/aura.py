@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..dtypes import bfloat16, to_numpy
+
 Array = npt.NDArray[Any]
 GRID = 1 << 15
 ITERATIONS = 4000
@@ -41,8 +43,9 @@ def signs(size: int) -> Array:
 
 @cache
 def levels(size: int, bits: int) -> tuple[float, ...]:
-    """Return the 2^bits Lloyd-Max levels of a coordinate of a random unit vector, rising, each a float32. Its density
-    is (1 - x^2)^((size - 3) / 2); below 3 numbers a row, that of 3 stands for it."""
+    """Return the 2^bits Lloyd-Max levels of a coordinate of a random unit vector, rising. Its density is
+    (1 - x^2)^((size - 3) / 2); below 3 numbers a row, that of 3 stands for it. Levels are rounded to 8 significant
+    bits, so that they are the same numbers in every type that kernels multiply."""
     count, power = 2**bits, (max(size, 3) - 3) / 2
     reach = min(1.0, 12.0 / np.sqrt(max(size, 3)))
     edges = np.linspace(-reach, reach, GRID + 1)
@@ -59,7 +62,7 @@ def levels(size: int, bits: int) -> tuple[float, ...]:
         if moved < 1e-9 * reach:
             break
     found = (found - found[::-1]) / 2  # the density is even
-    return tuple(found.astype(np.float32).tolist())
+    return tuple(found.astype(to_numpy(bfloat16)).astype(np.float32).tolist())
 
 
 def pack(codes: Array, bits: int) -> Array:

@@ -11,7 +11,7 @@ from .functions import FUNCTIONS
 from .integers import divide, divide_unsigned, shift
 from .lookup import lookup
 from .point import Point
-from .rounding import ROUND
+from .rounding import ROUND, is_exact_cast
 from .scratch import Buffer, Scratch
 from .tiles import Tensors
 from .vectors import register_type
@@ -115,7 +115,7 @@ class Evaluator:
         if kind == "lookup":
             return lookup(e, op, x[0])
         if kind == "cast":
-            return self.cast(x[0], op.operands[0].dtype, op.result.dtype)
+            return self.cast(x[0], op.operands[0].dtype, op.result.dtype, exact=is_exact_cast(op))
         if kind in FLOAT_TESTS:
             tests = UNSIGNED_TESTS if unsigned else INTEGER_TESTS
             test = f"fcmp {FLOAT_TESTS[kind]}" if is_float else f"icmp {tests[kind]}"
@@ -143,7 +143,7 @@ class Evaluator:
             return FUNCTIONS[kind](e, x[0])
         return e.binary((FLOAT if is_float else INTEGER)[kind], x[0], x[1])
 
-    def cast(self, x: Reg, source: DType, target: DType) -> Reg:
+    def cast(self, x: Reg, source: DType, target: DType, *, exact: bool = False) -> Reg:
         e = self.e
         kind = register_type(target)
         if target.is_float:
@@ -151,7 +151,7 @@ class Evaluator:
                 x = e.convert("uitofp", x, "float")
             elif source.is_int:
                 x = e.convert("uitofp" if source.is_unsigned and source.bits == 32 else "sitofp", x, "float")
-            return ROUND[target.name](e, x) if target.name != source.name else x
+            return x if exact or target.name == source.name else ROUND[target.name](e, x)
         if kind == "i1":
             test = "fcmp une" if source.is_float else "icmp ne"
             return e.binary(test, x, e.number(0, x.type), "i1")

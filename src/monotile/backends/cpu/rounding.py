@@ -6,8 +6,23 @@ from collections.abc import Callable
 from functools import partial
 
 from ...dtypes import FP8, DType
+from ...ir import Op
+from ...ir.intervals import interval
 from . import fp8
 from .emit import Emitter, Reg
+
+EXACT = {"float16": 2**11, "bfloat16": 2**8}  # whole numbers up to here need no rounding
+
+
+def is_exact_cast(op: Op) -> bool:
+    """True if a cast to a narrow float keeps every number: of fp8 and of small integers."""
+    (value,), target = op.operands, op.result.dtype.name
+    if target not in EXACT:
+        return False
+    if value.dtype in FP8:
+        return True
+    low, high = interval(value)
+    return value.dtype.is_int and -EXACT[target] <= low and high <= EXACT[target]
 
 
 def _round_half(e: Emitter, x: Reg) -> Reg:

@@ -9,8 +9,6 @@ from monotile.language import (
     arange,
     blocks,
     cdiv,
-    dot,
-    float16,
     float32,
     kernel,
     maximum,
@@ -42,7 +40,7 @@ def attention(
     writes the softmax state of its split. Else it owns all keys and writes the output. `v` left out: values are the
     first Dv columns of the keys. `covered`: the block map tells COVERED blocks from PARTIAL ones. With a codec, keys or
     values are the fields of quantised ones."""
-    k = k if k_codec is None else k_codes
+    k, v = k if k_codec is None else k_codes, v if v_codec is None else v_codes
     Nk = k.shape[2]
     values = v if v is not None else k
     own, s = program_of(q, k, queries, split_o, BR, packed)
@@ -58,23 +56,13 @@ def attention(
     def at(cols):
         return place_of(own, cols, Nk, packed)
 
-    def products(cols):
-        if k_codec is None:
-            return dot(Q, k[b, g, cols].T)
-        K, factor = codecs.tile(k_codec, k_codes, k_scales, k_zeros, b, g, cols, Q.dtype, factors=True)
-        P = dot(Q, K.T)
-        return P if factor is None else P * factor[None, :]
-
     def step(state, cols, case):
         M = mask_tile(mask, own, cols, packed) if mask is not None and case != FULL else None
-        S = scores.score(rule, products(cols), at(cols), M)
+        S = scores.score(rule, codecs.products(k_codec, Q, k, k_scales, k_zeros, b, g, cols), at(cols), M)
         seen = visible(options, at(cols), M, case)
         keys = visible_keys(options, at(cols), M, seen, case, hides)
-        if v_codec is None:
-            return softmax.step(state, S, values[b, g, cols, arange(Dv)], seen, keys, score_scale)
-        factors = Q.dtype != float16  # in which weights times scales may be too small to be numbers
-        V, factor = codecs.tile(v_codec, v_codes, v_scales, v_zeros, b, g, cols, Q.dtype, factors)
-        return softmax.step(state, S, V, seen, keys, score_scale, factor)
+        read = codecs.values(v_codec, Q.dtype, values, v_scales, v_zeros, b, g, cols, Dv)
+        return softmax.step(state, S, read[0], seen, keys, score_scale, factor=read[1])
 
     state = softmax.empty(BR, Dv)
     for j in blocks(high, BK, lambda cols: by_position(options, at(cols)), start=low):

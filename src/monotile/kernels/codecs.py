@@ -6,7 +6,7 @@ multiply their products by it, values their weights."""
 
 from typing import Any, NamedTuple
 
-from monotile.language import arange, float32, int32
+from monotile.language import arange, dot, float16, float32, int32
 
 
 class Codec(NamedTuple):
@@ -18,6 +18,22 @@ class Codec(NamedTuple):
     bits: int = 8
     zeros: bool = False  # a code of its group is the zero point
     levels: Any = ()  # of aura: the numbers that codes stand for
+
+
+def products(codec, Q, k, scales, zeros, b, g, cols):
+    """Queries times some keys."""
+    if codec is None:
+        return dot(Q, k[b, g, cols].T)
+    K, factor = tile(codec, k, scales, zeros, b, g, cols, Q.dtype, factors=True)
+    return dot(Q, K.T) if factor is None else dot(Q, K.T) * factor[None, :]
+
+
+def values(codec, dtype, v, scales, zeros, b, g, cols, Dv):
+    """Some values, and the factor of each that its weight is to be multiplied by, or None."""
+    if codec is None:
+        return v[b, g, cols, arange(Dv)], None
+    factors = dtype != float16  # in which weights times scales may be too small to be numbers
+    return tile(codec, v, scales, zeros, b, g, cols, dtype, factors)
 
 
 def tile(codec, stored, scales, zeros, b, g, cols, dtype, factors):

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .. import dtypes
 from ..backends.choices import AttentionProblem
-from ..dtypes import BY_NAME, DType, bfloat16, bool_, float16, float32
+from ..dtypes import DType, bfloat16, bool_, float16, float32
 from ..errors import (
     ArgumentDevice,
     ArgumentRank,
@@ -24,8 +23,6 @@ from ..errors import (
 )
 from ..kernels.scores import Options
 from ..launch.signature import read_scalar
-from ..runtime import tensors
-from ..runtime.arrays import Library
 from .calls import ArrayRef, CallBuilder
 from .quantized_inputs import ALL_PLAIN, PLAIN, Codecs, StoredFields, as_numbers, is_rotated, read_fields
 
@@ -286,54 +283,3 @@ def read_scale(scale: Any) -> float:
 def check_count(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_PARTS:
         raise BadOption(f"{name} must be a whole number from 1 to {MAX_PARTS}, found {value!r}")
-
-
-def check_parts(o: ArrayRef, others: Mapping[str, ArrayRef]) -> None:
-    """Parts to be merged: o (..., S, Dv) and its companions (..., S)."""
-    if len(o.shape) < 2:
-        raise ArgumentRank(f"parts have shape (..., S, Dv), found {o.shape}")
-    if not 1 <= o.shape[-1] <= MAX_HEAD_SIZE:
-        raise HeadSize(f"the head size is {o.shape[-1]}; it must be from 1 to {MAX_HEAD_SIZE}")
-    if o.dtype not in FLOATS:
-        raise MixedDTypes(f"parts are float32, float16 or bfloat16, found {o.dtype}; cast them")
-    for name, array in others.items():
-        if array.shape != o.shape[:-1]:
-            raise ArgumentShape(f"{name!r} has shape {array.shape}; parts {o.shape} need {o.shape[:-1]}")
-        if array.dtype is not float32:
-            raise MixedDTypes(
-                f"{name!r} must be float32, found {array.dtype}: narrower maxima and sums lose the result"
-            )
-    one_device({"parts": o, **others})
-
-
-def stack_parts(lib: Library, name: str, parts: Any, axis: int) -> Any:
-    """One array of a sequence of parts that are alike."""
-    parts = [lib.adopt(name, part) for part in parts]
-    views = [tensors.read(name, part) for part in parts]
-    kinds = {(view.shape, view.dtype, view.device) for view in views}
-    if len(kinds) != 1 or len(views[0].shape) < -1 - axis:
-        listing = ", ".join(sorted(f"{shape} {dtype}" for shape, dtype, _ in kinds)) or "none"
-        raise ArgumentShape(f"{name!r} must be parts of one shape, element type and device, found {listing}")
-    return lib.stack(parts, axis)
-
-
-def read_dtype(dtype: Any) -> DType:
-    """An element type as monotile, NumPy or torch names it."""
-    if isinstance(dtype, DType):
-        found: DType | None = dtype
-    else:
-        name = str(dtype).removeprefix("torch.") if not isinstance(dtype, type) else None
-        found = BY_NAME.get(name) if name in BY_NAME else _numpy_dtype(dtype)
-    if found not in FLOATS:
-        raise BadOption(f"dtype must be float32, float16 or bfloat16, found {dtype!r}")
-    assert found is not None
-    return found
-
-
-def _numpy_dtype(dtype: Any) -> DType | None:
-    import numpy as np
-
-    try:
-        return dtypes.from_numpy(np.dtype(dtype))
-    except (TypeError, ValueError):
-        return None

@@ -14,7 +14,7 @@ from ..kernels.merge import merge_lse as merge_lse_kernel
 from ..runtime import arrays, tensors
 from . import torch_calls
 from .calls import ArrayRef, CallBuilder, Finish, LibraryFunction
-from .inputs import check_parts, read_dtype, stack_parts
+from .parts import check_parts, read_dtype, stack_parts
 
 Array = Any
 

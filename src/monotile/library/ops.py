@@ -34,7 +34,7 @@ from .inputs import (
 from .launches import SCALE
 from .mask_maps import MASK_BLOCKS, mask_blocks
 from .merging import MERGE, MERGE_LSE, Partials, add_merge, merge, merge_lse
-from .quantized_inputs import PLAIN, Codecs
+from .quantized_inputs import codecs_of
 from .splits import recommended_splits
 
 __all__ = [
@@ -100,9 +100,9 @@ def attention(
     return _ATTENTION.call(arrays, layouts, options, scale, blocks)
 
 
-def plan_attention(builder: CallBuilder, given: Any, codecs: Codecs = PLAIN) -> Finish:
+def _plan_attention(builder: CallBuilder, given: Any) -> Finish:
     options = read_options(given)
-    inputs = read_inputs(builder, values_in_keys=given.values_in_keys, codecs=codecs)
+    inputs = read_inputs(builder, values_in_keys=given.values_in_keys, codecs=codecs_of(given))
     threads = builder.threads_for(inputs.flops, inputs.bytes)
     out = inputs.result(builder, inputs.out_shape, inputs.out_dtype)
     lse = inputs.result(builder, inputs.out_shape[:3], float32) if given.return_lse else None
@@ -187,9 +187,9 @@ def decode_partials(
     return found
 
 
-def plan_partials(builder: CallBuilder, given: Any, codecs: Codecs = PLAIN) -> Finish:
+def _plan_partials(builder: CallBuilder, given: Any) -> Finish:
     options = read_options(given)
-    inputs = read_inputs(builder, codecs=codecs)
+    inputs = read_inputs(builder, codecs=codecs_of(given))
     splits, keys = given.splits, inputs.k.shape[2]
     if splits is None:
         splits, keys_per_split = recommended_splits(keys, inputs.out_shape[2], "cpu"), KEYS_PER_SPLIT
@@ -210,8 +210,8 @@ def _partials(new: Callable[..., ArrayRef], inputs: AttentionInputs, splits: int
     return Partials(new((*shape, Dv), float32), new(shape, float32), new(shape, float32))
 
 
-_ATTENTION = LibraryFunction(("q", "k", "v", "mask", "sinks"), AttentionOptions, plan_attention)
-_PARTIALS = LibraryFunction(("q", "k", "v", "mask"), PartialsOptions, plan_partials)
+_ATTENTION = LibraryFunction(("q", "k", "v", "mask", "sinks"), AttentionOptions, _plan_attention)
+_PARTIALS = LibraryFunction(("q", "k", "v", "mask"), PartialsOptions, _plan_partials)
 FUNCTIONS = {
     "attention": _ATTENTION,
     "attention_backward": ATTENTION_BACKWARD,

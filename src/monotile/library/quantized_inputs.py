@@ -18,6 +18,12 @@ FIELDS = ("k_scales", "k_zeros", "v_scales", "v_zeros")
 STORED = {"integers": ("int8",), "nibbles": ("uint8",), "fp8": ("float8_e4m3fn", "float8_e5m2"), "aura": ("uint32",)}
 
 
+def codecs_of(options: Any) -> Codecs:
+    """The codecs among the options of a call; those of plain calls have none."""
+    found: Codecs = getattr(options, "codecs", PLAIN)
+    return found
+
+
 def is_rotated(codec: Codec | None) -> bool:
     return codec is not None and codec.kind == "aura"
 

@@ -10,10 +10,10 @@ import numpy as np
 from ..runtime import tensors
 from . import aura, torch_calls
 from .block_mask import unwrapped
-from .calls import CallBuilder, Finish, LibraryFunction
+from .calls import LibraryFunction
 from .inputs import check_count, read_causal, read_scale, read_softcap, read_window
 from .merging import Partials
-from .ops import plan_attention, plan_partials
+from .ops import FUNCTIONS
 from .quantized import Quantized
 from .quantized_inputs import FIELDS, Codecs, is_rotated
 
@@ -118,13 +118,7 @@ def _rotated(x: Array, codec: Any, *, back: bool, like: Array) -> Array:
     return (x.float() @ torch.from_numpy(np.ascontiguousarray(matrix)).to(x.device)).to(like.dtype)
 
 
-def _plan_attention(builder: CallBuilder, given: QuantizedOptions) -> Finish:
-    return plan_attention(builder, given, given.codecs)
-
-
-def _plan_partials(builder: CallBuilder, given: QuantizedPartialsOptions) -> Finish:
-    return plan_partials(builder, given, given.codecs)
-
-
-_ATTENTION = LibraryFunction(("q", "k", "v", "mask", "sinks", *FIELDS), QuantizedOptions, _plan_attention)
-_PARTIALS = LibraryFunction(("q", "k", "v", "mask", *FIELDS), QuantizedPartialsOptions, _plan_partials)
+_ATTENTION = LibraryFunction(("q", "k", "v", "mask", "sinks", *FIELDS), QuantizedOptions, FUNCTIONS["attention"].plan)
+_PARTIALS = LibraryFunction(
+    ("q", "k", "v", "mask", *FIELDS), QuantizedPartialsOptions, FUNCTIONS["decode_partials"].plan
+)

@@ -14,10 +14,13 @@ if TYPE_CHECKING:
         Gradients,
         Partials,
         attention_backward,
+        attention_paged,
+        attention_varlen,
         block_mask,
         mask_blocks,
         merge,
         merge_lse,
+        paged_append,
         recommended_splits,
     )
     from .library.quantized import Quantized, quantize
@@ -32,11 +35,14 @@ __all__ = [
     "__version__",
     "attention",
     "attention_backward",
+    "attention_paged",
+    "attention_varlen",
     "block_mask",
     "decode_partials",
     "mask_blocks",
     "merge",
     "merge_lse",
+    "paged_append",
     "quantize",
     "recommended_splits",
 ]

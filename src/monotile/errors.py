@@ -306,6 +306,14 @@ class MaskShape(CallError):
     """A mask that does not broadcast to the scores."""
 
 
+class BadOffsets(CallError):
+    """Offsets of sequences that fall, or that do not begin at 0 and end at the number of rows."""
+
+
+class BadPages(CallError):
+    """Lengths that are negative or above what a page table holds, or an entry in use that is no page."""
+
+
 class BadOption(CallError):
     """An option with an invalid value."""
 

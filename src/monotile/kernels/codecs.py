@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from monotile.language import arange, dot, float16, float32, int32
 
+from .key_sources import keys_at, values_at
+
 
 class Codec(NamedTuple):
     """A format of numbers for rows of one size."""
@@ -20,20 +22,20 @@ class Codec(NamedTuple):
     levels: Any = ()  # of aura: the numbers that codes stand for
 
 
-def products(codec, Q, k, scales, zeros, b, g, cols):
-    """Queries times some keys."""
+def products(codec, Q, source, scales, zeros, g, first, cols):
+    """Queries times the keys at `cols`, `first` and those behind it."""
     if codec is None:
-        return dot(Q, k[b, g, cols].T)
-    K, factor = tile(codec, k, scales, zeros, b, g, cols, Q.dtype, factors=True)
+        return dot(Q, keys_at(source, g, first, cols).T)
+    K, factor = tile(codec, source.k, scales, zeros, source.b, g, cols, Q.dtype, factors=True)
     return dot(Q, K.T) if factor is None else dot(Q, K.T) * factor[None, :]
 
 
-def values(codec, dtype, v, scales, zeros, b, g, cols, Dv):
-    """Some values, and the factor of each that its weight is to be multiplied by, or None."""
+def values(codec, dtype, source, scales, zeros, g, first, cols, Dv):
+    """The values at `cols`, and the factor of each that its weight is to be multiplied by, or None."""
     if codec is None:
-        return v[b, g, cols, arange(Dv)], None
+        return values_at(source, g, first, cols, arange(Dv)), None
     factors = dtype != float16  # in which weights times scales may be too small to be numbers
-    return tile(codec, v, scales, zeros, b, g, cols, dtype, factors)
+    return tile(codec, source.v, scales, zeros, source.b, g, cols, dtype, factors)
 
 
 def tile(codec, stored, scales, zeros, b, g, cols, dtype, factors):

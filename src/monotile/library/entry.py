@@ -22,7 +22,7 @@ def attention(
     run: Callable[..., Any] = ops.attention
     if is_quantized(k, v):
         run = quantized_ops.attention
-    elif torch_calls.is_tensor(q):
+    elif torch_calls.is_tensor(q) and not torch_calls.is_plain(q, k, v, mask, sinks):
         q, k, v = torch_calls.in_autocast(q, k, v)
         if torch_calls.needs_operator(q, k, v, mask, sinks):
             from . import torch_operator

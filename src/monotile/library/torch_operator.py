@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import NoGradient
-from ..launch.signature import captures
+from ..errors import ArgumentKind, NoGradient
+from ..launch.captures import captures
 from . import backward, ops
 from .block_mask import unwrapped
 from .inputs import read_window
@@ -121,15 +121,21 @@ def attention(
     given = Given(q, k, v, mask, sinks, str(causal), left, right, mods=number, **options)
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
         o, lse = _Attention.apply(*given)
-    else:
+    elif torch.compiler.is_compiling():
         o, lse = torch.ops.monotile.attention(*given)
+    else:
+        try:
+            o, lse = torch.ops.monotile.attention(*given)
+        except NotImplementedError as error:
+            kinds = ", ".join(sorted({type(t).__name__ for t in given[:5] if t is not None}))
+            raise ArgumentKind(f"attention has no rule for tensors of the classes {kinds}; pass plain ones") from error
     del mods  # an entry of the table until here
     return (o, lse) if return_lse else o
 
 
 def _refuse_captured_gradients(mods: Mods) -> None:
     """Gradients of arrays that a mod reads are not computed; losing them in silence would be worse than an error."""
-    arrays, _ = captures([mod for mod in (mods.score_mod, unwrapped(mods.mask_mod)[0]) if mod is not None])
+    arrays = captures([mod for mod in (mods.score_mod, unwrapped(mods.mask_mod)[0]) if mod is not None]).arrays.values()
     if torch.is_grad_enabled() and any([getattr(a, "requires_grad", False) for a in arrays]):
         raise NoGradient(
             "score_mod or mask_mod reads a tensor that requires grad, and attention has no gradient for it; "

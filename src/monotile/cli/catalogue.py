@@ -46,12 +46,13 @@ class Defaults:
 
 STATE = {"o": float32, "m": float32, "l": float32}
 SPLIT_STATE = {f"split_{name}": dtype for name, dtype in STATE.items()}
+QUANTIZED = tuple(f"{name}_{field}" for name in "kv" for field in ("codes", "scales", "zeros"))
 SCORES = {"mask": bool_, "block_map": uint8, "lse": float32, "delta": float32}
 BACKWARD = (backward.backward_queries, backward.backward_keys, option_gradients.mask_gradient)
 LIBRARY: dict[Kernel, Defaults] = {
     attention.attention: Defaults(
         {"mask": bool_, "block_map": uint8, "sinks": float32, "lse": float32, **SPLIT_STATE},
-        ("mask", "block_map", "sinks", *SPLIT_STATE),
+        ("mask", "block_map", "sinks", *SPLIT_STATE, *QUANTIZED),
     ),
     backward.row_deltas: Defaults({"dlse": float32, "delta": float32}, ("dlse",)),
     backward.backward_queries: Defaults(SCORES, ("mask", "block_map")),

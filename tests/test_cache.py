@@ -329,7 +329,7 @@ def test_what_was_used_longest_ago_is_removed_first(folder: Path, monkeypatch: p
     (cache.directory() / "nvidia").mkdir()
     tuned = cache.directory() / "tuned"
     tuned.mkdir()
-    assert cache_limit.limit() == cache_limit.DEFAULT_LIMIT
+    assert cache_limit.limit(str(folder)) == cache_limit.DEFAULT_LIMIT
     old, older = aged(folder, "b.cpu", 400, 2), aged(folder / "nvidia", "a.py", 400, 3)
     measured, written = aged(tuned, "gpu.json", 5000, 99), aged(folder, ".new-x", 5000, 2)
     abandoned = aged(folder, ".new-y", 10, 48)
@@ -337,14 +337,14 @@ def test_what_was_used_longest_ago_is_removed_first(folder: Path, monkeypatch: p
     cache.store(KEY, "o", bytes(100))
     os.utime(used, (0, 0))
     assert cache.load(KEY, "o") == bytes(100) and time.time() - used.stat().st_mtime < 60  # a read counts as use
-    assert cache_limit.set_limit("0.75 KiB") == 768 == cache_limit.limit()
+    assert cache_limit.set_limit(str(folder), "0.75 KiB") == 768 == cache_limit.limit(str(folder))
     assert [path.exists() for path in (older, old, used)] == [False, True, True]
     assert [path.exists() for path in (measured, written, abandoned)] == [True, True, False]
     monkeypatch.setattr(cache, "_until_next_look", 0)
-    cache_limit.set_limit("200")
+    cache_limit.set_limit(str(folder), "200")
     assert not old.exists() and used.exists()  # used within a minute, though beyond the limit
     with pytest.raises(errors.BadOption, match="a limit is a size such as 500M or 2GiB, found 'much'"):
-        cache_limit.set_limit("much")
+        cache_limit.set_limit(str(folder), "much")
 
 
 def test_processes_store_and_remove_at_once(folder: Path) -> None:
@@ -358,20 +358,20 @@ def test_processes_store_and_remove_at_once(folder: Path) -> None:
         "    assert cache.load(key, 'o') in (None, bytes(1000))\n"
     )
     cache.directory()
-    cache_limit.set_limit("5K")
+    cache_limit.set_limit(str(folder), "5K")
     command = [sys.executable, "-c", code]
     environment = {**os.environ, "PYTHONPATH": SOURCES}
     processes = [subprocess.Popen([*command, str(n % 2)], env=environment, stderr=subprocess.PIPE) for n in range(3)]
     for process in processes:
         assert process.communicate()[1] == b"" and process.returncode == 0
-    cache_limit.evict()
+    cache_limit.evict(str(folder))
     assert sum(path.stat().st_size for path in folder.iterdir()) <= 8000
 
 
 def test_clear_keeps_measurements_and_the_limit(folder: Path) -> None:
     cache.store(KEY, "o", PAYLOAD)
-    cache_limit.set_limit("3M")
+    cache_limit.set_limit(str(folder), "3M")
     (folder / "tuned").mkdir()
     measured = aged(folder / "tuned", "gpu.json", 10, 1)
-    assert cache_limit.clear() == 1 and cache_limit.files() == []
-    assert measured.exists() and cache_limit.limit() == 3 << 20
+    assert cache_limit.clear(str(folder)) == 1 and cache_limit.files(str(folder)) == []
+    assert measured.exists() and cache_limit.limit(str(folder)) == 3 << 20

@@ -125,6 +125,20 @@ def test_gradients_with_captured_numbers(built: list[str]) -> None:
     assert max(counts) <= 4  # with the number, as a float and as a tensor, and without score_mod
 
 
+def test_gradients_use_the_numbers_of_the_forward_pass() -> None:
+    """Though the variable has another value by then."""
+    torch = pytest.importorskip("torch")
+    given = [torch.from_numpy(a).clone().requires_grad_() for a in qkv(20, 30)]
+    apart = [torch.from_numpy(a).clone().requires_grad_() for a in qkv(20, 30)]
+    total = 0.0
+    for n in (5, 25):
+        total = total + monotile.attention(*given, mask_mod=lambda b, h, i, j: j < n).square().sum()  # noqa: B023
+        monotile.attention(*apart, mask_mod=lambda b, h, i, j: j < n).square().sum().backward()  # noqa: B023
+    total.backward()
+    for found, expected in zip(given, apart, strict=True):
+        close(found.grad, expected.grad)
+
+
 def test_numbers_that_are_needed_to_compile_are_constants(built: list[str]) -> None:
     arrays = qkv(N, N)
     bounds = (5, 20, 39)

@@ -11,17 +11,18 @@ from ..runtime import cache, cache_limit
 
 def run(console: Console, *, limit: str | None, clear: bool) -> None:
     """Clear the cache or set its limit if asked to, then say what is in it."""
+    root = str(cache.directory())
     if clear:
-        print(f"removed {cache_limit.clear()} files")
+        print(f"removed {cache_limit.clear(root)} files")
     if limit is not None:
-        cache_limit.set_limit(limit)
-    found = cache_limit.files()
+        cache_limit.set_limit(root, limit)
+    found = cache_limit.files(root)
     kernels = sum(file.kind in cache_limit.KERNEL_KINDS for file in found)
     size = sum(file.size for file in found)
     lines = [
-        f"folder   {cache.directory()}",
+        f"folder   {root}",
         f"kernels  {kernels}, in {len(found)} files",
-        f"size     {_bytes(size)} of {_bytes(cache_limit.limit())}: beyond, what was used longest ago is removed",
+        f"size     {_bytes(size)} of {_bytes(cache_limit.limit(root))}: beyond, what was used longest ago is removed",
     ]
     if found:
         lines.append(f"oldest   last used {time.strftime('%Y-%m-%d %H:%M', time.localtime(found[0].used))}")

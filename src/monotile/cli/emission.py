@@ -64,7 +64,7 @@ def emit(
     files: dict[str, bytes] = {}
     parts: list[Part] = []
     for kernel in sorted(kernels, key=lambda k: k is not attention.attention):  # whose sizes the others take
-        form, choice = specialised(kernel, _part(kernel, request), target, device)
+        form, choice = specialised(kernel, _part(kernel, request), target, device, alone=True)
         if kernel is attention.attention:
             request = _with_sizes(request, {tensor.name for tensor in form.tensors}, form.consts)
         made = backend.emit(form, choice.schedule, device)

@@ -248,6 +248,20 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(item)
 
 
+def frozen(function: Any) -> Any:
+    """Return a function that refers to what its closure holds now, whatever is bound there later: gradients are
+    computed after the caller's loop has gone on."""
+    if isinstance(function, functools.partial):
+        return functools.partial(frozen(function.func), *function.args, **function.keywords)
+    if type(function) is not types.FunctionType or not function.__closure__:
+        return function
+    cells = [cell if content is ABSENT else types.CellType(frozen(content)) for cell, content in _cells(function)]
+    names, defaults = function.__globals__, function.__defaults__
+    found = types.FunctionType(function.__code__, names, function.__name__, defaults, tuple(cells))
+    found.__kwdefaults__ = function.__kwdefaults__
+    return found
+
+
 # ---- numbers that stay constants, and those that no longer do --------------------------------------------------------
 
 
@@ -270,14 +284,20 @@ def with_constants(values: Sequence[Any], attempt: Callable[[], Result]) -> Resu
         if not captures(values).numbers:
             raise
         failed = error.with_traceback(None)
-    added = [code for code in _codes(values) if id(code) not in _compiled_in]
-    _compiled_in.update({id(code): code for code in added})
+    added = compile_in(values)
     try:
         return attempt()
     except KernelError:
         for code in added:
             _compiled_in.pop(id(code), None)
         raise failed from None
+
+
+def compile_in(values: Iterable[Any]) -> list[types.CodeType]:
+    """Make the numbers of functions constants from now on; return the code of those that had others."""
+    added = [code for code in _codes(values) if id(code) not in _compiled_in]
+    _compiled_in.update({id(code): code for code in added})
+    return added
 
 
 def _codes(values: Iterable[Any], depth: int = 0) -> Iterator[types.CodeType]:

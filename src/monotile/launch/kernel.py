@@ -122,7 +122,8 @@ class Kernel:
                     break
         if plan is None:
             if any([arrays.is_foreign(a, backend) for a in given]):
-                return self._planned(self._host_views(given, backend), consts, backend, schedule)
+                given = arrays.host_views([p.name for p in self.parameters], given, backend)
+                return self._planned(given, consts, backend, schedule)
             try:
                 plan = self.plan(given, captured, consts, backend, schedule)
             except InternalError:
@@ -133,12 +134,6 @@ class Kernel:
                 self._plans.clear()
             self._plans[key] = plan
         return plan, args
-
-    def _host_views(self, given: tuple[Any, ...], backend: str | None) -> tuple[Any, ...]:
-        """Return the arguments with arrays of other libraries as NumPy arrays."""
-        names = [self.signature.parameter(n).name for n in range(len(given))]
-        found = zip(names, given, strict=True)
-        return tuple([arrays.host_view(n, a) if arrays.is_foreign(a, backend) else a for n, a in found])
 
     def _check_memory(self, plan: Plan, arrays: Sequence[Any], addresses: Sequence[int]) -> None:
         """Check what may differ between calls with one plan: alignment, writability, and outputs that share memory with

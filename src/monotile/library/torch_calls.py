@@ -23,7 +23,7 @@ def is_plain(q: Array, k: Array, v: Array, mask: Array | None, sinks: Array | No
     Tensor = torch.Tensor
     if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor or torch.compiler.is_compiling():
         return False
-    if torch._C._are_functorch_transforms_active() or torch._C._is_any_autocast_enabled():
+    if torch._C._are_functorch_transforms_active() or torch._C._is_any_autocast_enabled() or q.is_meta:
         return False
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return False

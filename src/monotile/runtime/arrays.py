@@ -169,6 +169,12 @@ def is_foreign(array: Any, backend: Any) -> bool:
     return hasattr(array, "__dlpack__")
 
 
+def host_views(names: list[str], given: tuple[Any, ...], backend: Any) -> tuple[Any, ...]:
+    """Return arguments with arrays of other libraries as NumPy arrays."""
+    names = [*names, *[f"argument {n}" for n in range(len(names), len(given))]]
+    return tuple([host_view(n, a) if is_foreign(a, backend) else a for n, a in zip(names, given, strict=False)])
+
+
 def host_view(name: str, array: Any) -> Any:
     """Return an array of another library in this machine's memory as a NumPy array without copying."""
     if tensors.is_mlx(array):

@@ -93,8 +93,8 @@ def _keep_to_limit(stored: int) -> None:
     if _until_next_look <= 0:
         from . import cache_limit
 
-        cache_limit.evict()
-        _until_next_look = cache_limit.limit() // 16
+        cache_limit.evict(_folder())
+        _until_next_look = cache_limit.limit(_folder()) // 16
 
 
 def fingerprint(*parts: str | bytes) -> str:

@@ -2,7 +2,7 @@
 
 A file's modification time is when it was last used, to within an hour (`cache.mark_used`). Processes need no lock: a
 file that another one has removed counts as removed, and files that are being written have names of their own until they
-are complete.
+are complete. `root` is the cache directory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import time
 from typing import NamedTuple
 
 from ..errors import BadOption
-from . import cache
 
 DEFAULT_LIMIT = 1 << 30
 LIMIT_FILE = "limit"
@@ -36,12 +35,12 @@ class CachedFile(NamedTuple):
         return self.path.rpartition(".")[2]
 
 
-def files() -> list[CachedFile]:
+def files(root: str) -> list[CachedFile]:
     """Return the complete files of the cache, those used longest ago first. Abandoned parts are removed."""
     found = []
     now = time.time()
     for folder in FOLDERS:
-        with contextlib.suppress(OSError), os.scandir(os.path.join(cache.directory(), folder)) as entries:
+        with contextlib.suppress(OSError), os.scandir(os.path.join(root, folder)) as entries:
             for entry in entries:
                 with contextlib.suppress(OSError):  # removed by another process
                     state = entry.stat(follow_symlinks=False)
@@ -53,34 +52,34 @@ def files() -> list[CachedFile]:
     return sorted(found, key=lambda file: file.used)
 
 
-def limit() -> int:
+def limit(root: str) -> int:
     """Return how many bytes the cache may take."""
     try:
-        with open(os.path.join(cache.directory(), LIMIT_FILE)) as file:
+        with open(os.path.join(root, LIMIT_FILE)) as file:
             return int(file.read())
     except (OSError, ValueError):
         return DEFAULT_LIMIT
 
 
-def set_limit(size: str) -> int:
+def set_limit(root: str, size: str) -> int:
     """Set the limit to a size such as "500M" or "2 GiB", remove what is beyond it, and return it in bytes."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", size.strip(), re.IGNORECASE)
     if match is None:
         raise BadOption(f"a limit is a size such as 500M or 2GiB, found {size!r}")
     count = int(float(match[1]) * UNITS[match[2].upper()])
-    path = os.path.join(cache.directory(), LIMIT_FILE)
+    path = os.path.join(root, LIMIT_FILE)
     temporary = f"{path}.{os.getpid()}"
     with open(temporary, "w") as file:
         file.write(str(count))
     os.replace(temporary, path)
-    evict()
+    evict(root)
     return count
 
 
-def evict() -> int:
+def evict(root: str) -> int:
     """If the cache is beyond its limit, remove what was used longest ago; return the number of files."""
-    allowed = limit()
-    found = files()
+    allowed = limit(root)
+    found = files(root)
     total = sum(file.size for file in found)
     if total <= allowed:
         return 0
@@ -96,9 +95,9 @@ def evict() -> int:
     return removed
 
 
-def clear() -> int:
+def clear(root: str) -> int:
     """Remove every compiled kernel; return the number of files. Measurements and the limit stay."""
-    found = files()
+    found = files(root)
     for file in found:
         with contextlib.suppress(OSError):
             os.unlink(file.path)

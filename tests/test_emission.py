@@ -68,74 +68,112 @@ def evaluate(expression: str, names: dict[str, Any]) -> int:
 WHOLE = {"queries": 1, "first_block": 0, "blocks_per_split": 0}  # rows are not packed, keys not split
 
 
-def launch_metal(folder: Path, name: str, arrays: dict[str, Array], scalars: dict[str, Any], **options: Any) -> Any:
-    (entry,) = (k for k in manifest(folder)["kernels"] if k["name"] == name)
-    tensors = [b for b in entry["buffers"] if b["role"] != "words"]
-    names = {**lengths(tensors, arrays), **scalars}
-    for relation in entry["relations"]:
-        assert evaluate(relation, names), relation
-    buffers: dict[int | str, Any] = {b["index"]: arrays[b["name"]] for b in tensors}
-    for group in entry["buffers"]:
-        if group["role"] == "words":
-            buffers[group["index"]] = np.array([number(w, arrays, scalars) for w in group["words"]], group["dtype"])
-    grid = [evaluate(e, names) for e in entry["grid"]]
-    report = metal.run((folder / entry["file"]).read_text(), name, buffers, grid, entry["threads"], **options)
-    report.check()
-    assert report.counters.threadgroup_memory_bytes == entry["threadgroup_memory_bytes"]
-    return report
-
-
 @needs_runner
-@pytest.mark.parametrize("order", metal.ORDERS)
-def test_metal_attention_by_the_manifest(order: str, tmp_path: Path) -> None:
+def test_metal_attention_by_the_manifest(tmp_path: Path) -> None:
     words = "--causal=true --BR=32 --BK=32 --D=64 --dtype bfloat16"
     monotile("emit", "--target", "metal", "--kernel", "attention", "--out", str(tmp_path), *words.split())
     q, k, v = qkv(40, 71, 64, B=2, Hq=4, Hkv=2, dtype="bfloat16")
-    o, lse = poisoned(q.shape, "bfloat16"), poisoned(q.shape[:3])
-    arrays = {"q": q, "k": k, "v": v, "o": o, "lse": lse}
-    launch_metal(tmp_path, "attention", arrays, {"scale": 0.125, **WHOLE}, order=order)
-    agrees((o, lse), q, k, v, causal=True)
+    for order in metal.ORDERS:
+        found = metal.run_chain(tmp_path, {"q": q, "k": k, "v": v}, {"scale": 0.125}, order=order)
+        report, (entry,) = found.reports["attention"].check(), manifest(tmp_path)["kernels"]
+        assert report.counters.threadgroup_memory_bytes == entry["threadgroup_memory_bytes"]
+        agrees((found.outputs["o"], found.outputs["lse"]), q, k, v, causal=True)
+
+
+CHAINS = {
+    "map": (("attention", "mask_blocks"), ["--D=64"], ["mask=bool", "block_map=uint8"], 150),
+    "splits": (
+        ("merge", "attention"),
+        ["--D=80", "--packed=True", "--BR=8"],
+        ["mask=float32", "split_o=float32", "sinks=float32"],
+        2,
+    ),
+    "map and splits": (
+        ("merge", "mask_blocks", "attention"),
+        ["--D=32", "--Dv=16"],
+        ["float16", "mask=bool", "block_map=uint8", "split_o=float32"],
+        33,
+    ),
+}
 
 
 @needs_runner
-def test_metal_decode_and_merge_by_the_manifest(tmp_path: Path) -> None:
-    """Two kernels in a folder, integer and float scalars, a mask, and parts that go from one to the other."""
-    kernels = "--kernel attention --kernel merge --D=80 --Dv=80 --dtype mask=float32 --dtype split_o=float32"
-    monotile(
-        "emit", "--target", "metal", "--out", str(tmp_path), *kernels.split(), "--packed=True", "--BR=4", "--BK=32"
-    )
-    q, k, v = qkv(1, 150, 80, Hq=4, Hkv=2)
-    mask = np.where(np.random.default_rng(0).random((1, 4, 1, 150)) < 0.5, 0, -np.inf).astype(np.float32)
-    parts = {"o": poisoned((1, 2, 2, 3, 80)), "m": poisoned((1, 2, 2, 3)), "l": poisoned((1, 2, 2, 3))}
-    states = {f"split_{name}": array for name, array in parts.items()}
-    arrays = {"q": q.reshape(1, 2, 2, 80), "k": k, "v": v, "mask": mask, **states}
-    scalars = {"scale": 0.1, "queries": 1, "first_block": 0, "blocks_per_split": 2}
-    launch_metal(tmp_path, "attention", arrays, scalars)
-    flat = {"o": parts["o"].reshape(4, 3, 80), "m": parts["m"].reshape(4, 3), "l": parts["l"].reshape(4, 3)}
-    out, lse = poisoned((4, 80)), poisoned(4)
-    launch_metal(tmp_path, "merge", {**flat, "out": out, "lse": lse}, {"queries": 1})
-    found = out.reshape(1, 4, 1, 80), lse.reshape(1, 4, 1)
-    agrees(found, q, k, v, scale=0.1, mask=mask)
+@pytest.mark.parametrize("name", CHAINS)
+def test_metal_chains_by_the_manifest(name: str, tmp_path: Path) -> None:
+    """Kernels that are written together agree on blocks, head sizes and the memory between them. What the caller passes
+    is what attention is about: arrays and a scale."""
+    kernels, words, dtypes, queries = CHAINS[name]
+    request = Request(parse_values(words), {}, parse_dtypes(dtypes))
+    emission.write("metal", [find_kernel(kernel) for kernel in kernels], request, tmp_path)
+    (chain,) = manifest(tmp_path)["chains"]
+    assert {launch["kernel"] for launch in chain["launches"]} == set(kernels)
+    D, Dv = request.values["D"], request.values.get("Dv", request.values["D"])
+    q, k, v = qkv(queries, 300, D, Hq=4, Hkv=2, dtype="float16" if "float16" in dtypes else "float32")
+    v = np.ascontiguousarray(v[..., :Dv])
+    seen = np.random.default_rng(0).random((1, 4, queries, 300)) < 0.5
+    seen[..., 128:192], seen[..., :64] = False, True
+    mask = seen if "mask=bool" in dtypes else np.where(seen, 0, -np.inf).astype(np.float32)
+    options = {"sinks": normal(4)} if "sinks=float32" in dtypes else {}
+    found = metal.run_chain(tmp_path, {"q": q, "k": k, "v": v, "mask": mask, **options}, {"scale": 0.1})
+    for report in found.reports.values():
+        report.check()
+    if "block_map" in found.outputs:
+        assert {0, 2} <= set(found.outputs["block_map"].reshape(-1).tolist()) <= {0, 1, 2, 3}
+    agrees((found.outputs["o"], found.outputs["lse"]), q, k, v, scale=0.1, mask=mask, **options)
 
 
 @needs_runner
-def test_metal_block_map_and_attention_by_the_manifest(tmp_path: Path) -> None:
-    """Kernels that are written together agree on the blocks of the map that goes from one to the other."""
-    words = "--kernel attention --kernel mask_blocks --D=64 --dtype mask=bool --dtype block_map=uint8"
+def test_a_chain_that_cannot_be_launched(tmp_path: Path) -> None:
+    """Nothing runs where an array, a number or a relation of the manifest does not hold."""
+    emission.write("metal", [find_kernel("attention")], Request({"D": 32, "packed": True}), tmp_path)
+    q, k, v = qkv(4, 20, 32, Hq=4, Hkv=2)
+    good = {"q": q, "k": k, "v": v}
+    for arrays, numbers, phrase in (
+        ({"q": q, "k": k}, {"scale": 1.0}, "takes the arrays k, q, v; found q, k"),
+        (good, {}, "takes the number scale"),
+        (good, {"scale": -1.0}, "attention needs scale >= 0; found scale = -1.0"),
+        ({**good, "v": v[..., :16].copy()}, {"scale": 1.0}, r"v has shape \(1, 2, 20, 16\)"),
+        ({**good, "q": q.astype(np.float16)}, {"scale": 1.0}, "q is float16; expected a contiguous array of float32"),
+        ({**good, "q": q[:, :3].copy()}, {"scale": 1.0}, "q has 384 elements"),
+    ):
+        with pytest.raises(metal.LaunchError, match=phrase):
+            metal.run_chain(tmp_path, arrays, numbers)
+    with pytest.raises(BadRequest, match="packs those of several"):
+        request = Request({"packed": True}, {}, parse_dtypes(["mask=bool", "block_map=uint8"]))
+        emission.emit("metal", [find_kernel("attention"), find_kernel("mask_blocks")], request)
+    with pytest.raises(BadRequest, match="attention takes split_m as float32, and split_m of the chain is float16"):
+        request = Request({}, {}, parse_dtypes(["split_o=float32", "m=float16"]))
+        emission.emit("metal", [find_kernel("attention"), find_kernel("merge")], request)
+
+
+@needs_runner
+def test_numbers_of_the_swift_package(tmp_path: Path) -> None:
+    """A right launch is as near to the numbers in the folder as they ask, and a wrong one is not."""
+    words = "--kernel attention --kernel merge --D=32 --negative --dtype float16 --dtype split_o=float32 --with swift"
     monotile("emit", "--target", "metal", "--out", str(tmp_path), *words.split())
-    sizes = {entry["name"]: entry["constants"] for entry in manifest(tmp_path)["kernels"]}
-    rows, keys = sizes["attention"]["BR"], sizes["attention"]["BK"]
-    assert (sizes["mask_blocks"]["BQ"], sizes["mask_blocks"]["BK"]) == (rows, keys)
-    q, k, v = qkv(150, 300, 64, Hq=1, Hkv=1)
-    mask = np.random.default_rng(0).random((1, 1, 150, 300)) < 0.5
-    mask[:, :, :70, 64:200], mask[:, :, 70:, :64] = False, True
-    block_map = np.full((1, 1, -(-150 // rows), -(-300 // keys)), 255, np.uint8)
-    launch_metal(tmp_path, "mask_blocks", {"mask": mask, "block_map": block_map}, {})
-    assert {0, 2} <= set(block_map.reshape(-1).tolist()) <= {0, 1, 2, 3}
-    o, lse = poisoned(q.shape), poisoned(q.shape[:3])
-    arrays = {"q": q, "k": k, "v": v, "mask": mask, "block_map": block_map, "o": o, "lse": lse}
-    launch_metal(tmp_path, "attention", arrays, {"scale": 0.125, **WHOLE})
-    agrees((o, lse), q, k, v, mask=mask)
+    assert (tmp_path / "Package.swift").exists() and (
+        tmp_path / "Tests/MonotileKernelsTests/KernelTests.swift"
+    ).exists()
+    (case,) = json.loads((tmp_path / "check.json").read_text())["cases"]
+
+    def load(described: Any) -> Array:
+        data = np.frombuffer((tmp_path / described["file"]).read_bytes(), described["dtype"])
+        return data.reshape(described["shape"]).copy()
+
+    inputs = {name: load(described) for name, described in case["inputs"].items()}
+    for more, holds in (({}, True), ({"scale": 0.9 * case["numbers"]["scale"]}, False)):
+        found = metal.run_chain(tmp_path, inputs, {**case["numbers"], **more}, chain=case["chain"])
+        for name, described in case["outputs"].items():
+            error = np.abs(found.outputs[name].astype(float) - load(described).astype(float)).max()
+            assert (error <= described["allowed"]) == holds, name
+
+
+def test_packages_that_cannot_be_written() -> None:
+    with pytest.raises(BadRequest, match="--with swift is not known for cpu"):
+        emission.emit("cpu", [find_kernel("merge")], Request(), package="swift")
+    with pytest.raises(BadRequest, match="which holds uint8: emit mask_blocks with it"):
+        request = Request({}, {}, parse_dtypes(["mask=bool", "block_map=uint8"]))
+        emission.emit("metal", [find_kernel("attention")], request, package="swift")
 
 
 def test_blocks_that_do_not_fit_the_map() -> None:
@@ -325,7 +363,7 @@ def test_a_kernel_of_a_file(tmp_path: Path) -> None:
     assert [b["role"] for b in entry["buffers"]] == ["input", "input and output", "words", "words"]
     x, y = normal(100), normal(100, seed=1)
     before = y.copy()
-    launch_metal(tmp_path, "shift", {"x": x, "y": y}, {"low": 33})
+    metal.run_chain(tmp_path, {"x": x, "y": y}, {"low": 33}).reports["shift"].check()
     np.testing.assert_array_equal(y, before + np.where(np.arange(100) < 33, 0, x))
 
 

@@ -320,3 +320,14 @@ class BadOption(CallError):
 
 class NoGradient(CallError):
     """A gradient that monotile does not compute, where leaving it out would lose it in silence."""
+
+
+# ---- mistakes between ranks ------------------------------------------------------------------------------------------
+
+
+class RanksDiffer(CallError):
+    """Ranks of a group that make different calls: shapes or options are not the same, or one of them refused."""
+
+
+class RankLost(MonotileError):
+    """A rank that does not answer: it died, or the group's timeout ended."""

@@ -9,11 +9,13 @@ import numpy as np
 
 from .backends.metal.runner import launch
 from .backends.metal.runner.build import why_not
+from .backends.metal.runner.folder import ChainResult, run_chain
 from .backends.metal.runner.launch import run
 from .backends.metal.runner.report import Counters, Finding, KernelFault, LaunchError, NoCompiler, Report, ShaderError
 
 __all__ = [
     "ORDERS",
+    "ChainResult",
     "Counters",
     "Finding",
     "KernelFault",
@@ -23,6 +25,7 @@ __all__ = [
     "ShaderError",
     "poisoned",
     "run",
+    "run_chain",
     "why_not",
 ]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,18 +31,27 @@ def forget() -> None:
 
 
 def in_every_order(
-    call: Callable[[], dict[str, Array]], monkeypatch: pytest.MonkeyPatch, *, fast_math: bool = False
+    call: Callable[[], dict[str, Array]],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    fast_math: bool = False,
+    orders: Sequence[str] = metal.ORDERS,
 ) -> dict[str, Array]:
-    """The results of a call, which must have the same bits in every order."""
+    """The results of a call, which is compiled once and must give the same bits in every order."""
+    forget()
+    monkeypatch.setattr(metal_backend, "BACKEND", metal_backend.MetalBackend(fast_math=fast_math))
     found = []
-    for order in metal.ORDERS:
-        forget()
-        monkeypatch.setattr(metal_backend, "BACKEND", metal_backend.MetalBackend(order, fast_math=fast_math))
+    for order in orders:
+        monkeypatch.setattr(on_cpu, "runner", SimpleNamespace(run=partial(_run_in, order)))
         found.append(call())
     for name, first in found[0].items():
         for other in found[1:]:
             np.testing.assert_array_equal(first.view(np.uint8), other[name].view(np.uint8))
     return found[0]
+
+
+def _run_in(chosen: str, *args: Any, **options: Any) -> metal.Report:
+    return launch.run(*args, **{**options, "order": chosen})
 
 
 def collect_reports(monkeypatch: pytest.MonkeyPatch) -> list[metal.Report]:

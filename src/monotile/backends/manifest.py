@@ -29,6 +29,9 @@ MEANINGS = {
     "grid": "how many programs or threadgroups to launch: whole numbers, lengths by symbol and scalars by name, "
     "+ - * // (rounded down) %, min and max; a launch of 0 is to be left out",
     "relations": "must hold between lengths and scalars, in the terms of `grid` and == >= <=; nothing checks them",
+    "chains": "launches that make one result, in order; each binds the chain's tensors, which are packed arrays (the "
+    "last axis is contiguous), as tensors of the given shape. Shapes, scalars and defaults are in the terms of `grid`, "
+    "over the symbols of the chain's inputs and its scalars. A temporary is memory that the launcher provides",
     "codes": "what the numbers in a tensor mean",
     "math_modes": "of Metal's compiler in which the text is right",
     "language_version": "of Metal, the least that has the types of the text",

@@ -47,12 +47,13 @@ class Defaults:
 STATE = {"o": float32, "m": float32, "l": float32}
 SPLIT_STATE = {f"split_{name}": dtype for name, dtype in STATE.items()}
 PLACES = dict.fromkeys(("q_offsets", "k_offsets", "page_table", "lengths"), int32)  # of ragged and paged keys
+QUANTIZED = tuple(f"{name}_{field}" for name in "kv" for field in ("codes", "scales", "zeros"))
 SCORES = {"mask": bool_, "block_map": uint8, "lse": float32, "delta": float32}
 BACKWARD = (backward.backward_queries, backward.backward_keys, option_gradients.mask_gradient)
 LIBRARY: dict[Kernel, Defaults] = {
     attention.attention: Defaults(
         {"mask": bool_, "block_map": uint8, "sinks": float32, "lse": float32, **SPLIT_STATE, **PLACES},
-        ("mask", "block_map", "sinks", *SPLIT_STATE, *PLACES, "k_pages", "v_pages"),
+        ("mask", "block_map", "sinks", *SPLIT_STATE, *PLACES, "k_pages", "v_pages", *QUANTIZED),
     ),
     backward.row_deltas: Defaults({"dlse": float32, "delta": float32}, ("dlse",)),
     backward.backward_queries: Defaults(SCORES, ("mask", "block_map")),

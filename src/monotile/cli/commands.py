@@ -1,4 +1,4 @@
-"""The verbs of the command line: devices, inspect, emit, check, compile, tune, bench, snap, diff."""
+"""The verbs of the command line: devices, inspect, emit, check, compile, tune, cache, bench, snap, diff."""
 
 from functools import partial
 from pathlib import Path
@@ -136,13 +136,16 @@ def emit(
     dtype: DTypes = None,
     shape: Shapes = None,
     device: Device = None,
+    package: Annotated[
+        str | None, typer.Option("--with", help="swift: a Swift package with a test, for a Mac (metal).")
+    ] = None,
 ) -> None:
     """Write kernels and a manifest.json by which other programs can launch them. Every other option is a constant of
     the kernels (--BR=64) or an option of attention (--causal=true)."""
     from . import emission
 
     kernels = [catalogue.find_kernel(name) for name in kernel]
-    for path in emission.write(target, kernels, parse(context.args, shape, dtype), out, device):
+    for path in emission.write(target, kernels, parse(context.args, shape, dtype), out, device, package=package):
         print(path)
 
 
@@ -202,6 +205,17 @@ def run_tune(
     from ..bench.nvidia import tune
 
     tune.run(_console(), only=only, dtype=dtype, seconds=seconds)
+
+
+@app.command("cache")
+def run_cache(
+    limit: Annotated[str | None, typer.Option(help="Bytes that it may take from now on: 500M, 2GiB.")] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all compiled kernels.")] = False,
+) -> None:
+    """Show where compiled kernels are kept, how many there are and how much they take; clear or limit them."""
+    from . import cache_report
+
+    cache_report.run(_console(), limit=limit, clear=clear)
 
 
 # ---- times -----------------------------------------------------------------------------------------------------------

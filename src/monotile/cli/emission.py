@@ -10,9 +10,11 @@ from typing import Any, TypeVar
 
 from .. import __version__, backends
 from ..backends.manifest import MEANINGS
-from ..kernels import attention, mask_blocks
+from ..kernels import attention
 from ..kernels.scores import Options
 from ..launch.kernel import Kernel
+from . import swift_package
+from .chains import Part, chains
 from .contracts import contract
 from .inspection import check_device, specialised
 from .request import BadRequest, Request
@@ -23,14 +25,21 @@ Item = TypeVar("Item")
 
 
 def write(
-    target: str, kernels: Sequence[Kernel], request: Request, folder: Path, device: str | None = None
+    target: str,
+    kernels: Sequence[Kernel],
+    request: Request,
+    folder: Path,
+    device: str | None = None,
+    *,
+    package: str | None = None,
 ) -> list[Path]:
-    """Write the kernels' files and the manifest, and return their paths."""
-    files, manifest = emit(target, kernels, request, device)
+    """Write the kernels' files, the manifest and the package, if one is asked for, and return their paths."""
+    files, manifest = emit(target, kernels, request, device, package=package)
     files[MANIFEST] = (json.dumps(manifest, indent=2) + "\n").encode()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(data)
     except OSError as error:
         raise BadRequest(f"cannot write to {folder}: {error.strerror}; name another folder with --out") from None
@@ -38,36 +47,49 @@ def write(
 
 
 def emit(
-    target: str, kernels: Sequence[Kernel], request: Request, device: str | None = None
+    target: str,
+    kernels: Sequence[Kernel],
+    request: Request,
+    device: str | None = None,
+    *,
+    package: str | None = None,
 ) -> tuple[dict[str, bytes], dict[str, Any]]:
     """The files by name, and the manifest."""
+    if package is not None and (package, target) != ("swift", "metal"):
+        raise BadRequest(f"--with {package} is not known for {target}; --target metal has --with swift")
     backend = backends.get(target)
     if device is not None:
         device = check_device(target, device)
     _check_names(kernels, request)
     files: dict[str, bytes] = {}
-    entries = []
-    for kernel in sorted(kernels, key=lambda k: k is mask_blocks.mask_blocks):  # which takes attention's blocks
-        form, choice = specialised(kernel, _part(kernel, request), target, device)
-        if kernel is attention.attention and "block_map" in [tensor.name for tensor in form.tensors]:
-            request = _with_blocks_of_map(request, form.consts)
+    parts: list[Part] = []
+    for kernel in sorted(kernels, key=lambda k: k is not attention.attention):  # whose sizes the others take
+        form, choice = specialised(kernel, _part(kernel, request), target, device, alone=True)
+        if kernel is attention.attention:
+            request = _with_sizes(request, {tensor.name for tensor in form.tensors}, form.consts)
         made = backend.emit(form, choice.schedule, device)
         if files.keys() & made.files.keys():
             raise BadRequest(f"two kernels are named {kernel.name!r}; emit them into folders of their own")
         files |= made.files
-        entries.append({**made.entry, **contract(kernel, form)})
-    manifest = {"format": FORMAT, "monotile": __version__, "target": target, "meanings": MEANINGS, "kernels": entries}
-    return files, manifest
+        parts.append(Part(kernel, form, {**made.entry, **contract(kernel, form)}))
+    manifest = {"format": FORMAT, "monotile": __version__, "target": target, "meanings": MEANINGS}
+    found = chains(parts)
+    if package is not None:
+        files |= swift_package.files(parts, found)
+    return files, {**manifest, "kernels": [part.entry for part in parts], "chains": found}
 
 
-def _with_blocks_of_map(request: Request, consts: Mapping[str, Any]) -> Request:
-    """The request with the blocks of the block map that attention reads, for the kernel that writes it."""
-    blocks = {"BQ": consts["BR"], "BK": consts["BK"], "covered": consts["covered"]}
-    for name, size in blocks.items():
+def _with_sizes(request: Request, present: set[str], consts: Mapping[str, Any]) -> Request:
+    """The request with what attention decides for kernels beside it: the blocks of the block map that it reads, and the
+    columns of the states that it writes."""
+    sizes = {"Dv": consts["Dv"]} if "split_o" in present else {}
+    if "block_map" in present:
+        sizes |= {"BQ": consts["BR"], "BK": consts["BK"], "covered": consts["covered"]}
+    for name, size in sizes.items():
         if request.values.get(name, size) != size:
             found = f"--{name}={request.values[name]} does not fit: attention reads a block map of {name}={size}"
             raise BadRequest(f"{found}; leave it out, or emit mask_blocks into a folder of its own")
-    return replace(request, values={**request.values, **blocks})
+    return replace(request, values={**request.values, **sizes})
 
 
 def _names(kernel: Kernel) -> set[str]:

@@ -17,6 +17,7 @@ from ..ir import Value
 from . import vocabulary
 from .derivatives import call_derivative
 from .expressions import REDUCTIONS, ExpressionBuilder
+from .functions import is_function
 from .library_words import element_type, method_of
 from .objects import Closure, Derivative, Method, RuntimeRange, describe
 
@@ -44,7 +45,7 @@ def _integer(s: ExpressionBuilder, item: Any) -> Any:
 def _int32(s: ExpressionBuilder, item: Any) -> Any:
     """Check that an argument is one integer of at most 32 bits, as sizes of grids and bounds of loops are."""
     item = _integer(s, item)
-    if isinstance(item, Value) and item.dtype.bits > 32:
+    if isinstance(item, Value) and item.dtype.limits[1] > int32.limits[1]:
         raise s.fail(DTypeMismatch, f"grids and loops count in int32, found {item.type}", "cast it: .astype(int32)")
     return item
 
@@ -185,7 +186,7 @@ def _static_range(s: ExpressionBuilder, *bounds: Any) -> range:
 
 def _derivative(name: str) -> Callable[..., Any]:
     def build(s: ExpressionBuilder, function: Any) -> Derivative:
-        known = isinstance(function, types.FunctionType | Closure) or handler(function) is not None
+        known = is_function(function) or isinstance(function, Closure) or handler(function) is not None
         if not known:
             cure = f"give it the function, then the arguments: {name}(f)(x)"
             raise s.fail(WrongCall, f"{name} needs a function, found {describe(function)}", cure)

@@ -30,6 +30,9 @@ POINTERS = {
     "bfloat16": "*bf16",
     "int64": "*i64",
     "int32": "*i32",
+    "uint32": "*u32",
+    "float8_e4m3fn": "*u8",
+    "float8_e5m2": "*u8",
     "int8": "*i8",
     "uint8": "*u8",
     "bool": "*i1",
@@ -45,6 +48,7 @@ def write(source: TritonSource) -> Path:
     path = folder / f"{source.name}.py"
     with contextlib.suppress(OSError):
         if path.read_text() == source.text:
+            store.mark_used(str(path), path.stat())
             return path
     handle, temporary = tempfile.mkstemp(prefix=".new-", dir=folder)
     with open(handle, "w") as file:

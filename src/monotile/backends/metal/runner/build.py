@@ -222,7 +222,7 @@ def _compile(text: str, chosen: Compiler, flags: Sequence[str]) -> bytes:
         _run([*command, *flags, *DEFINES, f"-I{HERE}", "-S", "-emit-llvm", "kernel.cpp", "-o", "kernel.ll"], name)
         llvm = (folder / "kernel.ll").read_text()
         (folder / "lines.ll").write_text(instrument.add_lines(llvm, FILE))
-        _run([*chosen.command, "-fPIC", "-O1", "-w", "-fno-sanitize=all", "-c", "lines.ll", "-o", "kernel.o"], name)
+        _run([*chosen.command, "-fPIC", "-O0", "-w", "-fno-sanitize=all", "-c", "lines.ll", "-o", "kernel.o"], name)
         objects = ["kernel.o"]
         for part in RUNTIME:
             (folder / f"{part}.o").write_bytes(_runtime_object(part, chosen))

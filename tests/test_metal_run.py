@@ -54,6 +54,7 @@ def test_a_correct_kernel(tmp_path: Path, capsys: Captured) -> None:
     np.save(tmp_path / "y.npy", np.arange(63, -1, -1, dtype=np.float32))
     clean, text = run(tmp_path, capsys, out=tmp_path / "out")
     assert clean and "barriers                   1\n" in text and text.endswith("nothing found\n")
+    assert "model: memory on the core  16 clocks of a core\n" in text  # 4 x 256 bytes
     np.testing.assert_array_equal(np.load(tmp_path / "out" / "1.npy"), np.arange(63, -1, -1))
     np.save(tmp_path / "y.npy", np.arange(64, dtype=np.float32))
     clean, text = run(tmp_path, capsys, fast_math=True)

@@ -13,6 +13,7 @@ import numpy as np
 
 from .. import metal
 from ..backends.metal.runner import build
+from ..backends.metal.runner.cost_model import core_clocks
 from .request import BadRequest
 
 Array = np.ndarray[Any, Any]
@@ -225,5 +226,7 @@ def lines(shader: Path, source: str, outcome: RunOutcome, style: str) -> Iterato
             yield f"    {text[line - 1].strip()}"
     for name, value in vars(outcome.counters).items():
         yield f"{name.replace('_', ' '):26} {value}"
+    for unit, clocks in core_clocks(outcome.counters).items():
+        yield f"{'model: ' + unit:26} {clocks:.0f} clocks of a core"
     count = len(outcome.findings)
     yield "nothing found" if not count else f"{count} finding{'s' if count > 1 else ''}"

@@ -38,7 +38,16 @@ def library_on_gpu() -> None:
         import torch
 
         torch.use_deterministic_algorithms(True)
-        for name in ("attention", "attention_backward", "decode_partials", "merge", "merge_lse", "mask_blocks"):
+        for name in (
+            "attention",
+            "attention_backward",
+            "decode_partials",
+            "merge",
+            "merge_lse",
+            "mask_blocks",
+            "attention_varlen",
+            "attention_paged",
+        ):
             setattr(monotile, name, on_gpu(getattr(monotile, name)))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from monotile.backends.cpu import target
@@ -22,17 +23,27 @@ LEFT_OUT = (
 )
 
 
-def main(tests: bool) -> None:
-    commands = [("monotile.cli", "check"), *([("pytest", "-n", "auto", *PLACES, *LEFT_OUT)] if tests else [])]
-    for unit in target.runnable()[1:]:
-        print(f"-- {unit}", flush=True)
-        for words in commands:
-            environment = {**os.environ, "MONOTILE_CPU": unit}
-            subprocess.run([sys.executable, "-m", *words], cwd=ROOT, env=environment, check=True)
+def run(unit: str, tests: bool) -> tuple[str, int, str]:
+    """Return the unit, the first exit status that is not 0, and what was printed."""
+    commands = [("monotile.cli", "check"), *([("pytest", *PLACES, *LEFT_OUT)] if tests else [])]
+    printed, environment = "", {**os.environ, "MONOTILE_CPU": unit}
+    for words in commands:
+        command = [sys.executable, "-m", *words]
+        done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        printed += done.stdout.decode()
+        if done.returncode:
+            return unit, done.returncode, printed
+    return unit, 0, printed
+
+
+def main(tests: bool) -> int:
+    status = 0
+    with ThreadPoolExecutor() as pool:  # the units at the same time: a check has one thread for most of its time
+        for unit, code, printed in pool.map(lambda unit: run(unit, tests), target.runnable()[1:]):
+            print(f"-- {unit}\n{printed}", flush=True)
+            status = status or code
+    return status
 
 
 if __name__ == "__main__":
-    try:
-        main("--tests" in sys.argv[1:])
-    except subprocess.CalledProcessError as error:
-        sys.exit(error.returncode)
+    sys.exit(main("--tests" in sys.argv[1:]))

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from monotile import errors
 from monotile.backends.cpu import target
-from monotile.bench import attention, baselines, extend, goals, limits, peers, report, suite, table, worker
+from monotile.bench import attention, baselines, extend, goals, gradients, limits, peers, report, suite, table, worker
 from monotile.bench.attention import AttentionShape
 from monotile.bench.rows import Row, Sample, TimedCall
 from monotile.cli import commands
@@ -194,6 +194,16 @@ def test_merge_and_maps_agree_with_numpy(make: Any) -> None:
     call = make(np.random.default_rng(0))
     errors = worker.check("row", call)
     assert errors["numpy_error"] < 1e-5 and call.work.keys() == {"read"} and call.work["read"] > 0
+
+
+@pytest.mark.parametrize("passes", gradients.PRODUCTS)
+def test_gradients_are_checked_beside_those_of_torch(passes: str) -> None:
+    shape = gradients.GradientShape(passes, (4, 2), 33, 16, "float32", causal=True)
+    call = gradients.make(shape, np.random.default_rng(0), 1)
+    errors = worker.check("row", call)
+    assert errors["error"] <= errors["allowed"] and call.torch is not None and call.sample is not None
+    found = worker.choose(call.torch, call.sample)
+    assert found["errors"].keys() == {"sdpa", "repeated heads"} and max(found["errors"].values()) < 1e-5
 
 
 def test_a_wrong_result_is_not_timed() -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from monotile import runtime
-from monotile.runtime import cache
+from monotile import errors, runtime
+from monotile.runtime import cache, cache_limit
 
 KEY = cache.fingerprint("a key")
 PAYLOAD = bytes(range(256)) * 40
@@ -311,3 +311,67 @@ def command(code: str) -> list[str]:
 
 def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": SOURCES}
+
+
+# ---- its size --------------------------------------------------------------------------------------------------------
+
+
+def aged(folder: Path, name: str, size: int, hours: float) -> Path:
+    path = folder / name
+    path.write_bytes(bytes(size))
+    then = time.time() - 3600 * hours
+    os.utime(path, (then, then))
+    return path
+
+
+def test_what_was_used_longest_ago_is_removed_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the limit; not files that are being written, those of the last minute, or measurements."""
+    (cache.directory() / "nvidia").mkdir()
+    tuned = cache.directory() / "tuned"
+    tuned.mkdir()
+    assert cache_limit.limit(str(folder)) == cache_limit.DEFAULT_LIMIT
+    old, older = aged(folder, "b.cpu", 400, 2), aged(folder / "nvidia", "a.py", 400, 3)
+    measured, written = aged(tuned, "gpu.json", 5000, 99), aged(folder, ".new-x", 5000, 2)
+    abandoned = aged(folder, ".new-y", 10, 48)
+    used = folder / f"{KEY}.o"
+    cache.store(KEY, "o", bytes(100))
+    os.utime(used, (0, 0))
+    assert cache.load(KEY, "o") == bytes(100) and time.time() - used.stat().st_mtime < 60  # a read counts as use
+    assert cache_limit.set_limit(str(folder), "0.75 KiB") == 768 == cache_limit.limit(str(folder))
+    assert [path.exists() for path in (older, old, used)] == [False, True, True]
+    assert [path.exists() for path in (measured, written, abandoned)] == [True, True, False]
+    monkeypatch.setattr(cache, "_until_next_look", 0)
+    cache_limit.set_limit(str(folder), "200")
+    assert not old.exists() and used.exists()  # used within a minute, though beyond the limit
+    with pytest.raises(errors.BadOption, match="a limit is a size such as 500M or 2GiB, found 'much'"):
+        cache_limit.set_limit(str(folder), "much")
+
+
+def test_processes_store_and_remove_at_once(folder: Path) -> None:
+    """Each reads back what it stored, or nothing; none fails."""
+    code = (
+        "import os, sys\nfrom monotile.runtime import cache, cache_limit\ncache_limit.RECENT_S = -1\n"
+        "for n in range(60):\n"
+        "    key = cache.fingerprint(sys.argv[1], str(n % 7))\n"
+        "    cache._until_next_look = 0\n"
+        "    cache.store(key, 'o', bytes(1000))\n"
+        "    assert cache.load(key, 'o') in (None, bytes(1000))\n"
+    )
+    cache.directory()
+    cache_limit.set_limit(str(folder), "5K")
+    command = [sys.executable, "-c", code]
+    environment = {**os.environ, "PYTHONPATH": SOURCES}
+    processes = [subprocess.Popen([*command, str(n % 2)], env=environment, stderr=subprocess.PIPE) for n in range(3)]
+    for process in processes:
+        assert process.communicate()[1] == b"" and process.returncode == 0
+    cache_limit.evict(str(folder))
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= 8000
+
+
+def test_clear_keeps_measurements_and_the_limit(folder: Path) -> None:
+    cache.store(KEY, "o", PAYLOAD)
+    cache_limit.set_limit(str(folder), "3M")
+    (folder / "tuned").mkdir()
+    measured = aged(folder / "tuned", "gpu.json", 10, 1)
+    assert cache_limit.clear(str(folder)) == 1 and cache_limit.files(str(folder)) == []
+    assert measured.exists() and cache_limit.limit(str(folder)) == 3 << 20

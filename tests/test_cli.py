@@ -49,6 +49,16 @@ def test_devices_names_every_backend(cache_folder: Path) -> None:
     assert str(cache_folder) in text
 
 
+def test_cache_shows_limits_and_clears(tmp_path: Path) -> None:
+    (tmp_path / "a.cpu").write_bytes(bytes(2048))
+    here = {"MONOTILE_CACHE_DIR": str(tmp_path)}
+    text = monotile("cache", **here)
+    assert str(tmp_path) in text and "1, in 1 files" in text and "2.0 KiB of 1.0 GiB" in text and "last used" in text
+    assert "of 5.0 MiB" in monotile("cache", "--limit", "5M", **here)
+    assert "'much'" in monotile("cache", "--limit", "much", code=1, **here)
+    assert "removed 1 files" in monotile("cache", "--clear", **here)
+
+
 @pytest.mark.parametrize(
     "stage, phrases",
     [

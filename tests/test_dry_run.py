@@ -9,6 +9,7 @@ import pytest
 from monotile import backends, ir
 from monotile.backends.base import Program
 from monotile.dtypes import BY_NAME, bool_, float32
+from monotile.launch.captures import NOTHING
 from monotile.library import block_maps, dry_run, merging, ops
 from monotile.library.calls import CallBuilder
 from monotile.runtime.tensors import View, dense
@@ -74,7 +75,7 @@ def test_a_call_compiles_what_is_shown(backend: str, name: str, monkeypatch: pyt
     for kernel in (ops.attention_kernel, merging.merge_kernel, block_maps.mask_blocks_kernel):
         monkeypatch.setattr(kernel, "_programs", {})
     inputs, options = described(DEVICES[backend], CALLS[name])
-    builder = CallBuilder(inputs, (), options.backend, options.threads)
+    builder = CallBuilder(inputs, NOTHING, options.backend, options.threads)
     ops.FUNCTIONS["attention"].plan(builder, options)
     shown = dry_run.launches("attention", inputs, options)
     assert compiled and [(ir.show(launch.form), launch.choice.schedule) for launch in shown] == compiled

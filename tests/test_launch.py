@@ -429,13 +429,13 @@ def test_functions_made_anew_do_not_recompile(recorder: Recorder) -> None:
     apply = apply_kernel()
     for factor in (2.0, 2.0, 3.0, 2.0, 0.0, -0.0):
         apply(array(8), poisoned(8), f=lambda v, extra=1.0: v * factor + extra)  # noqa: B023
-    assert len(recorder.compiled) == 4
+    assert len(recorder.compiled) == 1  # a captured number is an argument, a default is a constant
     for factor in (2.0, 3.0):
         apply(array(8), poisoned(8), f=lambda v, extra=factor: v * 2.0 + extra)
-    assert len(recorder.compiled) == 6
+    assert len(recorder.compiled) == 3
     for inner in (lambda v: v, lambda v: v * 2.0):
         apply(array(8), poisoned(8), f=lambda v: inner(v))  # noqa: B023
-    assert len(recorder.compiled) == 8
+    assert len(recorder.compiled) == 5
 
 
 FACTOR = 2.0

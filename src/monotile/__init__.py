@@ -14,11 +14,14 @@ if TYPE_CHECKING:
         Gradients,
         Partials,
         attention_backward,
+        attention_paged,
+        attention_varlen,
         block_mask,
         decode_partials,
         mask_blocks,
         merge,
         merge_lse,
+        paged_append,
         recommended_splits,
     )
 
@@ -31,11 +34,14 @@ __all__ = [
     "__version__",
     "attention",
     "attention_backward",
+    "attention_paged",
+    "attention_varlen",
     "block_mask",
     "decode_partials",
     "mask_blocks",
     "merge",
     "merge_lse",
+    "paged_append",
     "recommended_splits",
 ]
 

@@ -306,9 +306,28 @@ class MaskShape(CallError):
     """A mask that does not broadcast to the scores."""
 
 
+class BadOffsets(CallError):
+    """Offsets of sequences that fall, or that do not begin at 0 and end at the number of rows."""
+
+
+class BadPages(CallError):
+    """Lengths that are negative or above what a page table holds, or an entry in use that is no page."""
+
+
 class BadOption(CallError):
     """An option with an invalid value."""
 
 
 class NoGradient(CallError):
     """A gradient that monotile does not compute, where leaving it out would lose it in silence."""
+
+
+# ---- mistakes between ranks ------------------------------------------------------------------------------------------
+
+
+class RanksDiffer(CallError):
+    """Ranks of a group that make different calls: shapes or options are not the same, or one of them refused."""
+
+
+class RankLost(MonotileError):
+    """A rank that does not answer: it died, or the group's timeout ended."""

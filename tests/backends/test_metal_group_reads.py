@@ -16,7 +16,7 @@ from monotile.backends.metal.choices import MetalChoices
 from monotile.backends.metal.render import render
 from monotile.dtypes import BY_NAME, to_numpy
 from monotile.kernels import reference
-from monotile.kernels.attention import attention
+from monotile.kernels.attention import DENSE, attention
 from monotile.kernels.scores import Options
 from problems import problem
 
@@ -105,7 +105,7 @@ def test_chosen_blocks_fit(size: int, dtype: str) -> None:
         choice = MetalChoices().attention(problem(size, dtype, query_heads=rows, kv_heads=1, queries=1))
         q, k = np.zeros((1, 1, rows, size), kind), np.zeros((1, 1, 99, size), kind)
         mask, lse = np.ones((1, rows, 1, 99), bool), np.zeros((1, 1, rows), np.float32)
-        args = [q, k, k.copy(), mask, None, None, q.copy(), lse, None, None, None, 1.0, 1, 0, 0]
+        args = [q, k, k.copy(), mask, None, None, q.copy(), lse, None, None, None, *DENSE, 1.0, 1, 0, 0]
         found = render(
             MetalBackend().lower(attention.ir(*args, options=Options(causal="lower_right"), **choice.blocks))
         )

@@ -15,7 +15,7 @@ from monotile import metal
 from monotile.backends.choices import AttentionChoice, AttentionProblem, Choices, cdiv
 from monotile.backends.metal.backend import MetalBackend, MetalProgram
 from monotile.kernels import reference
-from monotile.kernels.attention import attention
+from monotile.kernels.attention import DENSE, attention
 from monotile.kernels.scores import Options
 from monotile.library import ops, registry
 
@@ -157,7 +157,7 @@ def test_values_are_columns_of_the_keys(rows: int, D: int, Dv: int, dtype: str, 
     """A tile of the keys that is staged serves as the values too."""
     q, k = randoms(1, 1, rows, D, dtype=TYPES[dtype]), randoms(1, 1, 150, D, dtype=TYPES[dtype], seed=1)
     out, lse = np.empty((1, 1, rows, Dv), q.dtype), np.empty((1, 1, rows), np.float32)
-    args = [q, k, None, None, None, None, out, lse, None, None, None, D**-0.5, 1, 0, 0]
+    args = [q, k, None, None, None, None, out, lse, None, None, None, *DENSE, D**-0.5, 1, 0, 0]
     for options, plain in ((Options(), {}), (Options(left=60), {"window": (60, None)})):
         found = set()
         for order in metal.ORDERS:

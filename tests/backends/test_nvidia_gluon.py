@@ -17,7 +17,7 @@ from backends.nvidia_kernels import compiled, lowered
 from monotile.backends.nvidia.gluon import support
 from monotile.backends.nvidia.program import NvidiaProgram
 from monotile.backends.nvidia.schedule import Schedule
-from monotile.kernels.attention import attention
+from monotile.kernels.attention import DENSE, attention
 from monotile.kernels.scores import Options
 from monotile.kernels.visibility import COVERED, FULL, HIDDEN, PARTIAL
 
@@ -53,7 +53,7 @@ def attend(
     blocks = -(-keys // BK)
     scalars = {"scale": D**-0.5, "queries": rows, "first_block": 0, "blocks_per_split": -(-blocks // max(1, splits))}
     constants = {"D": D, "Dv": Dv, "BR": BR, "BK": BK, "covered": mask is not None}
-    call = attention.ir(*tensors.values(), *scalars.values(), options=Options(**options), **constants)
+    call = attention.ir(*tensors.values(), *DENSE, *scalars.values(), options=Options(**options), **constants)
     kernel_ir = lowered(call)
     program = NvidiaProgram(kernel_ir, schedule)
     assert program.path.pipeline is not None, program.why_plain

@@ -24,7 +24,7 @@ from monotile.backends.nvidia.program import NvidiaProgram
 from monotile.backends.nvidia.schedule import SHARED_BYTES, Schedule, choose
 from monotile.backends.nvidia.sides import pieces
 from monotile.backends.nvidia.triton.module import render_triton
-from monotile.kernels.attention import attention
+from monotile.kernels.attention import DENSE, attention
 from monotile.kernels.scores import Options
 from monotile.language import Const, Tensor, arange, dot, kernel
 
@@ -65,7 +65,23 @@ def call(D: int, Dv: int, *, shares: bool = False, splits: int = 0, BK: int = 64
     o = None if splits else random((2, 1, 128, Dv), dtype)
     numbers = 0.1, 1, 0, 2
     return attention.ir(
-        q, k, v, None, None, None, o, None, *parts, *numbers, options=Options(), D=D, Dv=Dv, BR=64, BK=BK, packed=True
+        q,
+        k,
+        v,
+        None,
+        None,
+        None,
+        o,
+        None,
+        *parts,
+        *DENSE,
+        *numbers,
+        options=Options(),
+        D=D,
+        Dv=Dv,
+        BR=64,
+        BK=BK,
+        packed=True,
     )
 
 
@@ -192,7 +208,7 @@ def test_attention(D: int, Dv: int, dtype: str, shares: bool) -> None:
     q, k = random((2, 1, rows, D), dtype, 1), random((2, 1, keys, D), dtype, 2)
     v = k[..., :Dv] if shares else random((2, 1, keys, Dv), dtype, 3)
     o = poisoned((2, 1, rows, Dv), dtype)
-    given = q, k, None if shares else v, None, None, None, o, None, None, None, None
+    given = q, k, None if shares else v, None, None, None, o, None, None, None, None, *DENSE
     blocks = {"D": D, "Dv": Dv, "BR": 16, "BK": 16, "packed": True}
     attention(*given, scale, 1, 0, 0, options=Options(), **blocks, backend="nvidia")
     exact = exact_attention(q, k, v, scale)

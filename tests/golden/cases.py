@@ -13,7 +13,7 @@ from monotile.backends.metal.choices import MetalChoices
 from monotile.backends.nvidia.choices import NvidiaChoices
 from monotile.dtypes import BY_NAME, DType, bool_, float32, uint8
 from monotile.kernels import examples
-from monotile.kernels.attention import attention
+from monotile.kernels.attention import DENSE, attention
 from monotile.kernels.backward import backward_keys, backward_queries
 from monotile.kernels.mask_blocks import mask_blocks
 from monotile.kernels.merge import merge, merge_lse
@@ -110,7 +110,7 @@ def attention_cases(backend: str) -> Iterator[Case]:
                 tensor(mask_dtype(mask), B, HQ, NQ, NK) if mask else None,
                 tensor(uint8, B, HQ, -(-NQ // BR), -(-NK // BK)) if mask or options.mask_mod else None,
                 tensor(float32, HQ) if with_sinks else None, tensor(dtype, B, HQ, NQ, Dv),
-                tensor(float32, B, HQ, NQ) if with_lse else None, None, None, None, 0.1, NQ, 0, 0,
+                tensor(float32, B, HQ, NQ) if with_lse else None, None, None, None, *DENSE, 0.1, NQ, 0, 0,
                 options=options, BR=BR, BK=BK, covered=covered,
             )  # fmt: skip
             yield Case(f"attention/{name}{suffix}/{dtype_name}/{D}x{Dv}", kernel, max(D, Dv), options, mask)
@@ -129,7 +129,7 @@ def packed_case(kind: str, row: tuple[str, str, int, int], queries: int, blocks:
             tensor(float32, HQ) if with_sinks and not S else None, tensor(dtype, B, HKV, R, Dv) if not S else None,
             tensor(float32, B, HKV, R) if with_lse and not S else None,
             tensor(float32, B, HKV, R, S, Dv) if S else None, tensor(float32, B, HKV, R, S) if S else None,
-            tensor(float32, B, HKV, R, S) if S else None, 0.1, queries, 0, per_split,
+            tensor(float32, B, HKV, R, S) if S else None, *DENSE, 0.1, queries, 0, per_split,
             options=options, BR=BR, BK=BK, packed=True,
         )  # fmt: skip
         yield Case(f"{kind}/{name}{suffix}/{dtype_name}/{D}x{Dv}", kernel, max(D, Dv), options, mask)

@@ -258,7 +258,7 @@ def test_threads_change_no_bit(Hkv: int, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("unit", ["avx512", "avx2", "baseline"])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_vector_units(unit: str, dtype: str) -> None:
     """One kernel (two KV heads) and two kernels (one), on every vector unit this machine can run."""
     try:

@@ -334,7 +334,7 @@ def test_shares_and_repr() -> None:
     assert list(half.shares()) == cases and sum(cases) == 1
     text = f"{cases[0]:.1%} hidden, {cases[1]:.1%} partial, {cases[2]:.1%} full"
     assert repr(half) == f"BlockMask(prefix, B=None, H=None, Nq=512, Nk=512: {text})"
-    assert half.captured == (PREFIX,) and half.mask_mod is prefix
+    assert half.captured == () and half.mask_mod is prefix
     assert monotile.block_mask(half, 2, None, 0, 512).shares() == (0.0, 0.0, 0.0)
 
 
@@ -349,7 +349,7 @@ def test_a_block_mask_of_other_sides(sides: tuple[Any, ...]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ((3, None, None, N, N), "a plain Python function, found int"),
+        ((3, None, None, N, N), "a Python function, found int"),
         ((slices, 2, None, N, N), "H is None, but mask_mod depends on the head"),
         ((documents_of_batch, None, 2, N, N), "B is None, but mask_mod depends on the batch"),
         ((documents, None, None, -1, N), "Nq must be a whole number from 0 up"),

@@ -12,7 +12,7 @@ from arrays import Array
 from kernels.cases import normal, qkv
 from monotile.backends.interpreter import evaluate
 from monotile.kernels import reference
-from monotile.kernels.attention import attention
+from monotile.kernels.attention import DENSE, attention
 from monotile.kernels.backward import backward_keys, backward_queries, row_deltas
 from monotile.kernels.option_gradients import mask_gradient, sink_gradient
 from monotile.kernels.scores import Options
@@ -117,7 +117,7 @@ class Float64:
     def forward(self, inputs: dict[str, Array]) -> tuple[Array, Array]:
         q, k, v = (inputs[n] for n in "qkv")
         o, lse = np.full(self.do.shape, np.nan), np.full(self.dlse.shape, np.nan)
-        arrays = [q, k, v, inputs.get("mask"), None, inputs.get("sinks"), o, lse, None, None, None]
+        arrays = [q, k, v, inputs.get("mask"), None, inputs.get("sinks"), o, lse, None, None, None, *DENSE]
         self.run(attention, arrays, [self.scale, q.shape[2], 0, 0], options=self.options, BR=4, BK=8)
         return o, lse
 

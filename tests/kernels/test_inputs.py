@@ -106,7 +106,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], type[Exception]]] = {
     "a causal that is None": ({"causal": None}, errors.BadOption),
     "a window of one side": ({"window": (3,)}, errors.BadOption),
     "a window that is a number": ({"window": 3}, errors.BadOption),
-    "a negative window": ({"window": (-1, 0)}, errors.BadOption),
+    "a negative window": ({"window": (-2, 0)}, errors.BadOption),
     "a window of floats": ({"window": (1.0, 0)}, errors.BadOption),
     "a score_mod that is no function": ({"score_mod": 3}, errors.BadOption),
     "a score_mod that is built in": ({"score_mod": abs}, errors.BadOption),

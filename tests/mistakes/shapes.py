@@ -68,9 +68,31 @@ def step_not_constant(y, k: int):
         pass
 
 
-@mistake(ShapeNotConstant, "x[0:k, 0]", "length of this slice", "start + n")
-def slice_not_constant(x, y, k: int):
+@mistake(ShapeNotConstant, "y[0:k, 0]", "length of this slice", "part = y[start : end]")
+def store_to_a_slice_not_constant(x, y, k: int):
+    y[0:k, 0] = 1.0
+
+
+@mistake(BadOperand, "x[0:k, 0] + 1.0", "a view of the tensor 'x'", "x[rows]")
+def view_in_arithmetic(x, y, k: int):
+    t = x[0:k, 0] + 1.0
+
+
+@mistake(BadIndex, "x[0:k, arange(4)]", "beside a slice of run-time length", "part = x[start : end]")
+def view_with_a_tile_of_positions(x, y, k: int):
+    t = x[0:k, arange(4)]
+
+
+@mistake(BadIndex, "x[0:k:2, 0]", "step", "every element")
+def view_with_a_step(x, y, k: int):
+    t = x[0:k:2, 0]
+
+
+@mistake(CarriedTypeChanged, "for j in range(0, 4):", "a view of the tensor 'x'", "another name")
+def view_carried_through_a_loop(x, y, k: int):
     t = x[0:k, 0]
+    for j in range(0, 4):
+        t = x[j:k, 0]
 
 
 @mistake(ShapeNotConstant, "x[0]", "dimension 1 of 'x'", "Const")

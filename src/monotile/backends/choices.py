@@ -14,6 +14,7 @@ from typing import Any
 from ..dtypes import DType, bool_
 
 KEYS_PER_SPLIT = 512  # measured on CPUs: outweighs a part's output, small enough to share among cores
+WHOLE_PAGE = 16  # keys of a page, from which on blocks of its size are worth it
 ROW_BLOCKS = (1, 2, 4, 8)  # of few rows, which are multiplied without matrix units
 
 
@@ -37,6 +38,7 @@ class AttentionProblem:
     mask_mod: bool = False
     values_in_keys: bool = False  # values are the first columns of the keys, and read with them
     value_size: int = 0  # Dv
+    source: str = "dense"  # of the keys; "ragged": views of sequences; "paged": pages behind a table
 
     @property
     def group(self) -> int:
@@ -126,6 +128,10 @@ class AttentionChoice(Choice):
     def row_block(self) -> int:
         return self.blocks["BR"] or 0
 
+    def unpacked(self) -> AttentionChoice:
+        """This choice for rows of one query head, over all keys."""
+        return replace(self, blocks={**self.blocks, "packed": False}, splits=0, first_block=0, blocks_per_split=0)
+
     def in_splits(self, splits: int, keys_per_split: int) -> AttentionChoice:
         """This choice with a number of splits of all keys, of whole blocks."""
         return replace(self, splits=splits, blocks_per_split=max(1, cdiv(keys_per_split, self.key_block)))
@@ -178,6 +184,12 @@ class Choices:
             keys = 64 if problem.head_size > 256 else 128
         chosen = AttentionChoice({"BR": rows, "BK": keys, "packed": few or fixed or problem.packs(rows)})
         return chosen.divided(problem, KEYS_PER_SPLIT // keys) if few and not fixed else chosen
+
+    def page_block(self, page: int, block: int) -> int:
+        """Keys of a block where keys are in pages, and `block` is best for dense ones. A block that divides the page is
+        read like dense keys, another one by looking up each key."""
+        whole = page & -page  # the greatest power of two that divides it
+        return min(whole, block) if whole >= WHOLE_PAGE and block % min(whole, block) == 0 else block
 
     def attention_backward(self, problem: AttentionProblem) -> BackwardChoice:
         """BR and BK of the kernels of the backward pass, and whether queries have a kernel of their own."""

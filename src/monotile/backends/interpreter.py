@@ -199,16 +199,19 @@ def fold(kind: str, tile: Array, axis: int) -> Any:
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
 
-def overlap(op: Op, shape: Sequence[int], starts: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+Span = tuple[int, int]  # origin and length of a view; 0 and its length for a whole tensor
+
+
+def overlap(op: Op, spans: Sequence[Span], starts: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
     """Return the part of a tensor that a load or store accesses, in the tensor's coordinates and in the tile's. A
     dimension indexed at one position has length 1."""
     inside_tensor, inside_tile = [], []
-    for n, (length, start) in enumerate(zip(shape, starts, strict=True)):
+    for n, ((origin, length), start) in enumerate(zip(spans, starts, strict=True)):
         end = start + (op.attrs["extents"][n] or 1)
         _require(op, n, op.attrs["checked"][n] or (start >= 0 and end <= length))
         low = max(start, 0)
         high = max(low, min(end, length))
-        inside_tensor.append(slice(low, high))
+        inside_tensor.append(slice(origin + low, origin + high))
         inside_tile.append(slice(low - start, high - start))
     return tuple(inside_tensor), tuple(inside_tile)
 
@@ -322,10 +325,21 @@ class Run:
         a, b = (self.values[v].astype(self.numpy_type(float32), copy=False) for v in op.operands)
         self.set(op.result, np.matmul(a, b))
 
+    def spans(self, op: Op) -> list[Span]:
+        """Return origin and length of what an access may touch in each dimension."""
+        found = []
+        for n, length in enumerate(self.arrays[op.attrs["tensor"].index].shape):
+            view = ir.view_of(op, n)
+            origin, count = (0, length) if view is None else (self.number(view[0]), self.number(view[1]))
+            if not (origin >= 0 <= count and origin + count <= length):
+                raise InternalError(f"a view of {op.attrs['tensor'].name!r} reaches outside dimension {n}")
+            found.append((origin, count))
+        return found
+
     def load(self, op: Op) -> None:
         """Load a tile; positions outside the tensor read as zero."""
         array = self.arrays[op.attrs["tensor"].index]
-        inside_tensor, inside_tile = overlap(op, array.shape, [self.number(v) for v in op.operands])
+        inside_tensor, inside_tile = overlap(op, self.spans(op), [self.number(v) for v in ir.starts(op)])
         tile = np.zeros([extent or 1 for extent in op.attrs["extents"]], array.dtype)
         tile[inside_tile] = array[inside_tensor]
         self.set(op.result, tile.reshape(op.result.shape))
@@ -333,22 +347,22 @@ class Run:
     def store(self, op: Op) -> None:
         """Store a tile; positions outside the tensor are not written."""
         array = self.arrays[op.attrs["tensor"].index]
-        value, starts = self.values[op.operands[0]], op.operands[1:]
-        inside_tensor, inside_tile = overlap(op, array.shape, [self.number(v) for v in starts])
+        value = self.values[op.operands[0]]
+        inside_tensor, inside_tile = overlap(op, self.spans(op), [self.number(v) for v in ir.starts(op)])
         tile = value.reshape([extent or 1 for extent in op.attrs["extents"]])
         array[inside_tensor] = convert(tile[inside_tile], array.dtype)
 
     def gather(self, op: Op) -> None:
         """Load an element for each element of the indices; positions outside the tensor read as zero."""
         array = self.arrays[op.attrs["tensor"].index]
-        indices = [np.broadcast_to(self.values[v], op.result.shape).astype(np.int64) for v in op.operands]
-        inside = np.full(op.result.shape, True)
-        for n, (index, length) in enumerate(zip(indices, array.shape, strict=True)):
+        indices = [np.broadcast_to(self.values[v], op.result.shape).astype(np.int64) for v in ir.starts(op)]
+        spans, inside = self.spans(op), np.full(op.result.shape, True)
+        for n, (index, (_, length)) in enumerate(zip(indices, spans, strict=True)):
             within = (index >= 0) & (index < length)
             _require(op, n, op.attrs.get("checked", (True,) * array.ndim)[n] or bool(within.all()))
             inside &= within
         tile = np.zeros(op.result.shape, array.dtype)
-        tile[inside] = array[tuple(index[inside] for index in indices)]
+        tile[inside] = array[tuple(index[inside] + origin for index, (origin, _) in zip(indices, spans, strict=True))]
         self.set(op.result, tile)
 
     def loop(self, op: Op) -> None:

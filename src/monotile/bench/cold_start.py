@@ -12,7 +12,7 @@ LENGTH = 64  # of every side
 KERNELS = [name for name, item in vars(examples).items() if isinstance(item, Kernel)]
 
 # `import monotile` must not load these.
-FORBIDDEN = ("torch", "triton", "llvmlite", "typer", "rich", "mlx")
+FORBIDDEN = ("torch", "transformers", "triton", "llvmlite", "typer", "rich", "mlx")
 IMPORT = f"""
 import sys, time
 begin = time.perf_counter()

@@ -110,6 +110,15 @@ def _extend(t: Tags) -> bool:
     return t.get("op") == "extend" and not t["extra"]
 
 
+def _gradients(passes: str, dtype: str, causal: bool | None = None) -> Callable[[Tags], bool]:
+    """Match the backward pass, alone or after the forward pass."""
+
+    def matches(t: Tags) -> bool:
+        return t.get("op") == passes and t["dtype"] == dtype and (causal is None or t["causal"] == causal)
+
+    return matches
+
+
 def _masked(t: Tags) -> bool:
     return t.get("extra") in ("bool mask", "additive mask")
 
@@ -149,6 +158,9 @@ TABLE: tuple[tuple[str, Callable[[Tags], bool], tuple[Wanted, Wanted, Wanted]], 
     ("decode bfloat16, N >= 8192, D 512", _decode("bfloat16", 512, 512), ((2.2, None), (2.5, None), (2.0, None))),
     ("decode float16, N >= 8192, D 512", _decode("float16", 512, 512), ((5.0, None), (6.0, None), None)),
     ("decode, N 128-2048", _short_decode, ((1.5, None), (1.75, None), (1.2, None))),
+    ("backward float32", _gradients("backward", "float32", False), ((1.3, 0.75), (1.3, 0.75), (1.3, None))),
+    ("backward float32, causal", _gradients("backward", "float32", True), ((1.5, 0.75), (1.5, 0.75), (1.5, None))),
+    ("forward+backward bfloat16", _gradients("forward+backward", "bfloat16"), ((3.0, None), (3.0, None), (3.0, None))),
     ("extend", _extend, ((1.3, None), (1.5, None), (1.3, None))),
 )
 

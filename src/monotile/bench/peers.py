@@ -55,8 +55,10 @@ def to_torch(array: Array) -> Any:
     return torch.from_numpy(array)
 
 
-def to_numpy(found: Any) -> Array:
-    """Convert a result of torch or NumPy to an array; bfloat16 becomes float32."""
+def to_numpy(found: Any) -> Any:
+    """Convert a result of torch or NumPy to an array, or several of them to arrays; bfloat16 becomes float32."""
+    if isinstance(found, tuple):
+        return tuple(map(to_numpy, found))
     if isinstance(found, np.ndarray):
         return found
     return np.asarray(found.float().numpy())
@@ -112,6 +114,39 @@ def _folded_variants(Q: Any, K: Any, V: Any, mask: Any) -> Variants:
     if mask is None and B * Hq * Nq * Nk * Q.element_size() <= MOST_SCORES:
         variants["products"] = lambda: (torch.softmax(rows * D**-0.5 @ K.mT, -1) @ V).reshape(shape)
     return variants
+
+
+def gradient_variants(do: Array, q: Array, k: Array, v: Array, *, causal: bool, alone: bool) -> Variants | None:
+    """Return variants of torch's gradients of q, k and v: `alone`, from a forward pass made beforehand, or with it."""
+    if torch_version() is None:
+        return None
+    import torch
+
+    group = q.shape[1] // k.shape[1]
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    dO, *inputs = (to_torch(x) for x in (do, q, k, v))
+    for x in inputs:
+        x.requires_grad_(True)
+
+    def repeated(Q: Any, K: Any, V: Any) -> Any:
+        return sdpa(Q, K.repeat_interleave(group, 1), V.repeat_interleave(group, 1), is_causal=causal)
+
+    forwards = {"sdpa": lambda Q, K, V: sdpa(Q, K, V, is_causal=causal, enable_gqa=group > 1)}
+    if group > 1:
+        forwards["repeated heads"] = repeated
+
+    def gradients(forward: Callable[..., Any]) -> Callable[[], Any]:
+        kept = forward(*inputs) if alone else None
+
+        def run() -> Any:
+            with torch.enable_grad():
+                out = kept if alone else forward(*inputs)
+                return torch.autograd.grad(out, inputs, dO, retain_graph=alone)
+
+        return run
+
+    with torch.enable_grad():
+        return {name: gradients(forward) for name, forward in forwards.items()}
 
 
 def _hides_by_mask(options: Mapping[str, Any]) -> bool:

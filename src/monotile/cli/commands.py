@@ -1,4 +1,4 @@
-"""The verbs of the command line: devices, inspect, emit, check, compile, tune, metal run, bench, snap, diff."""
+"""The verbs of the command line: devices, inspect, emit, check, compile, tune, cache, metal run, bench, snap, diff."""
 
 from functools import partial
 from pathlib import Path
@@ -205,6 +205,17 @@ def run_tune(
     from ..bench.nvidia import tune
 
     tune.run(_console(), only=only, dtype=dtype, seconds=seconds)
+
+
+@app.command("cache")
+def run_cache(
+    limit: Annotated[str | None, typer.Option(help="Bytes that it may take from now on: 500M, 2GiB.")] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all compiled kernels.")] = False,
+) -> None:
+    """Show where compiled kernels are kept, how many there are and how much they take; clear or limit them."""
+    from . import cache_report
+
+    cache_report.run(_console(), limit=limit, clear=clear)
 
 
 # ---- other people's Metal kernels ------------------------------------------------------------------------------------

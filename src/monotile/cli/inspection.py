@@ -11,6 +11,7 @@ from ..backends.choices import AttentionChoice, Choice
 from ..backends.cpu.target import UNITS
 from ..backends.nvidia.device import DESCRIBED, gpu
 from ..ir import Kernel as KernelIR
+from ..launch.captures import compile_in
 from ..launch.kernel import Kernel
 from ..launch.signature import Parameter
 from ..library import dry_run
@@ -127,10 +128,15 @@ def source(kernel: Kernel) -> str:
 # ---- arguments of kernels --------------------------------------------------------------------------------------------
 
 
-def specialised(kernel: Kernel, request: Request, backend: str, device: str | None) -> tuple[KernelIR, Choice]:
-    """The kernel for arguments as the command line describes them, and the library's choice for it."""
+def specialised(
+    kernel: Kernel, request: Request, backend: str, device: str | None, *, alone: bool = False
+) -> tuple[KernelIR, Choice]:
+    """The kernel for arguments as the command line describes them, and the library's choice for it. `alone`: numbers
+    that functions capture are compiled in, since nothing else would know them."""
     request, choice = catalogue.completed(kernel, request, backend, device)
     args, consts = arguments(kernel, request)
+    if alone:
+        compile_in(tuple(consts.values()))
     return kernel.ir(*args, **consts), choice
 
 

@@ -61,16 +61,20 @@ def build(
     scalars: tuple[tuple[str, DType], ...],
     consts: Mapping[str, Any],
     captured: Mapping[int, ir.Tensor] | None = None,
+    numbers: Mapping[Any, str] | None = None,
     globals_read: list[GlobalRead] | None = None,
 ) -> ir.Kernel:
     """Build the IR of a kernel for given tensors, scalar types and constants. `captured` holds the tensors that stand
-    for arrays captured by functions among the constants, by the array's id. Globals the kernel depends on are appended
-    to `globals_read`."""
+    for arrays captured by functions among the constants, by the array's id, and `numbers` the scalars that stand for
+    captured numbers, by where these are bound. Globals the kernel depends on are appended to `globals_read`."""
     kernel = ir.Kernel(function.__name__, tensors, scalars, consts=dict(consts))
     builder = Builder(kernel.body)
     builder.captured = dict(captured or {})
     try:
-        _run(function, builder, {t.name: t for t in tensors} | dict(consts), scalars)
+        names = {t.name: t for t in tensors} | dict(consts)
+        parameters = _emit_parameters(builder, function, scalars)
+        builder.numbers = {place: parameters[name] for place, name in (numbers or {}).items()}
+        _run(function, builder, names | parameters)
     except MonotileError:
         raise
     except RecursionError:
@@ -84,17 +88,22 @@ def build(
     return kernel
 
 
-def _run(
-    function: types.FunctionType, builder: Builder, names: dict[str, Any], scalars: tuple[tuple[str, DType], ...]
-) -> None:
+def _emit_parameters(
+    builder: Builder, function: types.FunctionType, scalars: tuple[tuple[str, DType], ...]
+) -> dict[str, Value]:
+    """Emit the run-time scalars of a kernel, which are located at its definition."""
+    builder.loc = place(function_node(function), function.__code__.co_filename)
+    found = {}
+    for name, dtype in scalars:
+        found[name] = builder.emit("param", (), Type(dtype), name=name).result
+        found[name].hint = name
+    return found
+
+
+def _run(function: types.FunctionType, builder: Builder, names: dict[str, Any]) -> None:
     node = function_node(function)
-    builder.loc = place(node, function.__code__.co_filename)
     if isinstance(node, ast.Lambda):
         raise builder.fail(BadSignature, "a lambda cannot be a kernel", "write a def")
-    for name, dtype in scalars:
-        value = builder.emit("param", (), Type(dtype), name=name).result
-        value.hint = name
-        names[name] = value
     top = FunctionBuilder(function, builder, names, depth=0)
     top.local = carried.assigned(node.body)
     try:
@@ -113,7 +122,7 @@ class FunctionBuilder(ExpressionBuilder):
     """Execute one function body symbolically and build its IR."""
 
     def __init__(self, function: types.FunctionType, builder: Builder, names: dict[str, Any], depth: int) -> None:
-        super().__init__(builder, names, namespace(function), function.__globals__)
+        super().__init__(builder, names, namespace(function, builder.numbers), function.__globals__)
         self.function, self.file, self.depth = function, function.__code__.co_filename, depth
 
     # ---- statements --------------------------------------------------------------------------------------------------

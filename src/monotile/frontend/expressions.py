@@ -31,7 +31,7 @@ from ..errors import (
 )
 from ..ir import Value
 from ..ir.builder import Builder
-from . import indexing, library_words, vocabulary
+from . import functions, indexing, library_words, vocabulary
 from .objects import Closure, Derivative, Method, RuntimeRange, describe
 from .operators import BINARY, COMPARE, is_too_large
 from .source import FunctionNode, place
@@ -124,20 +124,33 @@ class ExpressionBuilder(ABC):
     def read_outer(self, names: dict[str, Any], name: str) -> Any:
         """Read a name from outside the kernel. Globals that may be rebound are recorded in `globals_read`."""
         value = names[name]
-        if id(value) in self.builder.captured:
-            tensor = self.builder.captured[id(value)]
-            return tensor if value.ndim else indexing.load(self.builder, tensor, 0)  # a number for all programs
+        argument = self.argument(value, (id(names), name))
+        if argument is not value:
+            return argument
         fixed = isinstance(value, types.ModuleType | types.BuiltinFunctionType | type | DType)
         if not fixed and names is not self.captured and getattr(value, "__module__", None) != vocabulary.__name__:
             self.builder.globals_read.append((names, name, value))
         return value
+
+    def argument(self, value: Any, place: Any) -> Any:
+        """Return the tensor or scalar that stands for a captured array or number, or else the value itself. `place` is
+        where a number is bound."""
+        numbers, arrays = self.builder.numbers, self.builder.captured
+        if place in numbers:
+            return numbers[place]
+        if id(value) in numbers:
+            return numbers[id(value)]
+        if id(value) not in arrays:
+            return value
+        tensor = arrays[id(value)]
+        return tensor if value.ndim else indexing.load(self.builder, tensor, 0)  # a number for all programs
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:
         owner, name = self.eval(node.value), node.attr
         self.locate(node)
         if isinstance(owner, ir.Tensor):
             if name == "shape":
-                return tuple([self.builder.dim(owner, n) for n in range(owner.rank)])
+                return tuple([indexing.length(self.builder, owner, n) for n in range(owner.rank)])
             if name in ("dtype", "ndim"):
                 return owner.dtype if name == "dtype" else owner.rank
         elif isinstance(owner, Value):
@@ -153,6 +166,8 @@ class ExpressionBuilder(ABC):
             isinstance(owner, types.ModuleType | type | DType) and self.call_python(hasattr, owner, name)
         ):
             return self.call_python(getattr, owner, name)
+        elif functions.is_object(owner) and (value := functions.attribute(owner, name)) is not functions.ABSENT:
+            return self.argument(value, (id(owner), name))
         cure = "tensors have .shape, .dtype and .ndim; tiles also .T, .astype, .sum, .max, .min and methods like .abs"
         if owner is None:
             cure = OMITTED_CURE
@@ -281,7 +296,7 @@ class ExpressionBuilder(ABC):
         subscript = self.subscript(node.slice)
         self.locate(node)
         if isinstance(owner, ir.Tensor):
-            return indexing.load(self.builder, owner, subscript)
+            return indexing.read(self.builder, owner, subscript)
         if isinstance(owner, Value):
             return self.index_tile(owner, subscript)
         if not isinstance(owner, tuple):
@@ -347,6 +362,8 @@ class ExpressionBuilder(ABC):
             return self.call_word(_title(function), handler, args, kwargs)
         if isinstance(function, types.FunctionType | Closure):
             return self.inline(function, args, kwargs)
+        if functions.is_function(function):
+            return self.call(*functions.unwrapped(function, args, kwargs, self.argument))
         if isinstance(function, Value | ir.Tensor | RuntimeRange | vocabulary.Tensor) or not callable(function):
             cure = "call words, helper functions and plain Python functions; index with [...]"
             raise self.fail(NotCallable, f"{describe(function)} cannot be called", cure)

@@ -1,14 +1,18 @@
-"""Subscripts of tensors: `t[...]` becomes a load, store or gather."""
+"""Subscripts of tensors: `t[...]` becomes a load, store or gather; with a slice of run-time length, a view."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+from ..dtypes import int32
 from ..errors import BadIndex, DTypeMismatch, ShapeMismatch, ShapeNotConstant
 from ..ir import Tensor, Type, Value
 from ..ir.affine import Linear, linear, to_scalar
-from ..ir.builder import Builder
+from ..ir.builder import Builder, ValueOrNumber
+from .objects import Span, TensorView
+
+WHOLE = Span(None, None)
 
 
 @dataclass
@@ -19,6 +23,14 @@ class DimIndex:
     extent: int | None = None
     tile: Value | None = None
     along: int | None = None  # of a range written as a tile of rank 2: the dimension of that tile it varies along
+
+
+def read(b: Builder, tensor: Tensor, subscript: Any) -> Value | TensorView:
+    """Build a subscript that is read: a view if a slice in it has a run-time length, else a tile."""
+    items = _expanded(b, tensor, subscript)
+    if any([_has_runtime_length(tensor, n, item) for n, item in enumerate(items)]):
+        return _view(b, tensor, items)
+    return load(b, tensor, subscript)
 
 
 def load(b: Builder, tensor: Tensor, subscript: Any) -> Value:
@@ -46,8 +58,8 @@ def store(b: Builder, tensor: Tensor, subscript: Any, value: Any) -> None:
         raise b.fail(DTypeMismatch, found, f"cast it: .astype({tensor.name}.dtype)")
     tile = b.cast(tile, tensor.dtype)
     tile = _broadcast_to_load_slice(b, tile, shape)
-    operands = (tile, *(_start(d) for d in dims))
-    b.emit("store", operands, tensor=tensor, extents=tuple(d.extent for d in dims), checked=(True,) * tensor.rank)
+    access = _access(b, tensor, dims)
+    b.emit("store", (tile, *access.starts, *access.spans), **access.attrs())
 
 
 def _broadcast_to_load_slice(b: Builder, tile: Value, shape: tuple[int, ...]) -> Value:
@@ -70,10 +82,8 @@ def _start(dim: DimIndex) -> Value:
 def _load_slice(b: Builder, tensor: Tensor, dims: list[DimIndex]) -> Value:
     shape = tuple(d.extent for d in dims if d.extent is not None)
     b.rank(len(shape))
-    extents = tuple(d.extent for d in dims)
-    operands = tuple(_start(d) for d in dims)
-    type_ = Type(tensor.dtype, shape)
-    return b.emit("load", operands, type_, tensor=tensor, extents=extents, checked=(True,) * tensor.rank).result
+    access = _access(b, tensor, dims)
+    return b.emit("load", (*access.starts, *access.spans), Type(tensor.dtype, shape), **access.attrs()).result
 
 
 def _gather(b: Builder, tensor: Tensor, dims: list[DimIndex]) -> Value:
@@ -92,10 +102,138 @@ def _gather(b: Builder, tensor: Tensor, dims: list[DimIndex]) -> Value:
             index = b.expand(index, 0 if dim is spread[1] else 1)
         indices.append(index)
     shape = b.broadcast_shape(tuple(indices))
-    return b.emit("gather", tuple(indices), Type(tensor.dtype, shape), tensor=tensor).result
+    access = _access(b, tensor, [DimIndex(start=index) for index in indices])
+    view = {"view": access.view} if access.view else {}
+    operands = (*access.starts, *access.spans)
+    return b.emit("gather", operands, Type(tensor.dtype, shape), tensor=access.tensor, **view).result
 
 
-def _parse_subscript(b: Builder, tensor: Tensor, subscript: Any) -> list[DimIndex]:
+# ---- views -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Access:
+    """An access in the dimensions of a kernel's tensor: where it starts, and the view in which the starts count."""
+
+    tensor: Tensor
+    dims: list[DimIndex]
+    view: tuple[int, ...]  # dimensions that are views
+    spans: tuple[Value, ...]  # origin and length of each of them
+
+    @property
+    def starts(self) -> tuple[Value, ...]:
+        return tuple(_start(d) for d in self.dims)
+
+    def attrs(self) -> dict[str, Any]:
+        """Return the attributes of a load or store."""
+        view = {"view": self.view} if self.view else {}
+        extents = tuple(d.extent for d in self.dims)
+        return {"tensor": self.tensor, "extents": extents, "checked": (True,) * self.tensor.rank, **view}
+
+
+def _access(b: Builder, tensor: Tensor, dims: list[DimIndex]) -> Access:
+    if not isinstance(tensor, TensorView):
+        return Access(tensor, dims, (), ())
+    assert tensor.base is not None
+    shown = iter(dims)
+    full = [next(shown) if span.at is None else DimIndex(start=span.at) for span in tensor.spans]
+    axes = tuple(axis for axis, span in enumerate(tensor.spans) if span.origin is not None)
+    ends = (end for axis in axes for end in tensor.spans[axis][:2])
+    return Access(tensor.base, full, axes, tuple(b.value(end) for end in ends if end is not None))
+
+
+def length(b: Builder, tensor: Tensor, n: int) -> ValueOrNumber:
+    """Return the length of a tensor or view along a dimension."""
+    if not isinstance(tensor, TensorView):
+        return b.dim(tensor, n)
+    assert tensor.base is not None
+    axis = _shown_axes(tensor)[n]
+    found = tensor.spans[axis].length
+    return b.dim(tensor.base, axis) if found is None else found
+
+
+def _shown_axes(tensor: Tensor) -> list[int]:
+    """Return the dimensions of the kernel's tensor that a view of it has, too."""
+    if not isinstance(tensor, TensorView):
+        return list(range(tensor.rank))
+    return [axis for axis, span in enumerate(tensor.spans) if span.at is None]
+
+
+def _has_runtime_length(tensor: Tensor, n: int, item: Any) -> bool:
+    if not isinstance(item, slice) or item.step is not None or item.start is item.stop is None:
+        return False
+    ends = (0 if item.start is None else item.start), (tensor.dims[n] if item.stop is None else item.stop)
+    if not all(isinstance(e, int | str) or (isinstance(e, Value) and e.dtype.is_int and not e.shape) for e in ends):
+        return False  # which is an error
+    low, high = (Linear(e) if isinstance(e, int) else linear(e) if isinstance(e, Value) else None for e in ends)
+    return low is None or high is None or not (high - low).is_const
+
+
+def _view(b: Builder, tensor: Tensor, items: list[Any]) -> TensorView:
+    """Build a view of a tensor or of a view. Its ends are clamped: it cannot reach outside what it is a view of."""
+    base = tensor.base if isinstance(tensor, TensorView) and tensor.base is not None else tensor
+    spans = list(tensor.spans) if isinstance(tensor, TensorView) else [WHOLE] * tensor.rank
+    dims: list[str | int] = []
+    for n, (axis, item) in enumerate(zip(_shown_axes(tensor), items, strict=True)):
+        if isinstance(item, slice):
+            if item.start is not None or item.stop is not None or item.step is not None:
+                spans[axis] = _slice_span(b, tensor, n, item, spans[axis])
+            shown = spans[axis].length
+            dims.append(tensor.dims[n] if shown is None else shown if isinstance(shown, int) else f"{tensor.name}:{n}")
+            continue
+        at = _integer_index(b, tensor, item)
+        if at.shape:
+            found = f"a tile of positions beside a slice of run-time length, in a subscript of {tensor.name!r}"
+            raise b.fail(BadIndex, found, f"make the view first, then load: part = {tensor.name}[start : end]")
+        spans[axis] = spans[axis]._replace(at=at)
+    return TensorView(base.name, base.index, base.dtype, tuple(dims), base=base, spans=tuple(spans))
+
+
+def _slice_span(b: Builder, tensor: Tensor, n: int, item: slice, outer: Span) -> Span:
+    """Return what a slice shows of a dimension that shows `outer`."""
+    if item.step is not None:
+        raise b.fail(
+            BadIndex, "slices with a step are not supported", "take every element, or give a tile of positions"
+        )
+    most = length(b, tensor, n)
+    for end in (item.start, item.stop):
+        if end is not None and _integer_index(b, tensor, end).shape:
+            raise b.fail(BadIndex, "a slice begins and ends at single positions", f"write {tensor.name}[rows]")
+    first = 0 if item.start is None else _clamped(b, item.start, most)
+    end = most if item.stop is None else _clamped(b, item.stop, most)
+    count = _extremum(b, "max", _sum(b, "sub", end, first), 0) if first != 0 else end
+    origin = first if outer.origin is None else _sum(b, "add", outer.origin, first)
+    for value, hint in ((origin, "origin"), (count, "length")):
+        if isinstance(value, Value) and not value.hint:
+            value.hint = f"{tensor.name}_{hint}"
+    return Span(origin, count)
+
+
+def _clamped(b: Builder, end: ValueOrNumber, most: ValueOrNumber) -> ValueOrNumber:
+    """Clamp the end of a slice between 0 and a length."""
+    if end == 0:
+        return 0
+    found = _extremum(b, "min", _extremum(b, "max", end, 0), most)
+    return b.cast(found, int32) if isinstance(found, Value) else found
+
+
+def _extremum(b: Builder, kind: str, x: ValueOrNumber, y: ValueOrNumber) -> ValueOrNumber:
+    if isinstance(x, Value) or isinstance(y, Value):
+        return b.binary(kind, x, y)
+    return max(x, y) if kind == "max" else min(x, y)
+
+
+def _sum(b: Builder, kind: str, x: ValueOrNumber, y: ValueOrNumber) -> ValueOrNumber:
+    if isinstance(x, Value) or isinstance(y, Value):
+        return b.binary(kind, x, y)
+    return x + y if kind == "add" else x - y
+
+
+# ---- subscripts ------------------------------------------------------------------------------------------------------
+
+
+def _expanded(b: Builder, tensor: Tensor, subscript: Any) -> list[Any]:
+    """Return one item of a subscript per dimension."""
     items = list(subscript) if isinstance(subscript, tuple) else [subscript]
     dots = [n for n, item in enumerate(items) if item is Ellipsis]
     if dots:
@@ -104,7 +242,11 @@ def _parse_subscript(b: Builder, tensor: Tensor, subscript: Any) -> list[DimInde
     if len(items) > tensor.rank:
         found = f"{tensor.name!r} has {tensor.rank} dimensions, indexed with {len(items)}"
         raise b.fail(BadIndex, found, "drop the extra subscripts")
-    items += [slice(None)] * (tensor.rank - len(items))
+    return items + [slice(None)] * (tensor.rank - len(items))
+
+
+def _parse_subscript(b: Builder, tensor: Tensor, subscript: Any) -> list[DimIndex]:
+    items = _expanded(b, tensor, subscript)
     flat = any(isinstance(i, Value) and len(i.shape) == 1 for i in items)
     deep = any(isinstance(i, Value) and len(i.shape) == 2 for i in items)
     if deep and (flat or any(isinstance(i, slice) for i in items)):
@@ -171,6 +313,6 @@ def _slice_index(b: Builder, tensor: Tensor, n: int, item: slice) -> DimIndex:
     high = linear(stop)
     extent = high - low if low is not None and high is not None else None
     if extent is None or not extent.is_const:
-        cure = "write start : start + n with n constant, or start + arange(n)"
+        cure = f"store into a view: part = {tensor.name}[start : end], then part[rows] = x"
         raise b.fail(ShapeNotConstant, f"the length of this slice of {tensor.name!r} is not constant", cure)
     return DimIndex(start=start, extent=b.side(extent.const))

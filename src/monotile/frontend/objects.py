@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import types
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import ir
 from ..dtypes import DType
 from ..ir import Value
+from ..ir.builder import ValueOrNumber
 from .source import FunctionNode
 
 
@@ -20,6 +21,22 @@ class RuntimeRange:
     high: Value
     step: int
     visible: Any = None
+
+
+class Span(NamedTuple):
+    """What a view shows of a dimension: `length` positions from `origin` (None: all of them), or of these only `at`."""
+
+    origin: ValueOrNumber | None
+    length: ValueOrNumber | None
+    at: Value | None = None
+
+
+@dataclass(frozen=True)
+class TensorView(ir.Tensor):
+    """A part of a tensor with an edge of its own: `t[start : end]`, where a length is known only at run time."""
+
+    base: ir.Tensor | None = None
+    spans: tuple[Span, ...] = ()  # of each dimension of the base
 
 
 @dataclass(eq=False)
@@ -56,6 +73,8 @@ def describe(item: Any) -> str:
     """Describe an object for a message."""
     if isinstance(item, Value):
         return f"a {'tile' if item.shape else 'scalar'} {item.type}"
+    if isinstance(item, TensorView):
+        return f"a view of the tensor {item.name!r}"
     if isinstance(item, ir.Tensor):
         return f"the tensor {item.name!r}"
     if isinstance(item, Method):

@@ -6,6 +6,7 @@ import ast
 import linecache
 import os
 import types
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -80,13 +81,14 @@ def place(node: ast.AST, file: str) -> Loc:
     return Loc(os.path.basename(file), line, column, end, text)
 
 
-def namespace(function: types.FunctionType) -> dict[str, Any]:
-    """Return a function's closure variables by name. Globals are looked up when read."""
+def namespace(function: types.FunctionType, numbers: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return a function's closure variables by name; `numbers` are values that stand for what some cells hold. Globals
+    are looked up when read."""
     cells = function.__closure__ or ()
     captured = {}
     for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
         try:
-            captured[name] = cell.cell_contents
+            captured[name] = numbers.get(id(cell), cell.cell_contents)
         except ValueError:  # a variable that is not bound yet
             continue
     return captured

@@ -17,6 +17,7 @@ from ..ir import Value
 from . import vocabulary
 from .derivatives import call_derivative
 from .expressions import REDUCTIONS, ExpressionBuilder
+from .functions import is_function
 from .library_words import element_type, method_of
 from .objects import Closure, Derivative, Method, RuntimeRange, describe
 
@@ -185,7 +186,7 @@ def _static_range(s: ExpressionBuilder, *bounds: Any) -> range:
 
 def _derivative(name: str) -> Callable[..., Any]:
     def build(s: ExpressionBuilder, function: Any) -> Derivative:
-        known = isinstance(function, types.FunctionType | Closure) or handler(function) is not None
+        known = is_function(function) or isinstance(function, Closure) or handler(function) is not None
         if not known:
             cure = f"give it the function, then the arguments: {name}(f)(x)"
             raise s.fail(WrongCall, f"{name} needs a function, found {describe(function)}", cure)

@@ -24,7 +24,9 @@ from .ops import (
     needed,
     replace,
     show,
+    starts,
     uses,
+    view_of,
     walk,
 )
 
@@ -52,6 +54,8 @@ __all__ = [
     "needed",
     "replace",
     "show",
+    "starts",
     "uses",
+    "view_of",
     "walk"
 ]  # fmt: skip

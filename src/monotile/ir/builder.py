@@ -50,6 +50,7 @@ class Builder:
         self._has_grid = False
         self.globals_read: list[GlobalRead] = []
         self.captured: dict[int, Tensor] = {}  # tensors that stand for captured arrays, by the array's id
+        self.numbers: dict[Any, Value] = {}  # scalars that stand for captured numbers, by where these are bound
 
     def fail(self, kind: type[KernelError], found: str, cure: str) -> KernelError:
         return kind(found, cure, self.loc)

@@ -152,6 +152,21 @@ def uses(block: Block) -> dict[Value, list[Op]]:
     return table
 
 
+def starts(op: Op) -> tuple[Value, ...]:
+    """Return the positions of a load, store or gather, one per dimension of its tensor."""
+    first = int(op.kind == "store")
+    return op.operands[first : first + op.attrs["tensor"].rank]
+
+
+def view_of(op: Op, axis: int) -> tuple[Value, Value] | None:
+    """Return origin and length of the view in which an access counts along an axis; None for the whole tensor."""
+    axes: tuple[int, ...] = op.attrs.get("view", ())
+    if axis not in axes:
+        return None
+    at = len(op.operands) - 2 * (len(axes) - axes.index(axis))
+    return op.operands[at], op.operands[at + 1]
+
+
 def needed(ops: list[Op], values: Iterable[Value]) -> list[Op]:
     """Return the ops that the values depend on, in order."""
     wanted, found = set(values), []

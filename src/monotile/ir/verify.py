@@ -12,7 +12,7 @@ from typing import Any
 from ..dtypes import bool_, float32, int32
 from ..errors import InternalError
 from . import ops
-from .ops import Block, Kernel, Op, Tensor, Type, Value
+from .ops import Block, Kernel, Op, Tensor, Type, Value, starts
 
 INT32 = Type(int32)
 FOLDS = ("sum", "max", "min")
@@ -229,26 +229,38 @@ class _Checker:
         for name, given in (("extent", extents), ("checked", checked)):
             self.need(isinstance(given, tuple) and len(given) == tensor.rank, f"one {name} per dimension of the tensor")
         self.need(len(starts) == tensor.rank, "one start per dimension of the tensor")
+        self.view(op, tensor)
         self.need(all(not v.shape and v.dtype.is_int for v in starts), "a start is an integer scalar")
         assert isinstance(extents, tuple)
         self.need(all(e is None or (isinstance(e, int) and e >= 1) for e in extents), "an extent is None or at least 1")
         return Type(tensor.dtype, tuple(e for e in extents if e is not None))
 
+    def view(self, op: Op, tensor: Tensor) -> None:
+        """Check origins and lengths of the view of an access, behind its starts."""
+        axes = op.attrs.get("view", ())
+        known = list(axes) == sorted(set(axes)) and all(0 <= axis < tensor.rank for axis in axes)
+        self.need(known, "`view` holds dimensions of the tensor, in order")
+        spans = op.operands[(op.kind == "store") + tensor.rank :]
+        self.need(len(spans) == 2 * len(axes), "one origin and one length per dimension of `view`")
+        self.need(all(v.type == INT32 for v in spans), "origins and lengths of views are int32 scalars")
+
     def load(self, op: Op) -> None:
         self.counts(op, len(op.operands), 1)
-        self.need(op.result.type == self.region(op, op.operands), "a load gives the tensor's dtype and the extents")
+        self.need(op.result.type == self.region(op, starts(op)), "a load gives the tensor's dtype and the extents")
 
     def store(self, op: Op) -> None:
         self.need(bool(op.operands) and not op.results, "a store takes a value and starts, and has no result")
-        type_ = self.region(op, op.operands[1:])
+        type_ = self.region(op, starts(op))
         self.need(op.operands[0].type == type_, "a stored value has the tensor's dtype and the extents' shape")
 
     def gather(self, op: Op) -> None:
         tensor = self.tensor(op)
-        self.counts(op, tensor.rank, 1)
-        self.need(all(v.dtype.is_int for v in op.operands), "an index is an integer")
+        indices = starts(op)
+        self.counts(op, len(op.operands), 1)
+        self.view(op, tensor)
+        self.need(len(indices) == tensor.rank and all(v.dtype.is_int for v in indices), "an index is an integer")
         self.need(op.result.dtype is tensor.dtype, "a gather gives the tensor's dtype")
-        self.broadcasts(op.operands, op.result.shape)
+        self.broadcasts(indices, op.result.shape)
         checked = op.attrs.get("checked")
         self.need(checked is None or len(checked) == tensor.rank, "one `checked` per dimension of the tensor")
 

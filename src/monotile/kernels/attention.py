@@ -8,18 +8,16 @@ from monotile.language import (
     Tensor,
     arange,
     blocks,
-    cdiv,
     dot,
     float32,
     kernel,
-    maximum,
-    minimum,
-    program_id,
 )
 
-from . import scores, softmax
-from .row_groups import row_block
+from . import key_sources, programs, scores, softmax
+from .key_sources import keys_at, values_at
 from .visibility import FULL, by_block_case, by_position, is_additive, place_of, visible, visible_keys
+
+DENSE = (None,) * 6  # the tensors of ragged and paged keys, in a call with dense ones
 
 
 @kernel
@@ -27,21 +25,29 @@ def attention(
     q: Tensor["B H R D"], k: Tensor["B Hkv Nk D"], v: Tensor["B Hkv Nk Dv"], mask: Tensor["B Hq Nq Nk"],
     block_map: Tensor["B H MR MK"], sinks: Tensor["Hq"], o: Tensor["B H R Dv"], lse: Tensor["B H R"],
     split_o: Tensor["B H R S Dv"], split_m: Tensor["B H R S"], split_l: Tensor["B H R S"],
+    q_offsets: Tensor["E"], k_offsets: Tensor["E"],
+    k_pages: Tensor["P Hkv T D"], v_pages: Tensor["P Hkv T Dv"], page_table: Tensor["B M"], lengths: Tensor["B"],
     scale: float, queries: int, first_block: int, blocks_per_split: int,
     *, options: Const, D: Const, Dv: Const, BR: Const, BK: Const, packed: Const = False, covered: Const = False,
+    T: Const = 0,
 ):  # fmt: skip
     """Each program owns BR rows of one of H groups; packed, a group has `queries` rows of each query head. With
     `split_o` the keys are split: the program owns `blocks_per_split` blocks of BK keys, counted from `first_block`, and
     writes the softmax state of its split. Else it owns all keys and writes the output. `v` left out: values are the
-    first Dv columns of the keys. `covered`: the block map tells COVERED blocks from PARTIAL ones."""
-    Nk = k.shape[2]
-    values = v if v is not None else k
-    own, s = program_of(q, k, queries, split_o, BR, packed)
-    b, rows = own.b, own.rows
-    g = own.group if packed else own.group // (q.shape[1] // k.shape[1])  # the KV head
-    low, high = keys_of_split(s, Nk, first_block, blocks_per_split, BK)
+    first Dv columns of the keys. `covered`: the block map tells COVERED blocks from PARTIAL ones. With `q_offsets` the
+    one batch holds sequences one after the other, and a group's rows are those of a query head in all of them. With
+    `page_table`, keys and values are in pages of T positions."""
+    if q_offsets is not None:
+        q, o, lse, source, own, s, low, high = programs.ragged(q, k, v, o, lse, q_offsets, k_offsets, BR)
+    else:
+        source = key_sources.dense_or_paged(k, v, k_pages, v_pages, page_table, lengths)
+        own, s = programs.rows_and_split(q, source, queries, split_o, BR, packed)
+        source = key_sources.of_batch(source, own.b)
+        low, high = programs.keys_of_split(s, source.count, first_block, blocks_per_split, BK)
+    b, rows, Nk = source.b if q_offsets is not None else own.b, own.rows, source.count
+    g = own.group if packed else own.group // (q.shape[1] // source.k.shape[1])  # the KV head
     Q = q[b, own.group, rows]
-    exact = values.dtype == float32 or lse is not None or split_o is not None
+    exact = source.v.dtype == float32 or lse is not None or split_o is not None
     rule = scores.Rule(options, scale, is_additive(mask), approximate=not exact)
     score_scale = scores.score_scale(rule)
     hides = mask is not None or options.mask_mod is not None
@@ -51,10 +57,10 @@ def attention(
 
     def step(state, cols, case):
         M = mask_tile(mask, own, cols, packed) if mask is not None and case != FULL else None
-        S = scores.score(rule, dot(Q, k[b, g, cols].T), at(cols), M)
+        S = scores.score(rule, dot(Q, keys_at(source, g, j, cols).T), at(cols), M)
         seen = visible(options, at(cols), M, case)
         keys = visible_keys(options, at(cols), M, seen, case, hides)
-        return softmax.step(state, S, values[b, g, cols, arange(Dv)], seen, keys, score_scale)
+        return softmax.step(state, S, values_at(source, g, j, cols, arange(Dv)), seen, keys, score_scale)
 
     state = softmax.empty(BR, Dv)
     for j in blocks(high, BK, lambda cols: by_position(options, at(cols)), start=low):
@@ -70,26 +76,6 @@ def attention(
         o[b, own.group, rows], L = softmax.finish(state)
         if lse is not None:
             lse[b, own.group, rows] = L
-
-
-def program_of(q, k, queries, split_o, BR, packed):
-    """This program's rows and its split. The last rows come first: under causality they see the most keys. Packed
-    groups are counted by k, which tells the compiler that keys need no check."""
-    R, groups = q.shape[2], (k if packed else q).shape[1]
-    if split_o is None:
-        b, group, n = program_id(q.shape[0], groups, cdiv(R, BR))
-        s = None
-    else:
-        b, group, s, n = program_id(q.shape[0], groups, split_o.shape[3], cdiv(R, BR))
-    return row_block(b, group, cdiv(R, BR) - 1 - n, R, queries, BR, packed), s
-
-
-def keys_of_split(s, Nk, first_block, blocks_per_split, BK):
-    """First key and end of a split, which begins with a whole block."""
-    if s is None:
-        return 0, Nk
-    first = minimum(maximum(first_block + s * blocks_per_split, 0), cdiv(Nk, BK))
-    return first * BK, minimum((first + blocks_per_split) * BK, Nk)
 
 
 def mask_tile(mask, own, cols, packed):

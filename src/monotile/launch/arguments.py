@@ -21,6 +21,7 @@ from ..ir import Kernel, Tensor
 from ..ir.ops import MAX_LENGTH
 from ..runtime import tensors
 from ..runtime.tensors import View
+from .captures import Captures, number_dtype
 from .signature import NUMBERS, Parameter, Signature, check_const, plain_const, read_scalar, scalar_dtype
 
 
@@ -32,16 +33,19 @@ class Specialisation:
     scalars: tuple[tuple[str, DType], ...]  # name and type of each run-time scalar
     consts: Mapping[str, Any]
     captured: Mapping[int, Tensor]  # tensors that stand for captured arrays, by the array's id
+    numbers: Mapping[Any, str]  # names of the scalars that stand for captured numbers, by where those are bound
 
 
 class Arguments:
-    """The arguments of one call: the caller's positional arguments, then the arrays that functions among the constants
-    capture. A `View` may stand for an array. Raises a CallError where they do not fit the signature."""
+    """The arguments of one call: the caller's positional arguments, then the arrays and the numbers that functions
+    among the constants capture. A `View` may stand for an array. Raises a CallError where they do not fit the
+    signature."""
 
     def __init__(
-        self, signature: Signature, args: Sequence[Any], positional_count: int, consts: Mapping[str, Any]
+        self, signature: Signature, given: Sequence[Any], captured: Captures, consts: Mapping[str, Any]
     ) -> None:
-        self.signature, self.args, self.positional_count = signature, args, positional_count
+        self.signature, self.captured, self.positional_count = signature, captured, len(given)
+        self.args = (*given, *captured.arrays.values(), *captured.numbers.values())
         self.views = self._read_views()  # of array arguments, by position
         self.consts = self._bind_consts(consts)
 
@@ -80,7 +84,7 @@ class Arguments:
                 if not is_number:
                     found = f"{parameter.name!r} must be a {parameter.dtype} scalar, found {type(arg).__name__}"
                     raise ArgumentKind(f"{found}; pass a Python number")
-                read_scalar(parameter.name, arg, scalar_dtype(parameter, arg))
+                read_scalar(parameter.name, arg, self._scalar_dtype(n))
                 continue
             views[n] = _read_view(parameter, arg if n < self.positional_count else _with_a_dimension(arg))
         return views
@@ -131,11 +135,17 @@ class Arguments:
 
     def specialisation(self) -> Specialisation:
         found = tuple(self._tensor(index, n) for index, n in enumerate(self.views))
-        names = [(self.parameter(n), self.args[n]) for n in self.scalar_positions]
-        scalars = tuple((parameter.name, scalar_dtype(parameter, arg)) for parameter, arg in names)
-        arrays = self.args[self.positional_count :]
-        captured = {id(a): t for a, t in zip(arrays, found[len(found) - len(arrays) :], strict=True)}
-        return Specialisation(found, scalars, self.consts, captured)
+        scalars = tuple((self.parameter(n).name, self._scalar_dtype(n)) for n in self.scalar_positions)
+        arrays, places = self.captured.arrays, self.captured.numbers
+        captured = dict(zip(arrays, found[len(found) - len(arrays) :], strict=True))
+        names = [name for name, _ in scalars[len(scalars) - len(places) :]]
+        return Specialisation(found, scalars, self.consts, captured, dict(zip(places, names, strict=True)))
+
+    def _scalar_dtype(self, position: int) -> DType:
+        """Return the type of a scalar: a captured number's is wide enough for it, the author's own are as declared."""
+        value = self.args[position]
+        dtype = number_dtype(value) if position >= self.positional_count else None
+        return dtype or scalar_dtype(self.parameter(position), value)
 
     def _tensor(self, index: int, position: int) -> Tensor:
         """Describe a tensor to the compiler: its Const lengths, its unit stride, and the strides that those fix."""

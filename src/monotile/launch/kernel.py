@@ -30,17 +30,12 @@ from ..errors import (
 )
 from ..ir import Kernel as KernelIR
 from ..ir.builder import GlobalRead
-from ..runtime import tensors
+from ..runtime import arrays, tensors
 from ..runtime.tensors import numpy_address
 from . import source_keys
 from .arguments import Arguments, Specialisation
-from .signature import (
-    captures,
-    check_threads,
-    const_key,
-    read_scalar,
-    read_signature,
-)
+from .captures import NOTHING, Captures, captures, const_key, note_rebound, with_constants
+from .signature import check_threads, read_scalar, read_signature
 from .source_keys import CompiledKernel, GlobalReads
 
 MAX_PLANS = 4096
@@ -88,15 +83,31 @@ class Kernel:
     def __call__(
         self, *args: Any, backend: str | None = None, threads: int | None = None, schedule: Any = None, **consts: Any
     ) -> None:
-        positional_count = len(args)
+        if threads is not None:
+            check_threads(threads)
         if consts:
-            captured, pattern = captures(consts.values())
-            args = (*args, *captured)
+            plan, args = with_constants(tuple(consts.values()), lambda: self._planned(args, consts, backend, schedule))
+        else:
+            plan, args = self._planned(args, consts, backend, schedule)
+        given = args if plan.all_arrays else [args[n] for n in plan.array_positions]
+        addresses = [numpy_address(a) if type(a) is np.ndarray else tensors.address(a) for a in given]
+        self._check_memory(plan, given, addresses)
+        scalars = [] if plan.all_arrays else [read_scalar(name, args[n], dtype) for n, name, dtype in plan.scalars]
+        plan.program.launch(plan.bound, given, addresses, scalars, threads)
+
+    def _planned(
+        self, given: tuple[Any, ...], consts: Mapping[str, Any], backend: str | None, schedule: Any
+    ) -> tuple[Plan, tuple[Any, ...]]:
+        """Return the plan of a call, and its arguments with the arrays and numbers that its constants capture."""
+        captured, args = NOTHING, given
+        if consts:
+            captured = captures(consts.values())
+            args = (*given, *captured.arrays.values(), *captured.numbers.values())
         shapes = [(a.shape, a.strides, a.dtype) if type(a) is np.ndarray else tensors.signature(a) for a in args]
         key: Any = (backend, schedule, *shapes)
         if consts:
             key += tuple([(n, v if type(v) is int else const_key(v)) for n, v in consts.items()])
-            key += pattern
+            key += captured.pattern
         try:
             plan = self._plans.get(key)
         except TypeError:  # something unhashable: the full check will say what
@@ -105,13 +116,16 @@ class Kernel:
             for names, name, value in plan.globals_read:
                 if names.get(name) is not value:  # rebound since: compile again
                     self._plans.clear()
+                    if note_rebound(plan.globals_read):
+                        return self._planned(given, consts, backend, schedule)
                     plan = None
                     break
-        if threads is not None:
-            check_threads(threads)
         if plan is None:
+            if any([arrays.is_foreign(a, backend) for a in given]):
+                given = arrays.host_views([p.name for p in self.parameters], given, backend)
+                return self._planned(given, consts, backend, schedule)
             try:
-                plan = self.plan(args, positional_count, consts, backend, schedule)
+                plan = self.plan(given, captured, consts, backend, schedule)
             except InternalError:
                 raise
             except MonotileError as error:  # without the frames of the compiler
@@ -119,11 +133,7 @@ class Kernel:
             if len(self._plans) >= MAX_PLANS:
                 self._plans.clear()
             self._plans[key] = plan
-        arrays = args if plan.all_arrays else [args[n] for n in plan.array_positions]
-        addresses = [numpy_address(a) if type(a) is np.ndarray else tensors.address(a) for a in arrays]
-        self._check_memory(plan, arrays, addresses)
-        scalars = [] if plan.all_arrays else [read_scalar(name, args[n], dtype) for n, name, dtype in plan.scalars]
-        plan.program.launch(plan.bound, arrays, addresses, scalars, threads)
+        return plan, args
 
     def _check_memory(self, plan: Plan, arrays: Sequence[Any], addresses: Sequence[int]) -> None:
         """Check what may differ between calls with one plan: alignment, writability, and outputs that share memory with
@@ -153,15 +163,15 @@ class Kernel:
 
     def plan(
         self,
-        args: Sequence[Any],
-        positional_count: int,
+        given: Sequence[Any],
+        captured: Captures,
         consts: Mapping[str, Any],
         backend: str | None,
         schedule: Any = None,
     ) -> Plan:
-        """Check a call and find or compile its program. The first `positional_count` arguments are the caller's, the
-        others are arrays captured by functions among the constants; a `View` may stand for an array."""
-        call = Arguments(self.signature, args, positional_count, consts)
+        """Check a call and find or compile its program. `captured` are arrays and numbers of functions among the
+        constants; a `View` may stand for an array."""
+        call = Arguments(self.signature, given, captured, consts)
         chosen = choose_backend(backend, call)
         if schedule is not None and not isinstance(schedule, chosen.schedules or ()):
             takes = f"takes a {chosen.schedules.__name__}" if chosen.schedules else "takes no schedule"
@@ -182,7 +192,7 @@ class Kernel:
             spans=tuple(tensors.span(v) for v in views),
             alignment_masks=tuple(v.dtype.bytes - 1 for v in views),
             outputs=tuple(sorted(compiled.kernel.written)),
-            all_arrays=len(call.views) == len(args),
+            all_arrays=len(call.views) == len(call.args),
             globals_read=compiled.globals_read,
         )
 
@@ -190,8 +200,7 @@ class Kernel:
         """Return this process's program for the call, else the one on disk, else compile it."""
         spec = call.specialisation()
         consts_key = tuple([(n, const_key(v)) for n, v in spec.consts.items()])
-        _, pattern = captures(spec.consts.values())
-        key = backend.name, schedule, spec.tensors, spec.scalars, consts_key, pattern
+        key = backend.name, schedule, spec.tensors, spec.scalars, consts_key, call.captured.pattern
         with self._lock:
             found = self._programs.get(key)
             if found is not None and all(names.get(name) is value for names, name, value in found.globals_read):
@@ -211,14 +220,20 @@ class Kernel:
 
     def ir(self, *args: Any, **consts: Any) -> KernelIR:
         """Return the IR this call would compile, as the front end makes it."""
-        call = Arguments(self.signature, (*args, *captures(consts.values())[0]), len(args), consts)
+        return with_constants(tuple(consts.values()), lambda: self.ir_with_arguments(*args, **consts))
+
+    def ir_with_arguments(self, *args: Any, **consts: Any) -> KernelIR:
+        """Return the IR of a call, with captured numbers as arguments; raise an error where they must be constants."""
+        call = Arguments(self.signature, args, captures(consts.values()), consts)
         return self._build(call.specialisation())
 
     def _build(self, spec: Specialisation, globals_read: list[GlobalRead] | None = None) -> KernelIR:
         from ..frontend.build import build
         from ..ir import verify
 
-        kernel = build(self.function, spec.tensors, spec.scalars, spec.consts, spec.captured, globals_read)
+        kernel = build(
+            self.function, spec.tensors, spec.scalars, spec.consts, spec.captured, spec.numbers, globals_read
+        )
         verify.check(kernel, "frontend")
         return kernel
 

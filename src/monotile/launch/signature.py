@@ -1,13 +1,11 @@
-"""Kernel signatures, the constants a call may give, and the keys under which calls with equal constants are found."""
+"""Kernel signatures, and the constants and scalars that a call may give."""
 
 from __future__ import annotations
 
 import ast
-import contextlib
 import inspect
 import math
 import types
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,18 +13,18 @@ import numpy as np
 
 from ..dtypes import DType, bool_, float32, int32, int64
 from ..errors import ArgumentKind, BadSignature, BadThreadCount, ConstError, NoSource, ScalarDoesNotFit
+from ..frontend.functions import is_function
 from ..frontend.source import function_node, place
 from ..frontend.vocabulary import Const, Tensor
 from ..ir import Loc
 from ..ir.builder import LARGEST
-from ..runtime.tensors import is_array
+from .captures import const_key
 
 RESERVED = ("backend", "threads")
 SCALARS: dict[Any, DType] = {
     float: float32, int: int32, bool: bool_, float32: float32, int32: int32, int64: int64, bool_: bool_,
 }  # fmt: skip
 NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
-MAX_NESTING = 8  # of functions captured by functions
 CURE = "parameters are tensors, Tensor['M K'], float, int, int64 or bool; constants come last, annotated Const"
 
 
@@ -49,7 +47,7 @@ class Signature:
     defaults: dict[str, Any]  # of the Const parameters
 
     def parameter(self, position: int) -> Parameter:
-        """Return the parameter at a position; captured arrays follow the author's own parameters."""
+        """Return the parameter at a position; captured arrays and numbers follow the author's own parameters."""
         count = len(self.parameters)
         return self.parameters[position] if position < count else Parameter(f"captured{position - count}")
 
@@ -128,74 +126,17 @@ def check_const(name: str, value: Any) -> None:
     if isinstance(value, tuple):
         for item in value:
             check_const(name, item)
-    elif not isinstance(value, int | float | str | DType | types.FunctionType | type(None)):
+    elif not isinstance(value, int | float | str | DType | type(None)) and not is_function(value):
         kinds = "an int, float, bool, None, dtype, tuple or function"
         raise ConstError(f"the Const {name!r} must be {kinds}, found {type(value).__name__}")
     elif isinstance(value, float) and math.isnan(value):
         raise ConstError(f"the Const {name!r} is NaN; pass a number")
-    elif isinstance(value, types.FunctionType):
+    elif is_function(value):
         try:
             hash(const_key(value))
         except TypeError as error:
             cure = "let it capture numbers, tuples, dtypes, functions and arrays only"
             raise ConstError(f"the Const {name!r} is a function that captures an {error}; {cure}") from None
-
-
-def captures(values: Iterable[Any]) -> tuple[list[Any], tuple[int, ...]]:
-    """Return the arrays that functions among the constants use as closure variables or globals, each once, in order;
-    and which of them each reference is. Functions with equal keys compile alike only if these patterns agree: `x + x`
-    and `x + y` differ in nothing else."""
-    numbers: dict[int, int] = {}
-    found = _array_references(values)
-    pattern = tuple([numbers.setdefault(id(array), len(numbers)) for array in found])
-    return list({id(array): array for array in found}.values()), pattern
-
-
-def _array_references(values: Iterable[Any]) -> list[Any]:
-    """Return every reference to an array from a function among the values, repeats included."""
-    found: list[Any] = []
-
-    def visit(value: Any, depth: int) -> None:
-        if isinstance(value, tuple):
-            for item in value:
-                visit(item, depth)
-        elif type(value) is types.FunctionType and depth < MAX_NESTING:
-            for cell in value.__closure__ or ():
-                with contextlib.suppress(ValueError):  # a variable that is not bound yet
-                    visit(cell.cell_contents, depth + 1)
-            for name in value.__code__.co_names:
-                visit(value.__globals__.get(name), depth + 1)
-        elif depth and is_array(value):
-            found.append(value)
-
-    for value in values:
-        if type(value) is not int:
-            visit(value, 0)
-    return found
-
-
-def const_key(value: Any, depth: int = 0) -> Any:
-    """Return a key that is equal for constants that compile alike: a lambda made anew for every call keeps its key."""
-    kind = type(value)
-    if kind is types.FunctionType and depth < MAX_NESTING:
-        code = value.__code__
-        # Code objects of different files may be equal, so the file and its globals belong to the key.
-        key = [code, code.co_filename, id(value.__globals__)]
-        for cell in value.__closure__ or ():
-            try:
-                key.append(const_key(cell.cell_contents, depth + 1))
-            except ValueError:  # a variable that is not bound yet
-                key.append(ValueError)
-        key += [const_key(v, depth + 1) for v in value.__defaults__ or ()]
-        key += [(n, const_key(v, depth + 1)) for n, v in (value.__kwdefaults__ or {}).items()]
-        return tuple(key)
-    if isinstance(value, tuple):
-        return kind, tuple([const_key(v, depth + 1) for v in value])
-    if depth and is_array(value):
-        return kind  # its element type, rank and layout are part of the key as those of an argument
-    if isinstance(value, float):
-        return kind, repr(value)  # tells -0.0 from 0.0, and NaN is equal to itself
-    return kind, value
 
 
 # ---- scalars ---------------------------------------------------------------------------------------------------------

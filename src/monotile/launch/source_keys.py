@@ -17,7 +17,7 @@ import linecache
 import math
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -92,7 +92,7 @@ def source_key(backend: Backend, function: types.FunctionType, spec: Specialisat
     identity = backend.identity()
     if identity is None or sys.flags.optimize:  # -O takes names that the front end reads out of the code
         return None
-    walk = _Walk(spec.captured)
+    walk = _Walk(spec)
     try:
         walk.function(function, with_defaults=False)
         for name, value in sorted(spec.consts.items()):
@@ -109,19 +109,22 @@ def source_key(backend: Backend, function: types.FunctionType, spec: Specialisat
 class _Walk:
     """Follow everything a function's names refer to and record it in `parts`, in the order it is met."""
 
-    def __init__(self, captured: Mapping[int, ir.Tensor]) -> None:
+    def __init__(self, spec: Specialisation) -> None:
         self.parts: list[str] = []
         self.globals_read: dict[tuple[int, str], GlobalRead] = {}
-        self._captured = captured
+        self._captured, self._numbers = spec.captured, spec.numbers
         self._files: dict[str, int] = {}
         self._functions: dict[int, int] = {}
         self._modules: dict[int, tuple[int, types.ModuleType]] = {}
         self._tuples: list[Any] = []
         self._names: dict[str, None] = {}  # every name in the code of any function: it may be an attribute of a module
 
-    def value(self, value: Any) -> None:
+    def value(self, value: Any, place: Any = None) -> None:
+        """`place` is where a number would be bound that is an argument of the kernel."""
         kind = type(value)
-        if id(value) in self._captured:
+        if place in self._numbers or id(value) in self._numbers:
+            self.parts.append(f"number {self._numbers.get(place) or self._numbers[id(value)]}")
+        elif id(value) in self._captured:
             self.parts.append(f"captured {self._captured[id(value)].index}")
         elif kind in PLAIN or isinstance(value, np.generic):
             if isinstance(value, np.generic) and value.dtype.kind not in "biuf":
@@ -188,7 +191,7 @@ class _Walk:
             except ValueError:  # a variable that is not bound yet
                 self.parts.append("unbound")
             else:
-                self.value(content)
+                self.value(content, id(cell))
         if with_defaults:  # a kernel's defaults are among the constants of the call
             self.value(function.__defaults__ or ())
             for name, default in (function.__kwdefaults__ or {}).items():
@@ -204,10 +207,15 @@ class _Walk:
     def read(self, names: dict[str, Any], name: str) -> None:
         value = names[name]
         self.parts.append(f"name {name}")
-        self.value(value)
+        self.value(value, (id(names), name))
+        if (id(names), name) in self._numbers:
+            return
         fixed = isinstance(value, types.ModuleType | types.BuiltinFunctionType | type | DType)
-        if not fixed and getattr(value, "__module__", None) != vocabulary.__name__ and id(value) not in self._captured:
+        if not fixed and getattr(value, "__module__", None) != vocabulary.__name__ and not self._is_argument(value):
             self.globals_read[id(names), name] = names, name, value
+
+    def _is_argument(self, value: Any) -> bool:
+        return id(value) in self._captured or id(value) in self._numbers
 
     def follow_attributes(self) -> None:
         """Look up every name met anywhere in every module met anywhere, since modules may be passed as arguments.

@@ -74,7 +74,7 @@ def _map_of_mod(
 def depends_on(mask_mod: Callable[..., Any]) -> tuple[bool, bool]:
     """Return whether what a mask_mod shows depends on the batch, and whether on the head."""
     tile = View(bool_, (8, 8), (8, 1), "cpu")
-    kernel = mod_arguments_kernel.ir(tile, 0, 0, mask_mod=mask_mod)
+    kernel = mod_arguments_kernel.ir_with_arguments(tile, 0, 0, mask_mod=mask_mod)
     wanted: set[Value] = set()
     for op in reversed(kernel.body.ops):
         if op.kind == "store" or wanted.intersection(op.results):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,9 +10,10 @@ import numpy as np
 from .. import backends
 from ..dtypes import uint8
 from ..errors import BadOption, MaskShape
+from ..frontend.functions import is_function, name_of
 from ..kernels.mask_blocks import mod_blocks as mod_blocks_kernel
 from ..kernels.visibility import FULL, HIDDEN, PARTIAL
-from ..launch.signature import captures
+from ..launch.captures import captures, with_constants
 from ..runtime import arrays, tensors
 from ..runtime.tensors import View
 from .block_maps import depends_on, map_shape
@@ -38,12 +38,12 @@ class BlockMask:
     def __init__(self, mask_mod: Callable[..., Any], B: int | None, H: int | None, Nq: int, Nk: int) -> None:
         if isinstance(mask_mod, BlockMask):
             mask_mod = mask_mod.mask_mod
-        if not isinstance(mask_mod, types.FunctionType):
-            raise BadOption(f"mask_mod is a plain Python function, found {type(mask_mod).__name__}")
+        if not is_function(mask_mod):
+            raise BadOption(f"mask_mod is a Python function, found {type(mask_mod).__name__}")
         self.mask_mod = mask_mod
         self.B, self.H = _side("B", B, optional=True), _side("H", H, optional=True)
         self.Nq, self.Nk = _side("Nq", Nq), _side("Nk", Nk)
-        by_batch, by_head = depends_on(mask_mod)
+        by_batch, by_head = with_constants((mask_mod,), lambda: depends_on(mask_mod))
         for name, side, depends in (("B", B, by_batch), ("H", H, by_head)):
             if depends and side is None:
                 of = {"B": "batch", "H": "head"}[name]
@@ -54,7 +54,7 @@ class BlockMask:
     @property
     def captured(self) -> tuple[Any, ...]:
         """The arrays that the function refers to."""
-        return tuple(captures((self.mask_mod,))[0])
+        return tuple(captures((self.mask_mod,)).arrays.values())
 
     def check(self, scores: tuple[int, ...]) -> None:
         """Raise MaskShape unless the mask fits scores (batch, query heads, queries, keys)."""
@@ -84,7 +84,7 @@ class BlockMask:
     def __repr__(self) -> str:
         sides = f"B={self.B}, H={self.H}, Nq={self.Nq}, Nk={self.Nk}"
         shown = ", ".join(f"{share:.1%} {name}" for name, share in self.shares()._asdict().items())
-        return f"BlockMask({self.mask_mod.__name__}, {sides}: {shown})"
+        return f"BlockMask({name_of(self.mask_mod)}, {sides}: {shown})"
 
 
 def block_mask(mask_mod: Callable[..., Any], B: int | None, H: int | None, Nq: int, Nk: int) -> BlockMask:

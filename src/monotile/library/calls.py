@@ -8,7 +8,6 @@ numbers that are passed to the kernels. It holds no array.
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,8 +15,10 @@ from .. import backends
 from ..backends.choices import Choice, Choices
 from ..dtypes import DType, uint8
 from ..errors import ArgumentKind, InternalError, MonotileError
+from ..frontend.functions import is_function
+from ..launch.captures import NOTHING, Captures, captures, const_key, note_rebound, with_constants
 from ..launch.kernel import Kernel
-from ..launch.signature import captures, check_threads, const_key, read_scalar
+from ..launch.signature import check_threads, read_scalar
 from ..launch.source_keys import GlobalReads
 from ..runtime import arrays, tensors
 from ..runtime.arrays import Library
@@ -48,6 +49,10 @@ class ArrayRef(NamedTuple):
     def broadcast(self, shape: tuple[int, ...]) -> ArrayRef:
         return ArrayRef(self.place, self.view.broadcast(shape))
 
+    def permuted(self, *axes: int) -> ArrayRef:
+        """The same elements with dimensions in another order."""
+        return ArrayRef(self.place, self.view.permuted(axes))
+
     def reshaped(self, *shape: int) -> ArrayRef:
         """The same elements under another shape, which their strides are known to allow."""
         view = self.view.reshaped(shape)
@@ -59,7 +64,7 @@ class CallBuilder:
     """The arrays and launches of one call in the making. `backend` and `threads` are as the caller gave them."""
 
     def __init__(
-        self, inputs: Mapping[str, View | None], captured: Sequence[Any], backend: str | None, threads: int | None
+        self, inputs: Mapping[str, View | None], captured: Captures, backend: str | None, threads: int | None
     ) -> None:
         self.inputs = {name: ArrayRef(("input", n), view) for n, (name, view) in enumerate(inputs.items()) if view}
         self.given = len(inputs)  # with those that are left out
@@ -120,23 +125,29 @@ class CallBuilder:
     def launch(self, kernel: Kernel, *args: Any, choice: Choice, threads: int | None, **consts: Any) -> None:
         """Add a launch of arrays, None for a tensor that is left out, and scalars, of which SCALE may be one."""
         consts = {**choice.blocks, **consts}
-        captured, _ = captures(consts.values())
+        captured = captures(consts.values())
         views = [a.view if isinstance(a, ArrayRef) else 1.0 if a is SCALE else a for a in args]
-        plan = kernel.plan((*views, *captured), len(args), consts, self.backend, choice.schedule)
-        index = {id(array): n for n, array in enumerate(self.captured)}
+        plan = kernel.plan(views, captured, consts, self.backend, choice.schedule)
+        index = {place: n for n, place in enumerate(self.captured.arrays)}
         places = [a.place if isinstance(a, ArrayRef) else ("", -1) for a in args]
-        places += [("captured", index[id(array)]) for array in captured]
-        scalars = [a if a is SCALE else read_scalar(n, a, d) for p, n, d in plan.scalars for a in (args[p],)]
+        places += [("captured", index[place]) for place in captured.arrays]
+        own = [(args[position], name, dtype) for position, name, dtype in plan.scalars if position < len(args)]
+        scalars = [a if a is SCALE else read_scalar(name, a, dtype) for a, name, dtype in own]
+        number_index = {place: n for n, place in enumerate(self.captured.numbers)}
+        numbers = [number_index[place] for place in captured.numbers]
         found = [places[n] for n in plan.array_positions]
         makes_kept = {kind for kind, _ in found} <= {"captured", "kept"}
         launches = self.map_launches if makes_kept else self.launches
-        launches.append(PlannedLaunch(plan, found, scalars, threads))
+        launches.append(PlannedLaunch(plan, found, scalars, numbers, threads))
 
 
 class Captured(NamedTuple):
-    """What the functions of a call bring: the arrays they refer to, their addresses, and the block mask of one."""
+    """What the functions of a call bring: the arrays and numbers they refer to, the arrays' addresses, and the block
+    mask of one."""
 
+    found: Captures
     arrays: Sequence[Array]
+    numbers: Sequence[int | float]
     addresses: list[int]
     block_mask: MapStore | None
 
@@ -158,7 +169,7 @@ class PreparedCall:
             self.offsets.append(size)
             size += -(-tensors.span(view)[1] // ALIGNMENT) * ALIGNMENT
         self.block = lib.template(View(uint8, (size,), (1,), builder.device)) if size else None
-        counts = {"input": builder.given, "result": len(builder.results), "captured": len(builder.captured)}
+        counts = {"input": builder.given, "result": len(builder.results), "captured": len(builder.captured.arrays)}
         counts |= {"kept": len(builder.kept_views), "temporary": len(builder.temporaries)}
         self.steps = steps_of(builder.launches, list(counts.items()), builder.scale)
         self.maps, self.scores = _map_maker(lib, builder), builder.scores
@@ -179,20 +190,20 @@ class PreparedCall:
             results.append(array)
             addresses.append(address)
         others: Sequence[Array] = ()
+        numbers: Sequence[int | float] = ()
         if captured is not None:
-            others = self._captured(captured, addresses)
+            others, numbers = self._captured(captured, addresses), captured.numbers
         if self.needs_arrays:
-            self._launch_arrays([*given, *results, *others], addresses, scale)
+            self._launch_arrays([*given, *results, *others], addresses, scale, numbers)
             return self.finish(results)
         if self.block is not None:  # kept until everything is launched, on a GPU by torch until its stream is done
             _block, base = lib.allocate(self.block)
             addresses += [base + at for at in self.offsets]
         else:
             addresses += self.offsets  # temporaries without elements, if any
-        for launch, bound, pick, takes_scale, scalars, threads in self.steps:
-            if takes_scale and scale is not None:
-                scalars = (scale, *scalars[1:])
-            launch(bound, (), pick(addresses), scalars, threads)
+        for step in self.steps:
+            scalars = step.scalars_of(scale, numbers)
+            step.launch(step.bound, (), step.pick(addresses), scalars, step.threads)
         return self.finish(results)
 
     def _copied(self, given: Sequence[Array], addresses: list[int]) -> Sequence[Array]:
@@ -205,32 +216,33 @@ class PreparedCall:
 
     def _captured(self, captured: Captured, addresses: list[int]) -> Sequence[Array]:
         """Return captured and kept arrays, whose addresses are appended."""
-        found, places, block_mask = captured
+        _, found, numbers, places, block_mask = captured
         if block_mask is not None:
             block_mask.check(self.scores)
         addresses += places
         if self.maps is None:
             return found
-        kept, kept_addresses = self.maps.maps(found, places, block_mask)
+        kept, kept_addresses = self.maps.maps(found, places, numbers, block_mask)
         addresses += kept_addresses
         return [*found, *kept]
 
-    def _launch_arrays(self, every: list[Array], addresses: list[int], scale: float | None) -> None:
+    def _launch_arrays(
+        self, every: list[Array], addresses: list[int], scale: float | None, numbers: Sequence[int | float]
+    ) -> None:
         """Launch programs that take arrays instead of addresses: each temporary is an array of its own."""
         for template in self.temporaries:
             array, address = self.lib.allocate(template)
             every.append(array)
             addresses.append(address)
-        for launch, bound, pick, takes_scale, scalars, threads in self.steps:
-            if takes_scale and scale is not None:
-                scalars = (scale, *scalars[1:])
-            launch(bound, pick(every), pick(addresses), scalars, threads)
+        for step in self.steps:
+            scalars = step.scalars_of(scale, numbers)
+            step.launch(step.bound, step.pick(every), step.pick(addresses), scalars, step.threads)
 
 
 def _map_maker(lib: Library, builder: CallBuilder) -> MapMaker | None:
     if not builder.map_launches:
         return None
-    counts = [("captured", len(builder.captured)), ("kept", len(builder.kept_views))]
+    counts = [("captured", len(builder.captured.arrays)), ("kept", len(builder.kept_views))]
     steps = steps_of(builder.map_launches, counts, None)
     reads = {n for planned in builder.map_launches for kind, n in planned.places if kind == "captured"}
     return MapMaker(lib, builder.kept_views, steps, sorted(reads), tuple(builder.kept_keys))
@@ -268,27 +280,33 @@ class LibraryFunction:
             key, prepared = None, None
         if prepared is not None:
             return prepared.run(given, addresses, None, scale)
-        if types.FunctionType in map(type, options):
-            return self._with_functions(given, layouts, options, scale, block_mask)
+        functions = tuple([option for option in options if is_function(option)])
+        if functions:
+            call = given, layouts, options, scale, block_mask
+            return with_constants(functions, lambda: self._with_functions(functions, *call))
         return self._first(key, given, addresses, None, options, scale)
 
     def _with_functions(
-        self, given: Sequence[Any], layouts: Layouts, options: tuple[Any, ...], scale: float | None,
-        block_mask: MapStore | None,
+        self, functions: tuple[Any, ...], given: Sequence[Any], layouts: Layouts, options: tuple[Any, ...],
+        scale: float | None, block_mask: MapStore | None,
     ) -> Any:  # fmt: skip
         """Find a call by what its functions compile to and capture."""
         signatures, addresses = layouts
-        functions = [option for option in options if type(option) is types.FunctionType]
-        found, pattern = captures(functions)
-        others, places = tensors.layouts(found) if found else ([], [])
-        captured = Captured(found, places, block_mask)
-        keys = [const_key(option) if type(option) is types.FunctionType else option for option in options]
-        key: Any = (*signatures, *keys, type(options[-1]), *others, *pattern)
+        found = captures(functions)
+        given_arrays = list(found.arrays.values())
+        others, places = tensors.layouts(given_arrays) if given_arrays else ([], [])
+        captured = Captured(found, given_arrays, tuple(found.numbers.values()), places, block_mask)
+        keys = [const_key(option) if is_function(option) else option for option in options]
+        key: Any = (*signatures, *keys, type(options[-1]), *others, *found.pattern)
         try:
             prepared = self.calls.get(key)
         except TypeError:
             key, prepared = None, None
-        if prepared is None or not prepared.holds():
+        if prepared is not None and not prepared.holds():
+            if note_rebound(prepared.reads):
+                return self._with_functions(functions, given, layouts, options, scale, block_mask)
+            prepared = None
+        if prepared is None:
             return self._first(key, given, addresses, captured, options, scale)
         return prepared.run(given, addresses, captured, scale)
 
@@ -296,15 +314,15 @@ class LibraryFunction:
         self, key: Any, given: Sequence[Any], addresses: list[int], captured: Captured | None, options: tuple[Any, ...],
         scale: float | None,
     ) -> Any:  # fmt: skip
-        lib = arrays.library(self.names[0], given[0])
+        named = self.Options(*options)
+        lib = arrays.library(self.names[0], given[0], named.backend)
         adopted = [None if a is None else lib.adopt(n, a) for n, a in zip(self.names, given, strict=False)]
         if any(a is not b for a, b in zip(adopted, given, strict=True)):
             block_mask = captured.block_mask if captured is not None else None
             return _given_back(lib, self.call(adopted, tensors.layouts(adopted), options, scale, block_mask))
-        named = self.Options(*options)
         try:
             views = {n: None if a is None else tensors.read(n, a) for n, a in zip(self.names, given, strict=False)}
-            builder = CallBuilder(views, captured.arrays if captured else (), named.backend, named.threads)
+            builder = CallBuilder(views, captured.found if captured else NOTHING, named.backend, named.threads)
             prepared = PreparedCall(lib, builder, self.plan(builder, named))
         except InternalError:
             raise

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from ..backends.choices import Choice
 from ..ir import Kernel as KernelIR
+from ..launch.captures import captures
 from ..launch.kernel import Kernel
-from ..launch.signature import captures
 from ..runtime.tensors import View
 from .calls import ArrayRef, CallBuilder
 from .launches import SCALE
@@ -27,7 +27,7 @@ class _Recorder(CallBuilder):
     """Lists launches where a call would compile them."""
 
     def __init__(self, inputs: Mapping[str, View], options: Any) -> None:
-        super().__init__(inputs, captures(options)[0], options.backend, options.threads)
+        super().__init__(inputs, captures(options), options.backend, options.threads)
         self.recorded: list[DryLaunch] = []
 
     def launch(self, kernel: Kernel, *args: Any, choice: Choice, threads: int | None, **consts: Any) -> None:

@@ -19,7 +19,7 @@ def attention(
     """softmax(q k^T * scale) v, for q (B, Hq, Nq, D), k (B, Hkv, Nk, D), v (B, Hkv, Nk, Dv): NumPy arrays, torch
     tensors, MLX arrays. Differentiable where torch tensors require grad. See docs/guide/attention.md."""
     run: Callable[..., Any] = ops.attention
-    if torch_calls.is_tensor(q):
+    if torch_calls.is_tensor(q) and not torch_calls.is_plain(q, k, v, mask, sinks):
         q, k, v = torch_calls.in_autocast(q, k, v)
         if torch_calls.needs_operator(q, k, v, mask, sinks):
             from . import torch_operator

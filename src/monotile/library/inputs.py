@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import types
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .. import dtypes
+import numpy as np
+
 from ..backends.choices import AttentionProblem
-from ..dtypes import BY_NAME, DType, bfloat16, bool_, float16, float32
+from ..dtypes import DType, bfloat16, bool_, float16, float32
 from ..errors import (
     ArgumentDevice,
     ArgumentRank,
@@ -22,10 +22,9 @@ from ..errors import (
     MaskShape,
     MixedDTypes,
 )
+from ..frontend.functions import is_function
 from ..kernels.scores import Options
 from ..launch.signature import read_scalar
-from ..runtime import tensors
-from ..runtime.arrays import Library
 from .calls import ArrayRef, CallBuilder
 
 FLOATS = (float32, float16, bfloat16)
@@ -96,17 +95,17 @@ def read_inputs(builder: CallBuilder, *, values_in_keys: bool = False) -> Attent
             raise ArgumentRank(
                 f"'q' has {len(q.shape)} dimensions and {name!r} has {rank}; give all of them a batch, or none"
             )
-    dtype = _one_dtype({"q": q, "k": k, "v": v})
+    dtype = one_dtype({"q": q, "k": k, "v": v})
     batched = len(q.shape) == 4
     if not batched:
         q, k, v = (a.reshaped(1, *a.shape) for a in (q, k, v))
-    _check_shapes(q.shape, k.shape, v.shape)
+    check_shapes(q.shape, k.shape, v.shape)
     q, k, v = (unit_last(builder, a) for a in (q, k, v))
     builder.scores = scores = *q.shape[:3], k.shape[2]
     mask, sinks = builder.inputs.get("mask"), builder.inputs.get("sinks")
     mask = None if mask is None else _read_mask(mask, scores)
     if sinks is not None:
-        _check_sinks(sinks, q.shape[1])
+        check_sinks(sinks, q.shape[1])
     one_device(builder.inputs)
     builder.scale = float(q.shape[3] ** -0.5)
     copied = builder.copies & {array.place[1] for array in (k, v)}
@@ -119,7 +118,7 @@ def unit_last(builder: CallBuilder, array: ArrayRef) -> ArrayRef:
     return array if shape[-1] <= 1 or 0 in shape or array.view.strides[-1] == 1 else builder.contiguous(array)
 
 
-def _one_dtype(given: dict[str, ArrayRef]) -> DType:
+def one_dtype(given: dict[str, ArrayRef]) -> DType:
     found = {name: a.dtype for name, a in given.items()}
     listing = ", ".join(f"{n} {d}" for n, d in found.items())
     if len(set(found.values())) > 1:
@@ -130,7 +129,7 @@ def _one_dtype(given: dict[str, ArrayRef]) -> DType:
     return dtype
 
 
-def _check_shapes(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> None:
+def check_shapes(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> None:
     shapes = f"q {q}, k {k}, v {v}"
     if q[3] != k[3]:
         raise HeadSize(f"queries have head size {q[3]} and keys {k[3]}; they must be equal ({shapes})")
@@ -183,7 +182,7 @@ def _check_mask_dtype(mask: ArrayRef) -> None:
         raise MixedDTypes(f"a mask is bool (True = attend) or floating (added to the scores), found {mask.dtype}")
 
 
-def _check_sinks(sinks: ArrayRef, heads: int) -> None:
+def check_sinks(sinks: ArrayRef, heads: int) -> None:
     if sinks.dtype not in FLOATS:
         raise MixedDTypes(f"sinks are floating, found {sinks.dtype}")
     if sinks.shape != (heads,):
@@ -214,9 +213,9 @@ def read_options(given: MaskingOptions) -> Options:
     """Check the options of a call and return the kernels' compile-time options."""
     left, right = (None, None) if given.window is None else read_window(given.window)
     for name, function in (("score_mod", given.score_mod), ("mask_mod", given.mask_mod)):
-        if function is not None and not isinstance(function, types.FunctionType):
+        if function is not None and not is_function(function):
             other = ", or what block_mask gives" if name == "mask_mod" else ""
-            raise BadOption(f"{name} is a plain Python function{other}; found {type(function).__name__}")
+            raise BadOption(f"{name} is a Python function{other}; found {type(function).__name__}")
     softcap = None if given.softcap is None else read_softcap(given.softcap)
     causal = read_causal(given.causal)
     return Options(causal, left, right, softcap, given.score_mod, given.mask_mod, given.negative)
@@ -226,7 +225,7 @@ CAUSAL = {True: "lower_right", False: None, "lower_right": "lower_right", "upper
 
 
 def read_causal(causal: Any) -> str | None:
-    if not isinstance(causal, bool | str) or causal not in CAUSAL:
+    if not isinstance(causal, bool | np.bool_ | str) or causal not in CAUSAL:
         raise BadOption(f"causal is True, False, 'lower_right' or 'upper_left'; found {causal!r}")
     return CAUSAL[causal]
 
@@ -244,13 +243,12 @@ def read_window(window: Any) -> tuple[int | None, int | None]:
     if not isinstance(window, tuple | list) or len(window) != 2:
         raise BadOption(f"window is a pair (left, right), found {window!r}; None on a side leaves it unbounded")
     for side in window:
-        if side is not None and (isinstance(side, bool) or not isinstance(side, int) or side < 0):
-            raise BadOption(f"a side of window is a whole number from 0 up, or None for unbounded; found {side!r}")
-    left, right = window
-    return (
-        left if left is not None and left < UNBOUNDED else None,
-        right if right is not None and right < UNBOUNDED else None,
-    )
+        whole = isinstance(side, int | np.integer) and not isinstance(side, bool)
+        if side is not None and (not whole or side < -1):
+            allowed = "a whole number from 0 up, or None or -1 for unbounded"
+            raise BadOption(f"a side of window is {allowed}; found {side!r}")
+    left, right = (None if side is None or not 0 <= side < UNBOUNDED else int(side) for side in window)
+    return left, right
 
 
 def read_number(name: str, value: Any) -> float:
@@ -276,54 +274,3 @@ def read_scale(scale: Any) -> float:
 def check_count(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_PARTS:
         raise BadOption(f"{name} must be a whole number from 1 to {MAX_PARTS}, found {value!r}")
-
-
-def check_parts(o: ArrayRef, others: Mapping[str, ArrayRef]) -> None:
-    """Parts to be merged: o (..., S, Dv) and its companions (..., S)."""
-    if len(o.shape) < 2:
-        raise ArgumentRank(f"parts have shape (..., S, Dv), found {o.shape}")
-    if not 1 <= o.shape[-1] <= MAX_HEAD_SIZE:
-        raise HeadSize(f"the head size is {o.shape[-1]}; it must be from 1 to {MAX_HEAD_SIZE}")
-    if o.dtype not in FLOATS:
-        raise MixedDTypes(f"parts are float32, float16 or bfloat16, found {o.dtype}; cast them")
-    for name, array in others.items():
-        if array.shape != o.shape[:-1]:
-            raise ArgumentShape(f"{name!r} has shape {array.shape}; parts {o.shape} need {o.shape[:-1]}")
-        if array.dtype is not float32:
-            raise MixedDTypes(
-                f"{name!r} must be float32, found {array.dtype}: narrower maxima and sums lose the result"
-            )
-    one_device({"parts": o, **others})
-
-
-def stack_parts(lib: Library, name: str, parts: Any, axis: int) -> Any:
-    """One array of a sequence of parts that are alike."""
-    parts = [lib.adopt(name, part) for part in parts]
-    views = [tensors.read(name, part) for part in parts]
-    kinds = {(view.shape, view.dtype, view.device) for view in views}
-    if len(kinds) != 1 or len(views[0].shape) < -1 - axis:
-        listing = ", ".join(sorted(f"{shape} {dtype}" for shape, dtype, _ in kinds)) or "none"
-        raise ArgumentShape(f"{name!r} must be parts of one shape, element type and device, found {listing}")
-    return lib.stack(parts, axis)
-
-
-def read_dtype(dtype: Any) -> DType:
-    """An element type as monotile, NumPy or torch names it."""
-    if isinstance(dtype, DType):
-        found: DType | None = dtype
-    else:
-        name = str(dtype).removeprefix("torch.") if not isinstance(dtype, type) else None
-        found = BY_NAME.get(name) if name in BY_NAME else _numpy_dtype(dtype)
-    if found not in FLOATS:
-        raise BadOption(f"dtype must be float32, float16 or bfloat16, found {dtype!r}")
-    assert found is not None
-    return found
-
-
-def _numpy_dtype(dtype: Any) -> DType | None:
-    import numpy as np
-
-    try:
-        return dtypes.from_numpy(np.dtype(dtype))
-    except (TypeError, ValueError):
-        return None

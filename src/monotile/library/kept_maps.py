@@ -1,8 +1,9 @@
 """Block maps that outlive their call: kept with what they were made from, and used again while that is the same.
 
-A map is a function of the arrays that a mask_mod captures. In this machine's memory their contents are compared, which
-takes a pass over them. On a GPU that would wait for it, and torch counts writes: a map holds while identity, address
-and version are the same. Where nothing counts writes (inference tensors, MLX) a map is made at every call."""
+A map is a function of the numbers and arrays that a mask_mod captures. Arrays in this machine's memory are compared by
+contents, which takes a pass over them. On a GPU that would wait for it, and torch counts writes: a map holds while
+identity, address and version are the same. Where nothing counts writes (inference tensors, MLX) a map is made at every
+call."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ import numpy as np
 from ..runtime import tensors
 from ..runtime.arrays import Library
 from ..runtime.tensors import View
+from .launches import LaunchStep
 
 Array = Any
 Maps = tuple[list[Array], list[int]]  # maps and their addresses
@@ -146,36 +148,42 @@ class MapMaker:
     captured arrays they read, and `keys` tell maps of one shape from each other."""
 
     def __init__(
-        self, lib: Library, views: Sequence[View], steps: Sequence[Any], reads: Sequence[int], keys: tuple[Any, ...]
-    ) -> None:
+        self, lib: Library, views: Sequence[View], steps: Sequence[LaunchStep], reads: Sequence[int],
+        keys: tuple[Any, ...],
+    ) -> None:  # fmt: skip
         self.lib, self.device, self.steps, self.reads = lib, views[0].device, steps, reads
         self.templates = [lib.template(view) for view in views]
         self.bytes = sum(tensors.span(v)[1] for v in views)
+        self.numbers = sorted({n for step in steps for n in step.numbers})
         programs = tuple([step.launch for step in steps])  # others once a number that the function reads has changed
         self.key = type(lib), tuple(views), keys, programs
 
-    def maps(self, captured: Sequence[Array], addresses: Sequence[int], of: MapStore | None) -> Maps:
-        """Return the maps that a block mask, or else this process, keeps for these arrays, or make them. Launches of
-        one queue run in order, so that each queue has maps of its own; in a graph that is recorded they are made by the
-        graph, each time it runs."""
+    def maps(
+        self, captured: Sequence[Array], addresses: Sequence[int], numbers: Sequence[Any], of: MapStore | None
+    ) -> Maps:
+        """Return the maps that a block mask, or else this process, keeps for these arrays and numbers, or make them.
+        Launches of one queue run in order, so that each queue has maps of its own; in a graph that is recorded they are
+        made by the graph, each time it runs."""
         queue = self.lib.queue(self.device)
         if queue is None:
-            return self._make(captured, addresses)
+            return self._make(captured, addresses, numbers)
         store, place = (OF_FUNCTIONS, self) if of is None else (of.maps, self.key)
         arrays = [captured[n] for n in self.reads]
-        key = place, queue, *[addresses[n] for n in self.reads]
+        values = [repr(numbers[n]) for n in self.numbers]  # tells -0.0 from 0.0
+        key = place, queue, *[addresses[n] for n in self.reads], *values
         found = store.find(key, arrays)
         if found is None:
             made_from = store.stamps(arrays)
-            found = self._make(captured, addresses)
+            found = self._make(captured, addresses, numbers)
             if made_from is not None:
                 store.keep(key, made_from, found, self.bytes)
         return found
 
-    def _make(self, captured: Sequence[Array], addresses: Sequence[int]) -> Maps:
+    def _make(self, captured: Sequence[Array], addresses: Sequence[int], numbers: Sequence[Any]) -> Maps:
         made = [self.lib.allocate(template) for template in self.templates]
         maps, places = [array for array, _ in made], [address for _, address in made]
         every, all_places = [*captured, *maps], [*addresses, *places]
-        for launch, bound, pick, _, scalars, threads in self.steps:
-            launch(bound, pick(every), pick(all_places), scalars, threads)
+        for step in self.steps:
+            scalars = step.scalars_of(None, numbers)
+            step.launch(step.bound, step.pick(every), step.pick(all_places), scalars, step.threads)
         return maps, places

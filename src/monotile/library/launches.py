@@ -22,6 +22,7 @@ class PlannedLaunch(NamedTuple):
     plan: Plan
     places: list[tuple[str, int]]  # of its arrays
     scalars: list[Any]  # SCALE may be the first
+    numbers: list[int]  # captured ones that follow, among those of the call
     threads: int | None
 
 
@@ -33,7 +34,13 @@ class LaunchStep(NamedTuple):
     pick: Callable[[Sequence[Any]], Sequence[Any]]  # its arrays' addresses among those of the call
     takes_scale: bool  # the first scalar is the scale, that of a call which passes none
     scalars: tuple[Any, ...]
+    numbers: tuple[int, ...]  # captured ones that follow
     threads: int | None
+
+    def scalars_of(self, scale: float | None, numbers: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the scalars for a call with this scale, None for its own, and these captured numbers."""
+        scalars = self.scalars if scale is None or not self.takes_scale else (scale, *self.scalars[1:])
+        return (*scalars, *[numbers[n] for n in self.numbers]) if self.numbers else scalars
 
 
 def steps_of(
@@ -45,9 +52,9 @@ def steps_of(
     for kind, count in counts:
         first[kind], at = at, at + count
     steps = []
-    for plan, places, scalars, threads in launches:
+    for plan, places, scalars, captured, threads in launches:
         takes_scale = bool(scalars) and scalars[0] is SCALE
         pick = picker([first[kind] + n for kind, n in places])
         numbers = tuple(scale if number is SCALE else number for number in scalars)
-        steps.append(LaunchStep(plan.program.launch, plan.bound, pick, takes_scale, numbers, threads))
+        steps.append(LaunchStep(plan.program.launch, plan.bound, pick, takes_scale, numbers, tuple(captured), threads))
     return steps

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from .. import dtypes
 from ..backends.choices import Choice
-from ..dtypes import float32
-from ..errors import MixedDTypes
+from ..dtypes import BY_NAME, DType, float32
+from ..errors import ArgumentRank, ArgumentShape, BadOption, HeadSize, MixedDTypes
 from ..kernels.merge import merge as merge_kernel
 from ..kernels.merge import merge_lse as merge_lse_kernel
 from ..runtime import arrays, tensors
+from ..runtime.arrays import Library
 from . import torch_calls
 from .calls import ArrayRef, CallBuilder, Finish, LibraryFunction
-from .inputs import check_parts, read_dtype, stack_parts
+from .inputs import FLOATS, MAX_HEAD_SIZE, one_device
 
 Array = Any
 
@@ -48,13 +50,20 @@ def _plan_merge(builder: CallBuilder, given: MergeOptions) -> Finish:
     o = state.o
     if o.dtype is not float32:
         raise MixedDTypes(f"'o' must be float32, found {o.dtype}: narrower partials overflow")
-    check_parts(o, {"m": state.m, "l": state.l})
-    out = builder.result((*o.shape[:-2], o.shape[-1]), read_dtype(given.dtype))
+    _check_parts(o, {"m": state.m, "l": state.l})
+    out = builder.result((*o.shape[:-2], o.shape[-1]), _read_dtype(given.dtype))
     lse = builder.result(o.shape[:-2], float32)
     add_merge(
         builder, state, None, out, lse, builder.choices.merge(o.shape[-2], math.prod(o.shape[:-2]), builder.device)
     )
     return tuple
+
+
+def new_partials(new: Callable[..., ArrayRef], out_shape: tuple[int, int, int, int], splits: int) -> Partials:
+    """Arrays for the softmax states of an output's rows."""
+    *rows, Dv = out_shape
+    shape = *rows, splits
+    return Partials(new((*shape, Dv), float32), new(shape, float32), new(shape, float32))
 
 
 def add_merge(
@@ -88,9 +97,9 @@ def merge_lse(
     parts = [*outs, *lses] if isinstance(outs, list | tuple) and isinstance(lses, list | tuple) else [outs, lses]
     torch_calls.refuse_gradients("merge_lse", *parts)
     first = outs[0] if isinstance(outs, list | tuple) and outs else outs
-    lib = arrays.library("outs", first)
+    lib = arrays.library("outs", first, backend)
     outs, lses = (
-        stack_parts(lib, name, a, axis) if isinstance(a, list | tuple) else lib.adopt(name, a)
+        _stack_parts(lib, name, a, axis) if isinstance(a, list | tuple) else lib.adopt(name, a)
         for name, a, axis in (("outs", outs, -2), ("lses", lses, -1))
     )
     out, total = MERGE_LSE.call((outs, lses), tensors.layouts((outs, lses)), (backend, threads))
@@ -99,7 +108,7 @@ def merge_lse(
 
 def _plan_merge_lse(builder: CallBuilder, given: MergeLseOptions) -> Finish:
     outs, lses = builder.input("outs"), builder.input("lses")
-    check_parts(outs, {"lses": lses})
+    _check_parts(outs, {"lses": lses})
     *lead, S, Dv = outs.shape
     rows = math.prod(lead)
     out, total = builder.result((*lead, Dv), outs.dtype), builder.result(tuple(lead), float32)
@@ -110,6 +119,60 @@ def _plan_merge_lse(builder: CallBuilder, given: MergeLseOptions) -> Finish:
         results = out.reshaped(rows, Dv), total.reshaped(rows)
         builder.launch(merge_lse_kernel, *flat, *results, choice=choice, threads=threads)
     return tuple
+
+
+# ---- checks ----------------------------------------------------------------------------------------------------------
+
+
+def _check_parts(o: ArrayRef, others: Mapping[str, ArrayRef]) -> None:
+    """Parts to be merged: o (..., S, Dv) and its companions (..., S)."""
+    if len(o.shape) < 2:
+        raise ArgumentRank(f"parts have shape (..., S, Dv), found {o.shape}")
+    if not 1 <= o.shape[-1] <= MAX_HEAD_SIZE:
+        raise HeadSize(f"the head size is {o.shape[-1]}; it must be from 1 to {MAX_HEAD_SIZE}")
+    if o.dtype not in FLOATS:
+        raise MixedDTypes(f"parts are float32, float16 or bfloat16, found {o.dtype}; cast them")
+    for name, array in others.items():
+        if array.shape != o.shape[:-1]:
+            raise ArgumentShape(f"{name!r} has shape {array.shape}; parts {o.shape} need {o.shape[:-1]}")
+        if array.dtype is not float32:
+            raise MixedDTypes(
+                f"{name!r} must be float32, found {array.dtype}: narrower maxima and sums lose the result"
+            )
+    one_device({"parts": o, **others})
+
+
+def _stack_parts(lib: Library, name: str, parts: Any, axis: int) -> Any:
+    """One array of a sequence of parts that are alike."""
+    parts = [lib.adopt(name, part) for part in parts]
+    views = [tensors.read(name, part) for part in parts]
+    kinds = {(view.shape, view.dtype, view.device) for view in views}
+    if len(kinds) != 1 or len(views[0].shape) < -1 - axis:
+        listing = ", ".join(sorted(f"{shape} {dtype}" for shape, dtype, _ in kinds)) or "none"
+        raise ArgumentShape(f"{name!r} must be parts of one shape, element type and device, found {listing}")
+    return lib.stack(parts, axis)
+
+
+def _read_dtype(dtype: Any) -> DType:
+    """An element type as monotile, NumPy or torch names it."""
+    if isinstance(dtype, DType):
+        found: DType | None = dtype
+    else:
+        name = str(dtype).removeprefix("torch.") if not isinstance(dtype, type) else None
+        found = BY_NAME.get(name) if name in BY_NAME else _numpy_dtype(dtype)
+    if found not in FLOATS:
+        raise BadOption(f"dtype must be float32, float16 or bfloat16, found {dtype!r}")
+    assert found is not None
+    return found
+
+
+def _numpy_dtype(dtype: Any) -> DType | None:
+    import numpy as np
+
+    try:
+        return dtypes.from_numpy(np.dtype(dtype))
+    except (TypeError, ValueError):
+        return None
 
 
 MERGE = LibraryFunction(("o", "m", "l"), MergeOptions, _plan_merge)

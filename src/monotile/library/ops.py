@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from ..backends.choices import KEYS_PER_SPLIT, AttentionChoice, cdiv
 from ..dtypes import float32
+from ..kernels.attention import DENSE
 from ..kernels.attention import attention as attention_kernel
 from ..kernels.scores import Options
 from ..runtime import tensors
@@ -33,8 +35,10 @@ from .inputs import (
 )
 from .launches import SCALE
 from .mask_maps import MASK_BLOCKS, mask_blocks
-from .merging import MERGE, MERGE_LSE, Partials, add_merge, merge, merge_lse
+from .merging import MERGE, MERGE_LSE, Partials, add_merge, merge, merge_lse, new_partials
+from .paged import PAGED, attention_paged, paged_append
 from .splits import recommended_splits
+from .varlen import VARLEN, attention_varlen
 
 __all__ = [
     "FUNCTIONS",
@@ -43,11 +47,14 @@ __all__ = [
     "Partials",
     "attention",
     "attention_backward",
+    "attention_paged",
+    "attention_varlen",
     "block_mask",
     "decode_partials",
     "mask_blocks",
     "merge",
     "merge_lse",
+    "paged_append",
     "recommended_splits",
 ]
 Array = Any
@@ -108,7 +115,7 @@ def _plan_attention(builder: CallBuilder, given: AttentionOptions) -> Finish:
     if 0 not in inputs.out_shape:
         problem = inputs.problem(options)
         choice = builder.choices.attention(problem)
-        state = _partials(builder.temporary, inputs, choice.splits) if choice.splits else None
+        state = new_partials(builder.temporary, inputs.out_shape, choice.splits) if choice.splits else None
         _add_attention(builder, inputs, options, choice, state or (out, lse), threads)
         if state is not None:
             rows = math.prod(inputs.out_shape[:3])
@@ -136,7 +143,17 @@ def _add_attention(
     block_map, covered = add_block_map(builder, inputs, options, choice, threads)
     mask = inputs.broadcast_mask()
     values = inputs.v if not inputs.values_in_keys else None
-    args = grouped(inputs.q), inputs.k, values, mask, block_map, None if split else inputs.sinks, *outputs, *state
+    args = (
+        grouped(inputs.q),
+        inputs.k,
+        values,
+        mask,
+        block_map,
+        None if split else inputs.sinks,
+        *outputs,
+        *state,
+        *DENSE,
+    )
     scalars = SCALE, Nq, choice.first_block, choice.blocks_per_split
     builder.launch(attention_kernel, *args, *scalars, choice=choice, threads=threads, options=options, covered=covered)
 
@@ -192,7 +209,7 @@ def _plan_partials(builder: CallBuilder, given: PartialsOptions) -> Finish:
         splits, keys_per_split = recommended_splits(keys, inputs.out_shape[2], "cpu"), KEYS_PER_SPLIT
     else:
         keys_per_split = cdiv(keys, splits)
-    state = _partials(lambda shape, dtype: inputs.result(builder, shape, dtype), inputs, splits)
+    state = new_partials(partial(inputs.result, builder), inputs.out_shape, splits)
     if 0 not in inputs.out_shape:
         threads = builder.threads_for(inputs.flops, inputs.bytes)
         choice = builder.choices.attention(inputs.problem(options), keys_per_split)
@@ -201,17 +218,13 @@ def _plan_partials(builder: CallBuilder, given: PartialsOptions) -> Finish:
     return Partials._make
 
 
-def _partials(new: Callable[..., ArrayRef], inputs: AttentionInputs, splits: int) -> Partials:
-    B, Hq, Nq, Dv = inputs.out_shape
-    shape = B, Hq, Nq, splits
-    return Partials(new((*shape, Dv), float32), new(shape, float32), new(shape, float32))
-
-
 _ATTENTION = LibraryFunction(("q", "k", "v", "mask", "sinks"), AttentionOptions, _plan_attention)
 _PARTIALS = LibraryFunction(("q", "k", "v", "mask"), PartialsOptions, _plan_partials)
 FUNCTIONS = {
     "attention": _ATTENTION,
     "attention_backward": ATTENTION_BACKWARD,
+    "attention_paged": PAGED,
+    "attention_varlen": VARLEN,
     "decode_partials": _PARTIALS,
     "merge": MERGE,
     "merge_lse": MERGE_LSE,

@@ -20,6 +20,7 @@ from .. import backends, dtypes
 from ..kernels import reference
 from . import ops
 from .block_mask import BlockMask
+from .cache_cases import appended, exact_append, formula, paged, ragged, run_append
 
 Array = np.ndarray[Any, Any]
 Inputs = dict[str, Any]
@@ -305,6 +306,12 @@ def _documents(rng: np.random.Generator, s: Sizes) -> Inputs:
     return {"mask_mod": lambda b, h, q_idx, kv_idx: ids[q_idx] == ids[kv_idx]}
 
 
+def _early_keys(rng: np.random.Generator, s: Sizes) -> Inputs:
+    """A mask_mod that depends on the batch: keys of a sequence from some position on are hidden."""
+    ends = rng.integers(0, s.Nk, s.B).astype(np.int32)
+    return {"mask_mod": lambda b, h, q_idx, kv_idx: kv_idx < ends[b]}
+
+
 MAKERS: dict[str, Callable[[np.random.Generator, Sizes], Inputs]] = {
     "additive mask": _additive,
     "bool mask": _bool,
@@ -312,6 +319,7 @@ MAKERS: dict[str, Callable[[np.random.Generator, Sizes], Inputs]] = {
     "sinks": _sinks,
     "alibi": _alibi,
     "documents": _documents,
+    "early keys": _early_keys,
 }
 
 
@@ -327,6 +335,11 @@ def _block_map(function: Callable[..., Any]) -> Callable[..., Results]:
     return lambda inputs, **run: {"block_map": function(**inputs, **run)}
 
 
+def _of_caches(name: str, make: Callable[..., Inputs]) -> CheckedFunction:
+    run = _results(partial(getattr(ops, name), return_lse=True), "out", "lse")
+    return CheckedFunction(name, make, run, formula(name, np.float64), formula(name, np.float32))
+
+
 ATTENTION = _attention_formula(np.float64), _attention_formula(np.float32)
 BACKWARD = backward_formula(np.float64), backward_formula(np.float32)
 MERGE = _merge_formula(np.float64), _merge_formula(np.float32)
@@ -334,6 +347,8 @@ OPS = {
     op.name: op
     for op in (
         CheckedFunction("attention", _qkv, _results(partial(ops.attention, return_lse=True), "out", "lse"), *ATTENTION),
+        *(_of_caches(name, make) for name, make in (("attention_varlen", ragged), ("attention_paged", paged))),
+        CheckedFunction("paged_append", appended, partial(run_append, ops.paged_append), exact_append, exact_append),
         CheckedFunction("attention_backward", _with_gradients, _backward, *BACKWARD),
         CheckedFunction("decode_partials", _qkv, _decode, *ATTENTION),
         CheckedFunction("merge", _parts, _results(ops.merge, "out", "lse"), *MERGE),
@@ -381,6 +396,14 @@ CHECKS = (
     Case("attention", Sizes(1, 4, 2, 2, 1500, 64, 64), F16, made=("bool mask",)),
     Case("attention", Sizes(1, 4, 2, 3, 700, 64, 64), F32, made=("additive mask",)),
     Case("attention", Sizes(1, 4, 2, 1, 900, 64, 64), F32, made=("documents",)),
+    Case("attention_varlen", Sizes(4, 4, 2, 30, 40, 64, 64), F32, CAUSAL),
+    Case("attention_varlen", Sizes(3, 2, 1, 12, 33, 128, 128), BF16, {"window": (20, 3)}, ("sinks",)),
+    Case("attention_varlen", Sizes(3, 2, 2, 9, 20, 80, 16), F16, {"causal": "upper_left"}, ("alibi", "early keys")),
+    Case("attention_paged", Sizes(4, 4, 2, 1, 90, 64, 64), F32),
+    Case("attention_paged", Sizes(2, 2, 1, 1, 4110, 16, 16), F32),
+    Case("attention_paged", Sizes(3, 8, 2, 3, 100, 128, 128), BF16, {"window": (20, None)}, ("sinks",)),
+    Case("attention_paged", Sizes(3, 2, 1, 20, 77, 24, 16), F16, {"causal": False}, ("alibi", "early keys")),
+    Case("paged_append", Sizes(3, 2, 2, 3, 40, 24, 16), F16),
     Case("attention_backward", Sizes(1, 4, 1, 70, 130, 128, 128), F32, CAUSAL),
     Case("attention_backward", Sizes(2, 4, 2, 70, 130, 128, 128), BF16, CAUSAL),
     Case("attention_backward", Sizes(2, 2, 2, 34, 67, 96, 96), F16),
@@ -423,6 +446,9 @@ BENCHMARKS = (
     *(Case("attention", Sizes(1, 32, 8, 1, 32768, 128, 128), dtype) for dtype in (F32, BF16)),
     Case("attention", Sizes(1, 16, 2, 1, 8192, 256, 256), BF16),
     Case("attention", Sizes(1, 8, 1, 1, 8192, 512, 512), BF16),
+    Case("attention_varlen", Sizes(8, 16, 4, 512, 512, 128, 128), F32, CAUSAL),
+    Case("attention_paged", Sizes(8, 32, 8, 1, 4096, 128, 128), F32),
+    Case("paged_append", Sizes(64, 8, 8, 1, 4096, 128, 128), F32),
     *(Case("attention_backward", Sizes(1, 8, 8, 2048, 2048, 128, 128), dtype, CAUSAL) for dtype in (F32, BF16)),
     Case("attention_backward", Sizes(1, 8, 8, 2048, 2048, 64, 64), F32),
     Case("attention_backward", Sizes(1, 4, 4, 1024, 1024, 256, 256), F32),

@@ -16,10 +16,24 @@ def is_tensor(array: Array) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
+def is_plain(q: Array, k: Array, v: Array, mask: Array | None, sinks: Array | None) -> bool:
+    """True if a call on tensors surely needs nothing but its arithmetic: the common case, in few questions. Others ask
+    `in_autocast` and `needs_operator`."""
+    torch = sys.modules["torch"]
+    Tensor = torch.Tensor
+    if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor or torch.compiler.is_compiling():
+        return False
+    if torch._C._are_functorch_transforms_active() or torch._C._is_any_autocast_enabled() or q.is_meta:
+        return False
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return False
+    return mask is sinks is None or not needs_operator(mask, sinks)
+
+
 def in_autocast(*given: Array) -> tuple[Array, ...]:
     """Return tensors in the dtype of an autocast region, if the call is in one, as torch's own attention does."""
     torch, kind = sys.modules["torch"], given[0].device.type
-    if not torch.is_autocast_enabled(kind):
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
         return given
     dtype = torch.get_autocast_dtype(kind)
     return tuple([t.to(dtype) if is_tensor(t) and t.is_floating_point() else t for t in given])
@@ -32,8 +46,19 @@ def needs_operator(*given: Array | None) -> bool:
         return True
     tensors = [t for t in given if isinstance(t, torch.Tensor)]
     if torch.is_grad_enabled() and any([t.requires_grad for t in tensors]):
-        return True
-    return any([type(t) is not torch.Tensor and type(t) is not torch.nn.Parameter for t in tensors])
+        return _are_alike(tensors)
+    if any([type(t) is not torch.Tensor and type(t) is not torch.nn.Parameter for t in tensors]):
+        return _are_alike(tensors)
+    return all([t.is_meta for t in tensors])
+
+
+def _are_alike(tensors: list[Any]) -> bool:
+    """True if an operator takes these tensors together; otherwise reading them will say what is wrong."""
+    if any([t.is_nested for t in tensors]):
+        return False
+    traced = [t for t in tensors if type(t).__name__ == "FakeTensor"]
+    alike = len({t.is_meta for t in tensors if not hasattr(t, "fake_mode")}) < 2
+    return alike and (len(traced) in (0, len(tensors)) or traced[0].fake_mode.allow_non_fake_inputs)
 
 
 def refuse_gradients(function: str, *given: Array | None) -> None:

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import NoGradient
-from ..launch.signature import captures
+from ..errors import ArgumentKind, NoGradient
+from ..launch.captures import captures, frozen
 from . import backward, ops
 from .block_mask import unwrapped
 from .inputs import read_window
@@ -68,6 +68,21 @@ def _number_in_graph(score_mod: Any, mask_mod: Any) -> int:
     return _kept[key][0]
 
 
+def number_of(score_mod: Any, mask_mod: Any) -> tuple[int, Mods]:
+    """The number by which an operator is given two functions, and its entry, to be held until the operator has it."""
+    if score_mod is None and mask_mod is None:
+        return 0, NONE
+    if torch.compiler.is_compiling():
+        return _number_in_graph(score_mod, mask_mod), NONE
+    mods = Mods(frozen(score_mod), frozen(mask_mod))
+    _refuse_captured_gradients(mods)
+    return _enter(mods), mods
+
+
+def mods_of(number: int) -> Mods:
+    return _table[number]
+
+
 # ---- the operator ----------------------------------------------------------------------------------------------------
 
 
@@ -95,7 +110,7 @@ class Given(NamedTuple):
     @property
     def options(self) -> dict[str, Any]:
         """What `ops.attention` and `ops.attention_backward` are called with, but for q, k and v."""
-        mods = _table[self.mods]
+        mods = mods_of(self.mods)
         window = None if self.left is None and self.right is None else (self.left, self.right)
         return {
             "mask": self.mask, "sinks": self.sinks, "causal": CAUSAL.get(self.causal, self.causal), "window": window,
@@ -110,26 +125,25 @@ def attention(
 ) -> Any:  # fmt: skip
     """`ops.attention` as an operator. `options` are its scale, softcap, backend and threads."""
     left, right = (None, None) if window is None else read_window(window)
-    mods, number = NONE, 0
-    if score_mod is not None or mask_mod is not None:
-        if torch.compiler.is_compiling():
-            number = _number_in_graph(score_mod, mask_mod)
-        else:
-            mods = Mods(score_mod, mask_mod)
-            _refuse_captured_gradients(mods)
-            number = _enter(mods)
+    number, mods = number_of(score_mod, mask_mod)
     given = Given(q, k, v, mask, sinks, str(causal), left, right, mods=number, **options)
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
         o, lse = _Attention.apply(*given)
-    else:
+    elif torch.compiler.is_compiling():
         o, lse = torch.ops.monotile.attention(*given)
+    else:
+        try:
+            o, lse = torch.ops.monotile.attention(*given)
+        except NotImplementedError as error:
+            kinds = ", ".join(sorted({type(t).__name__ for t in given[:5] if t is not None}))
+            raise ArgumentKind(f"attention has no rule for tensors of the classes {kinds}; pass plain ones") from error
     del mods  # an entry of the table until here
     return (o, lse) if return_lse else o
 
 
 def _refuse_captured_gradients(mods: Mods) -> None:
     """Gradients of arrays that a mod reads are not computed; losing them in silence would be worse than an error."""
-    arrays, _ = captures([mod for mod in (mods.score_mod, unwrapped(mods.mask_mod)[0]) if mod is not None])
+    arrays = captures([mod for mod in (mods.score_mod, unwrapped(mods.mask_mod)[0]) if mod is not None]).arrays.values()
     if torch.is_grad_enabled() and any([getattr(a, "requires_grad", False) for a in arrays]):
         raise NoGradient(
             "score_mod or mask_mod reads a tensor that requires grad, and attention has no gradient for it; "
@@ -167,7 +181,7 @@ def _backward_shapes(do: Tensor, o: Tensor, lse: Tensor, dlse: Tensor, mask_grad
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     given = Given(*inputs)
     ctx.save_for_backward(*given[:5], *output)
-    ctx.rest, ctx.mods = given[5:], _table[given.mods]
+    ctx.rest, ctx.mods = given[5:], mods_of(given.mods)
 
 
 def _differentiate(ctx: Any, do: Tensor, dlse: Tensor) -> tuple[Any, ...]:

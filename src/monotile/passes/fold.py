@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import bool_, float32, to_numpy
-from ..ir import ELEMENTWISE, Block, Kernel, Op, Tensor, Value, constant, replace
+from ..ir import ELEMENTWISE, Block, Kernel, Op, Tensor, Value, constant, replace, starts, view_of
 from ..ir.affine import Linear, linear
 from ..ir.builder import Builder
 from ..ir.fused import fma
@@ -194,15 +194,26 @@ def _tests_only_bounds(seen: Value, load: Op) -> bool:
         test = test.operands[0].op
     if test is None or test.kind != "lt" or not test.operands[0].dtype.is_int:
         return False
-    place, end = linear(test.operands[0]), test.operands[1].op
-    if place is None or len(place.iotas) != 1 or end is None or end.kind != "dim":
+    place, end = linear(test.operands[0]), test.operands[1]
+    if place is None or len(place.iotas) != 1:
         return False
     (dim, factor), tensor = next(iter(place.iotas.items())), load.attrs["tensor"]
     axes = [axis for axis, extent in enumerate(load.attrs["extents"]) if extent is not None]
     axis = axes[dim + shift]
     start = linear(load.operands[axis])
-    length = end.attrs["tensor"].dims[end.attrs["axis"]]
-    return factor == 1 and start == Linear(place.const, place.terms) and length == tensor.dims[axis]
+    if factor != 1 or start != Linear(place.const, place.terms):
+        return False
+    view = view_of(load, axis)
+    if view is not None:
+        return end is view[1]
+    length = end.op
+    return length is not None and length.kind == "dim" and _length_of(length) == tensor.dims[axis]
+
+
+def _length_of(dim: Op) -> str | int:
+    """Return the length that a `dim` reads, as its tensor names it."""
+    found: str | int = dim.attrs["tensor"].dims[dim.attrs["axis"]]
+    return found
 
 
 def _cast(b: Builder, op: Op, known: list[Any]) -> Value | None:
@@ -251,10 +262,9 @@ RULES: dict[str, Callable[[Builder, Op, list[Any]], Value | None]] = {
 def _relax_bounds(op: Op) -> None:
     """Clear `checked` for dimensions in which the access cannot leave the tensor."""
     tensor: Tensor = op.attrs["tensor"]
-    starts = op.operands[op.kind == "store" :]
     checked = list(op.attrs["checked"])
-    for axis, (start, extent) in enumerate(zip(starts, op.attrs["extents"], strict=True)):
-        if checked[axis] and _inside(tensor, axis, start, extent or 1):
+    for axis, (start, extent) in enumerate(zip(starts(op), op.attrs["extents"], strict=True)):
+        if checked[axis] and view_of(op, axis) is None and _inside(tensor, axis, start, extent or 1):
             checked[axis] = False
     op.attrs["checked"] = tuple(checked)
 
@@ -269,6 +279,6 @@ def _inside(tensor: Tensor, axis: int, start: Value, extent: int) -> bool:
     if extent == 1 and grid is not None and grid.kind == "program_id":
         size = grid.operands[grid.results.index(start)].op
         if size is not None and size.kind == "dim":
-            return bool(size.attrs["tensor"].dims[size.attrs["axis"]] == length)
+            return _length_of(size) == length
         return size is not None and size.kind == "const" and size.attrs["value"] == length
     return False

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from ..dtypes import bool_, int32, int64
-from ..ir import Block, Kernel, Op, Tensor, Type, Value, clone, uses, walk
+from ..ir import Block, Kernel, Op, Type, Value, clone, starts, uses, view_of, walk
 from ..ir import replace as replace_values
 from ..ir.affine import Linear, linear, linear_or_mod, to_scalar
 from ..ir.builder import Builder
@@ -285,11 +285,11 @@ class _GuardFinder:
 
     def _bounds(self, op: Op, axis: int) -> list[Guard]:
         """Return guards under which an access stays inside its tensor along one axis; empty when there are none."""
-        start = linear(op.operands[(op.kind == "store") + axis]) if op.attrs["checked"][axis] else None
+        start = linear(starts(op)[axis]) if op.attrs["checked"][axis] else None
         if start is None:
             return []
         end = start + Linear(op.attrs["extents"][axis] or 1)
-        above = self._bounds_guard(end - self._length(op.attrs["tensor"], axis) - Linear(1))
+        above = self._bounds_guard(end - self._length(op, axis) - Linear(1))
         if above is None:
             return []
         if nonnegative(start, self._loops):
@@ -300,8 +300,11 @@ class _GuardFinder:
     def _bounds_guard(self, form: Linear) -> Guard | None:
         return _guard(form, (), self._body, self._inside, self._invariant)
 
-    def _length(self, tensor: Tensor, axis: int) -> Linear:
-        """Return a tensor's length; lengths of one name are one value."""
+    def _length(self, op: Op, axis: int) -> Linear:
+        """Return the length of a tensor or view; lengths of one name are one value."""
+        view, tensor = view_of(op, axis), op.attrs["tensor"]
+        if view is not None:
+            return linear(view[1]) or Linear(terms={view[1]: 1})
         name = tensor.dims[axis]
         if isinstance(name, int):
             return Linear(name)

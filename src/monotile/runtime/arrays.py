@@ -14,21 +14,14 @@ from .tensors import View, numpy_address
 
 
 class Numpy:
-    """NumPy arrays, and arrays of other libraries that share their memory through DLPack."""
+    """NumPy arrays, and arrays of other libraries that lie in this machine's memory, which they share."""
 
     def __init__(self, home: Any = None) -> None:
         self.home = home  # the library results are converted to; None for NumPy itself
 
     def adopt(self, name: str, array: Any) -> Any:
         """Return the array as one of this library, sharing its memory."""
-        if isinstance(array, np.ndarray):
-            return array
-        try:
-            return np.from_dlpack(array)
-        except (TypeError, ValueError, BufferError, RuntimeError, AttributeError) as error:
-            raise ArgumentKind(
-                f"{name!r} is not an array monotile can read: {error}; pass NumPy or torch arrays"
-            ) from None
+        return array if isinstance(array, np.ndarray) else host_view(name, array)
 
     def template(self, view: View) -> Any:
         """Return what `allocate` makes contiguous arrays like this one from."""
@@ -47,7 +40,7 @@ class Numpy:
         return np.stack(arrays, axis)
 
     def give_back(self, array: Any) -> Any:
-        return array if self.home is None else self.home.from_dlpack(array)
+        return array if self.home is None else _into_library(self.home, array)
 
     def queue(self, device: str) -> int | None:
         """Return the queue of launches that a launch would join now; None while a graph of launches is recorded."""
@@ -150,15 +143,65 @@ class Mlx:
 Library = Numpy | Torch | Mlx
 
 
-def library(name: str, array: Any) -> Library:
-    """Return the library an array belongs to, in which results are returned."""
+def library(name: str, array: Any, backend: str | None = None) -> Library:
+    """Return the library an array belongs to, in which results are returned. On a backend that does not run MLX's
+    kernels its arrays are read as NumPy's."""
     if isinstance(array, np.ndarray):
         return Numpy()
     if tensors.is_mlx(array):
-        return Mlx()
+        return Mlx() if takes_mlx(backend) else Numpy(sys.modules["mlx.core"])
     if tensors.is_array(array):
         return Mps() if array.device.type == "mps" else Torch()
     if hasattr(array, "__dlpack__"):
         home = array.__array_namespace__() if hasattr(array, "__array_namespace__") else None
         return Numpy(home)
     raise ArgumentKind(f"{name!r} must be an array, found {type(array).__name__}; pass NumPy arrays or torch tensors")
+
+
+def takes_mlx(backend: Any) -> bool:
+    return backend is None or backend == "metal"
+
+
+def is_foreign(array: Any, backend: Any) -> bool:
+    """True for an array that a kernel on this backend reads through `host_view`."""
+    if tensors.is_array(array):
+        return tensors.is_mlx(array) and not takes_mlx(backend)
+    return hasattr(array, "__dlpack__")
+
+
+def host_views(names: list[str], given: tuple[Any, ...], backend: Any) -> tuple[Any, ...]:
+    """Return arguments with arrays of other libraries as NumPy arrays."""
+    names = [*names, *[f"argument {n}" for n in range(len(names), len(given))]]
+    return tuple([host_view(n, a) if is_foreign(a, backend) else a for n, a in zip(names, given, strict=False)])
+
+
+def host_view(name: str, array: Any) -> Any:
+    """Return an array of another library in this machine's memory as a NumPy array without copying."""
+    if tensors.is_mlx(array):
+        core = sys.modules["mlx.core"]
+        is_bfloat16 = array.dtype == core.bfloat16  # which NumPy's buffers do not know
+        found = np.array(array.view(core.uint16) if is_bfloat16 else array, copy=False)
+        found = found.view(dtypes.to_numpy(dtypes.bfloat16)) if is_bfloat16 else found
+        found.flags.writeable = False  # MLX's arrays do not change
+        return found
+    try:
+        return np.from_dlpack(array)
+    except (TypeError, ValueError, BufferError, RuntimeError, AttributeError) as error:
+        if _is_on_host(array):  # of a type that DLPack knows and NumPy does not: bfloat16
+            return np.asarray(array)
+        raise ArgumentKind(f"{name!r} is not an array monotile can read: {error}; pass NumPy or torch arrays") from None
+
+
+def _is_on_host(array: Any) -> bool:
+    try:
+        return int(array.__dlpack_device__()[0]) == 1 and hasattr(array, "__array__")
+    except Exception:  # a tracer, or a library without devices
+        return False
+
+
+def _into_library(home: Any, array: np.ndarray[Any, Any]) -> Any:
+    """Return a NumPy array as one of another library."""
+    is_bfloat16 = array.dtype == dtypes.to_numpy(dtypes.bfloat16)
+    if home.__name__ == "mlx.core":
+        return home.array(array.view(np.uint16)).view(home.bfloat16) if is_bfloat16 else home.array(array)
+    return home.asarray(array) if is_bfloat16 else home.from_dlpack(array)

@@ -25,6 +25,8 @@ else:
         except ImportError:
             from hashlib import sha256
 
+MARKED_S = 3600  # between two notes that a file was used
+_until_next_look = 0  # bytes that this process may store before the size of the cache is looked at
 MAGIC = b"monotile-cache-1\n"
 _DIGEST_BYTES = 32
 
@@ -43,7 +45,9 @@ def directory() -> Path:
 def load(key: str, kind: str) -> bytes | None:
     """Return the payload stored under this key, or None if there is none or the file is damaged."""
     try:
-        with open(os.path.join(_folder(), f"{key}.{kind}"), "rb") as file:
+        path = os.path.join(_folder(), f"{key}.{kind}")
+        with open(path, "rb") as file:
+            mark_used(path, os.fstat(file.fileno()))
             data = file.read()
     except OSError:
         return None
@@ -69,6 +73,28 @@ def store(key: str, kind: str, payload: bytes) -> None:
         except BaseException:
             os.unlink(temporary)
             raise
+        _keep_to_limit(len(payload))
+
+
+def mark_used(path: str, found: os.stat_result) -> None:
+    """Set a file's time to now, unless that was done within the hour: what was used longest ago is removed first."""
+    import time
+
+    if time.time() - found.st_mtime > MARKED_S:
+        with contextlib.suppress(OSError):
+            os.utime(path)
+
+
+def _keep_to_limit(stored: int) -> None:
+    """Keep the cache to its limit, which is looked at when this process first stores something and then now and
+    again: listing the files takes milliseconds."""
+    global _until_next_look
+    _until_next_look -= stored
+    if _until_next_look <= 0:
+        from . import cache_limit
+
+        cache_limit.evict(_folder())
+        _until_next_look = cache_limit.limit(_folder()) // 16
 
 
 def fingerprint(*parts: str | bytes) -> str:

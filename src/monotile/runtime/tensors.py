@@ -34,6 +34,11 @@ class View:
         steps = [0 if n == 1 else s for n, s in zip(self.shape, self.strides, strict=True)]
         return View(self.dtype, shape, tuple(steps), self.device)
 
+    def permuted(self, axes: tuple[int, ...]) -> View:
+        """Return the view with its dimensions in another order."""
+        shape, strides = (tuple(values[axis] for axis in axes) for values in (self.shape, self.strides))
+        return View(self.dtype, shape, strides, self.device)
+
     def reshaped(self, shape: tuple[int, ...]) -> View | None:
         """Return the same elements in order under another shape, or None where only a copy has it."""
         if 0 in shape:
@@ -120,7 +125,7 @@ def signature(array: Any) -> Any:
     if is_mlx(array):
         return tuple(array.shape), array.dtype
     if is_array(array):
-        if array.layout is not sys.modules["torch"].strided:
+        if array.layout is not sys.modules["torch"].strided or not _is_in_memory(array):
             return type(array), array.layout
         return array.shape, array.stride(), array.dtype, array.device, array.is_neg()
     return type(array)
@@ -140,11 +145,21 @@ def layouts(arrays: Sequence[Any]) -> Layouts:
     return [*map(signature, arrays), functools.reduce(operator.or_, addresses) & ALIGNMENT], addresses
 
 
+def _is_in_memory(tensor: Any) -> bool:
+    """False for a strided tensor without a block of memory for its elements: fake, meta, freed or nested."""
+    if tensor.is_nested or type(tensor).__name__ == "FakeTensor":
+        return False
+    if tensor.device.type == "mps":  # data_ptr() is no address there
+        return True
+    return bool(tensor.data_ptr() or not tensor.numel())
+
+
 def _has_memory(item: Any) -> bool:
     """True for arrays whose elements lie in memory by strides: not MLX's, nor sparse tensors."""
     if isinstance(item, np.ndarray):
         return True
-    return is_array(item) and not is_mlx(item) and item.layout is sys.modules["torch"].strided
+    strided = is_array(item) and not is_mlx(item) and item.layout is sys.modules["torch"].strided
+    return strided and _is_in_memory(item)
 
 
 def _has_address(torch: Any, tensor: Any) -> bool:
@@ -178,6 +193,8 @@ def _read_torch_tensors(tensors: Sequence[Any]) -> Layouts | None:
         for t in tensors:
             if type(t) is kind:
                 at = t.data_ptr()
+                if not at and t.numel():
+                    return None
                 signatures.append((t.shape, t.stride(), t.dtype, t.device, t.is_neg()))
                 addresses.append(at)
                 bits |= at
@@ -247,16 +264,27 @@ def dense(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _read_torch(name: str, tensor: Any) -> View:
+    if tensor.is_nested:
+        raise ArgumentKind(
+            f"{name!r} is a nested tensor; pass torch.nested.to_padded_tensor({name}, 0.0) and a mask, or each part"
+        )
     dtype = dtypes.BY_NAME.get(str(tensor.dtype).removeprefix("torch."))
     if dtype is None:
         raise ArgumentDType(f"{name!r} has dtype {tensor.dtype}; {_dtype_cure()}")
     if tensor.layout is not sys.modules["torch"].strided or tensor.is_conj() or tensor.is_neg():
         cure = f"pass {name}.to_dense().resolve_conj().resolve_neg()"
         raise ArgumentKind(f"{name!r} is not an ordinary strided tensor; {cure}")
+    if not _is_in_memory(tensor):
+        why = "it is on the meta device, belongs to a trace, or its storage was freed"
+        raise ArgumentKind(f"{name!r} has no memory: {why}; pass a tensor that holds its elements")
     if address(tensor) % dtype.bytes:
         raise ArgumentAlignment(f"{name!r} is not aligned to its elements; pass {name}.clone()")
     shape = tuple(tensor.shape)
-    return View(dtype, shape, dense(shape) if 0 in shape else tuple(tensor.stride()), str(tensor.device))
+    view = View(dtype, shape, dense(shape) if 0 in shape else tuple(tensor.stride()), str(tensor.device))
+    end = tensor.storage_offset() * dtype.bytes + span(view)[1]
+    if end > tensor.untyped_storage().nbytes() and 0 not in shape:
+        raise ArgumentKind(f"{name!r} reaches beyond its storage, which was resized; pass a tensor that was not")
+    return view
 
 
 def _read_mlx(name: str, array: Any) -> View:

@@ -56,7 +56,9 @@ class CpuChoices(Choices):
         return replace(model, slots=default_threads(), merge=math.inf).choose(problem, panels)
 
     def attention_backward(self, problem: AttentionProblem) -> BackwardChoice:
-        return choose_backward(problem, lambda size, most: _panel_rows(size, most, self._lanes), cores(), l2_bytes())
+        """Whole panels: a kernel has its code once more for a part of a panel."""
+        panel = self._target().lanes * self._target().vectors
+        return choose_backward(problem, lambda size, most: _panel_rows(size, most, panel), cores(), l2_bytes())
 
     def _smaller(self, rows: int) -> list[tuple[int, int]]:
         """Blocks of fewer rows, which share a call with few heads out among many cores: how often the largest block is

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...dtypes import DType
-from ...ir import ELEMENTWISE, Op, Value
+from ...ir import ELEMENTWISE, Op, Value, starts
 from .axes import Axes, Axis
 from .bool_reductions import any_or_all
-from .emit import Emitter, Reg
+from .emit import Emitter, Index, Reg
 from .functions import FUNCTIONS
 from .point import Point
 from .scratch import Buffer, Scratch
@@ -39,6 +39,13 @@ class Evaluator:
             known = pt.memo[value] = self._compute(value, pt)
         return known
 
+    def index(self, value: Value) -> Index:
+        """Return a scalar as an i64 index."""
+        reg = self.scalars[value]
+        if not reg.text.startswith("%"):
+            return int(reg.text)
+        return reg.text if reg.type == "i64" else self.e.op(f"sext i32 {reg.text} to i64")
+
     def operand(self, op: Op, value: Value, pt: Point) -> Reg:
         """Return an operand at the point of its op, whose axes may be others."""
         if not value.shape:
@@ -66,7 +73,8 @@ class Evaluator:
         if op.kind == "load":
             return self.tensors.read(op, pt)
         if op.kind == "gather":
-            return self.tensors.read_gather(op, [self.operand(op, v, pt) for v in op.operands], pt)
+            spans = self.tensors.spans(op, self.index)
+            return self.tensors.read_gather(op, [self.operand(op, v, pt) for v in starts(op)], spans, pt)
         if op.kind == "reduce":  # over a side of 1
             return self.only_element(op, pt)
         load = self._masked_load(op) if op.kind == "where" else None

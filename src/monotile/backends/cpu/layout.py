@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
-from ...ir import ELEMENTWISE, Kernel, Op, Value, uses, walk
+from ...ir import ELEMENTWISE, Kernel, Op, Value, starts, uses, walk
 from ...ir.affine import linear
 from .amx import BFLOAT16
 from .axes import Axes, Axis
 from .bf16_dots import paired_dots, tiled_dots
 from .fuse import unviewed
 from .memory_sums import dots_added_to_memory, is_loaded
+from .places_ahead import PlaceAhead, find_place_ahead
 from .target import STREAMED_ROWS, Target
 
 
@@ -53,6 +54,7 @@ class Layout:
                         self._required[base] = contracted
                 elif lane is not None and lane in axes.of(base):
                     self._require(base, lane)
+        self.ahead: dict[Op, PlaceAhead] = {}
         self.next_streamed = self._order_streamed_loads(kernel)
         self.eager = {op for op in self._ops if op.kind == "load" and op.result.shape and self._needs_copy(op, kernel)}
         self.next_iteration = self._transposed_loads() | self._strips()
@@ -60,6 +62,7 @@ class Layout:
         in_panels = [dot for dot in self._dots if self.panel_axis not in (None, axes.dots[dot][1])]
         self.tiled = tiled_dots(in_panels, axes, target)
         self.paired = paired_dots(in_panels, axes, target) - self.tiled
+        self.paired_sums = set() if target.amx else paired_dots(self.panel_sums, axes, target)
         self.narrow = {op for op in self.eager if self._stays_bfloat16(op)}
         self.in_place = {op for op in self.eager if self._may_stay_in_place(op, kernel)}
         self.stepped = {op for op in self.in_place if self._contracted_by_rows(op)}
@@ -188,7 +191,8 @@ class Layout:
         return (next(iter(loads)), list(ops)) if visit(value) and len(loads) == 1 else None
 
     def _order_streamed_loads(self, kernel: Kernel) -> dict[Op, tuple[Op, tuple[int, ...]]]:
-        """Return, for each streamed load, the next one in its loop and how far its tile has moved by then."""
+        """Return, for each streamed load, the next one in its loop and how far its tile has moved by then. `ahead` gets
+        those whose next place must be looked up."""
         following: dict[Op, tuple[Op, tuple[int, ...]]] = {}
         for loop in (op for op in self._ops if op.kind == "for"):
             (body,) = loop.blocks
@@ -197,6 +201,9 @@ class Layout:
                 following[here] = (there, (0,) * len(there.result.shape))
             if loads:
                 following[loads[-1]] = (loads[0], _shift_per_iteration(loads[0], body.params[0], loop.attrs["step"]))
+                place = find_place_ahead(loads[0], loop, kernel)
+                if place is not None:
+                    self.ahead[loads[0]] = place
         return following
 
     def _transposed_loads(self) -> dict[Op, tuple[int, ...]]:
@@ -316,7 +323,7 @@ class Layout:
 def _shift_per_iteration(load: Op, counter: Value, step: int) -> tuple[int, ...]:
     """Return how far a load's tile moves along each of its dimensions in one iteration of a loop."""
     distances = []
-    for start, extent in zip(load.operands, load.attrs["extents"], strict=True):
+    for start, extent in zip(starts(load), load.attrs["extents"], strict=True):
         if extent is not None:
             form = linear(start)
             distances.append(form.terms.get(counter, 0) * step if form is not None else 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...ir import ELEMENTWISE, Block, Kernel, Op
+from ...ir import ELEMENTWISE, Block, Kernel, Op, starts
 from . import amx
 from .emit import Index, Reg
 from .fuse import Segment
@@ -233,19 +233,31 @@ class Lowering(LoopState):
             if op.kind == "program_id":
                 self._program(op)
             elif op.kind in ("load", "store"):
-                starts = op.operands[op.kind == "store" :]
-                if not all(v in self.ev.scalars for v in starts):
+                if not all(v in self.ev.scalars for v in op.operands[op.kind == "store" :]):
                     left.append(op)
                     continue
-                self.tensors.define(op, [self.index(v) for v in starts])
+                self.tensors.define(op, [self.index(v) for v in starts(op)], self.tensors.spans(op, self.index))
                 if op.kind == "load" and not op.result.shape:
                     self.ev.scalars[op.result] = self.tensors.read(op, Point({}, edge=True))
+                elif op in self.layout.ahead:
+                    self._look_ahead(op)
             elif op.results and not op.result.shape and op.kind not in ("reduce",):
                 if all(v in self.ev.scalars for v in op.operands):
                     self.scalar(op)
                 else:
                     left.append(op)
         return left
+
+    def _look_ahead(self, op: Op) -> None:
+        """Emit the address that a load has in the next iteration, by the scalars that it depends on."""
+        place, scalars, tiles = self.layout.ahead[op], self.ev.scalars, self.tensors.tiles
+        self.ev.scalars, self.tensors.tiles = dict(scalars), dict(tiles)
+        counter = scalars[place.counter]
+        self.ev.scalars[place.counter] = self.e.binary("add", counter, Reg(str(place.step), "i32"))
+        self._emit_ready(list(place.scalars))
+        self.tensors.define(op, [self.index(v) for v in starts(op)], self.tensors.spans(op, self.index))
+        self.tensors.next_base[op] = self.tensors.tiles[op].base
+        self.ev.scalars, self.tensors.tiles = scalars, tiles
 
     def _program(self, op: Op) -> None:
         """Split the program's number into the positions of the grid."""

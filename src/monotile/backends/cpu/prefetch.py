@@ -70,8 +70,14 @@ class PrefetchEmitter(DotEmitter):
         strided = tile.dims[-1].stride != 1 and current.dims[-1].stride != 1
         if [d.extent for d in tile.dims] != [d.extent for d in current.dims] or strided:
             return None
-        base = e.element(tile.base, self._offset(tile, shift), tile.element)
+        base = self.ev.tensors.next_base.get(op) if self._comes_around(op, load) else None
+        base = base or e.element(tile.base, self._offset(tile, shift), tile.element)
         return NextTile(base, tile.element, tile.dims[0].stride, tile.dims[0].extent)
+
+    def _comes_around(self, op: Op, load: Op) -> bool:
+        """True if the load that is streamed next is one of the next iteration."""
+        body = self.layout.ahead[op].body if op in self.layout.ahead else ()
+        return op in body and load in body and body.index(op) <= body.index(load)
 
     # ---- tiles that panels share -------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...ir import Kernel, Op, Value
+from ...ir import Kernel, Op, Value, starts
 from .axes import Axes
 from .emit import Emitter, Index, Reg
 from .evaluate import Evaluator
@@ -36,7 +36,9 @@ class Scalars:
         elif op.kind == "param":
             reg = self._parameter(op)
         elif op.kind == "gather":
-            reg = self.tensors.read_gather(op, operands, Point({}))
+            reg = self.tensors.read_gather(
+                op, operands[: len(starts(op))], self.tensors.spans(op, self.index), Point({})
+            )
         else:
             reg = self.ev.elementwise(op, operands)
         self.ev.scalars[op.result] = reg
@@ -53,7 +55,4 @@ class Scalars:
 
     def index(self, value: Value) -> Index:
         """Return a scalar as an i64 index."""
-        reg = self.ev.scalars[value]
-        if not reg.text.startswith("%"):
-            return int(reg.text)
-        return reg.text if reg.type == "i64" else self.e.op(f"sext i32 {reg.text} to i64")
+        return self.ev.index(value)

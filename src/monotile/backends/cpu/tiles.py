@@ -7,9 +7,11 @@ written).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...ir import Kernel, Op, Tensor
+from ...ir import Kernel, Op, Tensor, Value, view_of
+from ...ir import starts as ir_starts
 from ...ir.affine import linear
 from .axes import Axes, Axis
 from .emit import Emitter, Index, Reg
@@ -54,6 +56,7 @@ class Tensors:
         self.lengths: dict[int, list[Index]] = {}
         self.strides: dict[int, list[Index]] = {}
         self.tiles: dict[Op, Tile] = {}
+        self.next_base: dict[Op, str] = {}  # of loads whose place in the next iteration was looked up
         self.scalar_word = len(kernel.tensors)
         word = self.scalar_word + len(kernel.scalars)
         for tensor in kernel.tensors:
@@ -71,9 +74,15 @@ class Tensors:
     def argument(self, word: int, type_: str = "i64") -> str:
         return self.e.load(self.e.element("%args", word, "i64"), type_, 8)
 
-    def define(self, op: Op, starts: list[Index]) -> None:
+    def spans(self, op: Op, index: Callable[[Value], Index]) -> list[tuple[Index, Index]]:
+        """Return origin and length of what an access may touch in each dimension: of the tensor, or of a view."""
+        views = [view_of(op, n) for n in range(op.attrs["tensor"].rank)]
+        lengths = self.lengths[op.attrs["tensor"].index]
+        return [(0, n) if v is None else (index(v[0]), index(v[1])) for v, n in zip(views, lengths, strict=True)]
+
+    def define(self, op: Op, starts: list[Index], spans: list[tuple[Index, Index]]) -> None:
         """Emit base address and bounds of the tile of a load or store."""
-        e, tensor = self.e, op.attrs["tensor"]
+        e, tensor, positions = self.e, op.attrs["tensor"], ir_starts(op)
         value = op.operands[0] if op.kind == "store" else op.result
         axes = iter(self.axes.dims(value))
         offset: Index = 0
@@ -81,10 +90,10 @@ class Tensors:
         for n, (start, extent, checked) in enumerate(
             zip(starts, op.attrs["extents"], op.attrs["checked"], strict=True)
         ):
-            stride, length = self.strides[tensor.index][n], self.lengths[tensor.index][n]
-            wide = op.operands[(op.kind == "store") + n].dtype.bits == 64
+            stride, (origin, length) = self.strides[tensor.index][n], spans[n]
+            wide = positions[n].dtype.bits == 64
             start = self._clamp(start) if wide else start
-            offset = e.add(offset, e.mul(start, stride))
+            offset = e.add(offset, e.mul(e.add(origin, start), stride))
             if checked:
                 tests = [e.compare("sge", start, 0), e.compare("sle", e.add(start, extent or 1), length)]
                 whole += tests
@@ -188,16 +197,18 @@ class Tensors:
         else:
             self.e.when(mask.text, write)
 
-    def read_gather(self, op: Op, indices: list[Reg], pt: Point) -> Reg:
-        """Gather: every lane has its own position; those outside the tensor read zero."""
+    def read_gather(self, op: Op, indices: list[Reg], spans: list[tuple[Index, Index]], pt: Point) -> Reg:
+        """Gather: every lane has its own position; those outside the tensor or view read zero."""
         e, tensor = self.e, op.attrs["tensor"]
         element = STORED[tensor.dtype.name]
         contiguous = self._contiguous_index(op, indices, pt)
         offset, inside = Reg("0", "i64"), Reg("true", "i1")
         for n, index in enumerate(indices):
             wide = index if index.type == "i64" else e.convert("sext", index, "i64")
-            length = Reg(str(self.lengths[tensor.index][n]), "i64")
-            inside = e.binary("and", inside, e.binary("icmp ult", wide, length, "i1"))
+            origin, length = spans[n]
+            inside = e.binary("and", inside, e.binary("icmp ult", wide, Reg(str(length), "i64"), "i1"))
+            if origin != 0:
+                wide = e.binary("add", wide, Reg(str(origin), "i64"))
             if n == contiguous:
                 wide = Reg(e.op(f"extractelement {e.vector_type('i64')} {wide.text}, i64 0"), "i64")
             offset = e.binary("add", offset, e.binary("mul", wide, Reg(str(self.strides[tensor.index][n]), "i64")))

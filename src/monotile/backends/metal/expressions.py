@@ -229,7 +229,7 @@ class Expressions:
     # ---- device memory -----------------------------------------------------------------------------------------------
 
     def _load(self, op: Op, index: ElementIndex, axis: str) -> str:
-        pointer, offset, tests = self.address(op, op.operands, index, axis)
+        pointer, offset, tests = self.address(op, ir.starts(op), index, axis)
         tests = [*self._padding_tests(op.result, index, axis), *tests]
         text = self.dialect.from_memory(f"{pointer}[{offset}]", op.result.dtype)
         return self._guarded(tests, text, self.dialect.zero(op.result.dtype))
@@ -238,11 +238,11 @@ class Expressions:
         tensor = op.attrs["tensor"]
         checked = op.attrs.get("checked", (True,) * len(op.operands))
         terms, tests = [], []
-        for n, position_value in enumerate(op.operands):
+        for n, position_value in enumerate(ir.starts(op)):
             position = bare(self.at(position_value, _broadcast(position_value, index), axis))
-            terms.append(self.preamble.offset(tensor, n, position))
+            terms.append(self._offset(op, n, position))
             if checked[n]:
-                tests.append(_in_range(position, self.preamble.length(tensor, n), position_value))
+                tests.append(_in_range(position, self._length(op, n), position_value))
         tests = [*self._padding_tests(op.result, index, axis), *tests]
         element = f"{self.preamble.pointer(tensor)}[{' + '.join(t for t in terms if t) or '0'}]"
         text = self.dialect.from_memory(element, op.result.dtype)
@@ -272,14 +272,24 @@ class Expressions:
     def slice_start(self, op: Op, starts: tuple[Value, ...]) -> tuple[str, list[str]]:
         """Return the offset of a slice's first element, and the tests that the positions which are the same for all of
         its elements are in the tensor."""
-        tensor = op.attrs["tensor"]
         terms, tests = [], []
         for n, (start, extent) in enumerate(zip(starts, op.attrs["extents"], strict=True)):
             position = bare(self.scalar(start))
-            terms.append(self.preamble.offset(tensor, n, position))
+            terms.append(self._offset(op, n, position))
             if extent is None and op.attrs["checked"][n]:
-                tests.append(_in_range(position, self.preamble.length(tensor, n), start))
+                tests.append(_in_range(position, self._length(op, n), start))
         return " + ".join(t for t in terms if t), tests
+
+    def _length(self, op: Op, axis: int) -> str:
+        """Return the length of a tensor or view, which positions of an access are compared with."""
+        view = ir.view_of(op, axis)
+        return self.preamble.length(op.attrs["tensor"], axis) if view is None else bare(self.scalar(view[1]))
+
+    def _offset(self, op: Op, axis: int, position: str) -> str:
+        """Return the contribution of a position to an element's offset, with that of the view's origin."""
+        view, tensor = ir.view_of(op, axis), op.attrs["tensor"]
+        positions = [position] if view is None else [bare(self.scalar(view[0])), position]
+        return " + ".join(t for p in positions if (t := self.preamble.offset(tensor, axis, p)))
 
     def address(self, op: Op, starts: tuple[Value, ...], index: ElementIndex, axis: str) -> tuple[str, str, list[str]]:
         """Return the pointer to a slice, the offset of an element in it, and the tests that it is in the tensor."""
@@ -302,7 +312,7 @@ class Expressions:
             terms.append(self.preamble.tile_offset(tensor, n, within))
             if op.attrs["checked"][n]:
                 position = plus(bare(self.scalar(start)), within)
-                tests.append(_in_range(position, self.preamble.length(tensor, n), start))
+                tests.append(_in_range(position, self._length(op, n), start))
         return pointer, " + ".join(t for t in terms if t) or "0", tests
 
     # ---- vectors -----------------------------------------------------------------------------------------------------
@@ -326,7 +336,7 @@ class Expressions:
             last = tile_axes(op)[1]
             if op.attrs["tensor"].unit != last or op.attrs["checked"][last]:
                 return None
-            pointer, offset, tests = self.address(op, op.operands, index, COLUMN)
+            pointer, offset, tests = self.address(op, ir.starts(op), index, COLUMN)
             tests = [*self._padding_tests(value, index, COLUMN), *tests]
             text = f"{kind}(*(device const packed_{kind} *)({plus(pointer, offset)}))"
             return self._guarded(tests, text, f"{kind}({self.dialect.zero(value.dtype)})")

@@ -188,7 +188,7 @@ class Staging:
         expressions, preamble, tensor = self.expressions, self.expressions.preamble, op.attrs["tensor"]
         if not op.result.shape or op in expressions.slices:
             return
-        offset, tests = expressions.slice_start(op, op.operands)
+        offset, tests = expressions.slice_start(op, ir.starts(op))
         name = preamble.pointer(tensor)
         test, pointer = "", name
         if tests:

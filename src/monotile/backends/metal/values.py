@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...ir import Op, Value
+from ...ir import Op, Value, starts
 from .analysis import Analysis
 from .dialect import bare
 from .exchange import Exchange
@@ -85,7 +85,7 @@ class Values:
         kind, run = dialect.memory_type(tensor.dtype), self._store_width(op)
 
         def body(index: ElementIndex) -> list[str]:
-            pointer, offset, in_tensor = expressions.address(op, op.operands[1:], index, axis)
+            pointer, offset, in_tensor = expressions.address(op, starts(op), index, axis)
             tests = [*registers.padding_tests(layout, shape, index), *registers.owner_tests(layout, shape), *in_tensor]
             indices = [index]
             if run > 1:

@@ -45,6 +45,7 @@ def write(source: TritonSource) -> Path:
     path = folder / f"{source.name}.py"
     with contextlib.suppress(OSError):
         if path.read_text() == source.text:
+            store.mark_used(str(path), path.stat())
             return path
     handle, temporary = tempfile.mkstemp(prefix=".new-", dir=folder)
     with open(handle, "w") as file:

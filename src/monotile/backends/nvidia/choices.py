@@ -96,7 +96,12 @@ class NvidiaChoices(Choices):
         a block map, which plain Triton cannot fetch ahead, where they fill half of the multiprocessors (measured on an
         H200: 27 us instead of 48 for 16 batches of 8 KV heads, 22 instead of 18 for one)."""
         target, heads = gpu(problem.device), problem.batch * problem.kv_heads
-        able = problem.dtype.bytes == 2 and target.architecture == MEASURED and support.version_supported()
+        able = (
+            problem.source == "dense"
+            and problem.dtype.bytes == 2
+            and target.architecture == MEASURED
+            and support.version_supported()
+        )
         if problem.has_block_map:
             return able and 2 * heads >= target.multiprocessors
         return able and heads >= 2 * target.multiprocessors and not few.splits
@@ -105,9 +110,13 @@ class NvidiaChoices(Choices):
         """BR, BK and the schedule for matrix units."""
         size, dtype, target = problem.head_size, problem.dtype, gpu(problem.device)
         tuned = tuning.lookup("attention", size, dtype.name, problem.device)
-        if tuned is not None and not problem.zeroes_values:  # measured without zeroed copies of V
+        if (
+            tuned is not None and not problem.zeroes_values and problem.source == "dense"
+        ):  # measured without zeroed copies of V
             return tuned
         fitting = _fitting(problem)
+        if problem.source != "dense":
+            return Choice(fitting.blocks, why=f"{problem.source} keys are read without descriptors: {fitting.why}")
         if target.architecture != MEASURED:
             return Choice(fitting.blocks, why=f"no schedule was measured on {target.name}: {fitting.why}")
         if dtype.bytes != 2:

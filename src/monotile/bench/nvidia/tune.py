@@ -23,6 +23,7 @@ from ...backends.nvidia.schedule import SHARED_BYTES, Schedule, choose
 from ...backends.nvidia.triton.padding import padded
 from ...backends.nvidia.tuning import Key
 from ...errors import MonotileError
+from ...kernels.attention import DENSE
 from ...kernels.attention import attention as attention_kernel
 from ...kernels.scores import Options
 from ...launch.kernel import Kernel
@@ -191,7 +192,7 @@ class Bench:
 
         q, k, v = self.inputs.q, self.inputs.k, self.inputs.v
         none = (None,) * 3
-        return q, k, v, *none, torch.empty_like(q), None, *none, self.scale, q.shape[2], 0, 0
+        return q, k, v, *none, torch.empty_like(q), None, *none, *DENSE, self.scale, q.shape[2], 0, 0
 
     def constants(self) -> dict[str, Any]:
         return {"options": CAUSAL}
@@ -253,7 +254,7 @@ class DecodeBench(Bench):
         o = torch.empty((*parts, D), dtype=torch.float32, device=q.device)
         m, l = (torch.empty(parts, dtype=torch.float32, device=q.device) for _ in range(2))
         folded, none = q.reshape(B, Hkv, Hq // Hkv, D), (None,) * 5
-        return folded, k, v, *none, o, m, l, self.scale, 1, 0, per // block
+        return folded, k, v, *none, o, m, l, *DENSE, self.scale, 1, 0, per // block
 
     def constants(self) -> dict[str, Any]:
         q, k = self.inputs.q, self.inputs.k

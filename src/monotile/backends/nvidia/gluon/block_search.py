@@ -35,7 +35,7 @@ class ScalarWriter(TritonRenderer):
 
     def load(self, op: Op) -> None:
         """Load for an iteration that the consumer may not have: `in_range` says whether it does."""
-        address, mask = self._place(op, op.operands)
+        address, mask = self._place(op)
         guard = f"in_range & {mask}" if mask else "in_range"
         self.define(op.result, f"gl.load({address}, mask={guard}, other=0)", stem=op.attrs["tensor"].name)
 

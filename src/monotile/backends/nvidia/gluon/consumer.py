@@ -221,7 +221,7 @@ class Consumer(TritonRenderer):
         if op in self.pipeline.private:
             self._load_private(op, shape)
             return
-        text = self.load_text(op, *self._place(op, op.operands))
+        text = self.load_text(op, *self._place(op))
         if not shape:
             self.place(op.result, text, shape, f"{op.attrs['tensor'].name}_at", None)
             return
@@ -257,7 +257,7 @@ class Consumer(TritonRenderer):
             self.unreleased = ""
 
     def store(self, op: Op) -> None:
-        address, mask = self._place(op, op.operands[1:])
+        address, mask = self._place(op)
         value = op.operands[0]
         shape = padded_shape(value.shape)
         content = self.full(value)

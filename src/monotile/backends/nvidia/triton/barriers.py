@@ -4,7 +4,7 @@ one tensor."""
 
 from __future__ import annotations
 
-from ....ir import Block, Kernel, Op, Value, walk
+from ....ir import Block, Kernel, Op, Value, starts, walk
 from ....ir.affine import linear
 
 Accesses = set[tuple[Op, bool]]  # an op, and True if it ran in an earlier iteration of the loop around it
@@ -51,7 +51,9 @@ def _moves_on(store: Op, loop: Op) -> bool:
     """Return True if a store in a loop writes other elements in every iteration."""
     (body,) = loop.blocks
     inside: set[Value] = {v for op in walk(body) for v in op.results} | set(body.params)
-    for start, extent in zip(store.operands[1:], store.attrs["extents"], strict=True):
+    if inside.intersection(store.operands[1 + store.attrs["tensor"].rank :]):  # its view moves
+        return False
+    for start, extent in zip(starts(store), store.attrs["extents"], strict=True):
         form = linear(start)
         if form is None:
             continue

@@ -76,6 +76,8 @@ class Descriptors:
         last = tensor.rank - 1
         if tensor.index in self.kernel.written or not 2 <= tensor.rank <= MAX_DIMENSIONS or tensor.unit != last:
             return False
+        if "view" in op.attrs:  # a descriptor ends with its tensor, a view before it
+            return False
         if (
             any(v.dtype is not int32 for v in op.operands)
             or len(op.result.shape) != 2

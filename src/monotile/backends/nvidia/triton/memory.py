@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ....ir import Kernel, Op, Tensor, Value, constant
+from ....ir import Kernel, Op, Tensor, Value, constant, view_of
+from ....ir import starts as ir_starts
 from ....ir.affine import linear
 from ....ir.intervals import nonnegative
 from ....passes.facts import loop_of
 from .padding import padded
 from .text import Dialect, Names, Text
 
+NO_VIEWS: Mapping[int, Text] = {}
 INT32_SPAN = 2**31  # elements from which on a tile needs 64-bit offsets
 
 
@@ -89,10 +91,12 @@ class Memory:
 
     # ---- addresses ---------------------------------------------------------------------------------------------------
 
-    def origin(self, tensor: Tensor, starts: list[Text]) -> TileOrigin:
-        """Return the address of the tile's first element: the tensor's pointer plus an offset in 64 bits."""
+    def origin(self, tensor: Tensor, starts: list[Text], views: Mapping[int, Text] = NO_VIEWS) -> TileOrigin:
+        """Return the address of the tile's first element: the tensor's pointer plus an offset in 64 bits. `views` has
+        the origins of views that starts are counted from, by axis."""
         fixed, terms = 0, list[str]()
-        for axis, start in enumerate(starts):
+        every = [*enumerate(starts), *views.items()]
+        for axis, start in every:
             stride = self.stride(tensor, axis) if start.constant != 0 else 0
             if stride == 0:
                 continue
@@ -127,13 +131,18 @@ class Memory:
 
     # ---- masks -------------------------------------------------------------------------------------------------------
 
-    def mask(self, op: Op, starts: list[Text]) -> str:
+    def length(self, op: Op, axis: int, text: Callable[[Value], Text]) -> Text:
+        """Return the length of a tensor or view, which positions of an access are compared with."""
+        view = view_of(op, axis)
+        return self.dim(op.attrs["tensor"], axis) if view is None else text(view[1])
+
+    def mask(self, op: Op, starts: list[Text], text: Callable[[Value], Text]) -> str:
         """Return the mask of a load or store: inside the tensor and not padding; empty where the whole tile is."""
         extents = op.attrs["extents"]
         rank = sum(extent is not None for extent in extents)
         scalars, tiles, place = [], [], 0
         for axis, extent in enumerate(extents):
-            tests = self._tests(op, axis, starts[axis])
+            tests = self._tests(op, axis, starts[axis], text)
             if extent is None:
                 scalars += [f"({t})" for t in tests]
             else:
@@ -141,12 +150,13 @@ class Memory:
                 place += 1
         return self._all_of(scalars, tiles, extents)
 
-    def _tests(self, op: Op, axis: int, start: Text) -> list[str]:
+    def _tests(self, op: Op, axis: int, start: Text, text: Callable[[Value], Text]) -> list[str]:
         """Return tests along one dimension, of the positions in the tile."""
         tensor, extent, checked = op.attrs["tensor"], op.attrs["extents"][axis], op.attrs["checked"][axis]
-        value = op.operands[(op.kind == "store") + axis]
-        length = self.dim(tensor, axis) if checked else None
-        if checked and extent is not None and tensor.unit == axis and length is not None and not length.literal:
+        value = ir_starts(op)[axis]
+        length = self.length(op, axis, text) if checked else None
+        whole = view_of(op, axis) is None
+        if whole and extent is not None and tensor.unit == axis and length is not None and not length.literal:
             self.aligned.add(length.text)
         from_zero = nonnegative(linear(value), self.loops)
         if extent is None:
@@ -178,15 +188,17 @@ class Memory:
         checked = op.attrs.get("checked") or (True,) * tensor.rank
         terms = [self.pointer(tensor)]
         tests: dict[bool, list[str]] = {True: [], False: []}  # of scalars, of tiles
-        for axis, value in enumerate(op.operands):
-            index, stride = text(value), self.stride(tensor, axis)
+        for axis, value in enumerate(ir_starts(op)):
+            index, stride, view = text(value), self.stride(tensor, axis), view_of(op, axis)
             known = constant(value)
             if index.literal:
                 index = Text(f"{self.tl}.full([], {index}, {self.tl}.int32)")
             if known != 0 and stride != 0:
                 wide = f"{index}.to({self.tl}.int64)"
                 terms.append(wide if stride == 1 else f"{wide} * {stride}")
-            found = [f"({index} >= 0)", f"({index} < {self.dim(tensor, axis)})"] if checked[axis] else []
+            if view is not None:
+                terms += self.origin(tensor, [], {axis: text(view[0])}).terms
+            found = [f"({index} >= 0)", f"({index} < {self.length(op, axis, text)})"] if checked[axis] else []
             tests[not index.shape] += found
         return " + ".join(terms), self._all_of(
             tests[True], [*tests[False], *self.padding_mask(op.result.shape)], op.result.shape

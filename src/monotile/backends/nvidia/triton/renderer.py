@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ....dtypes import bfloat16, bool_, float32
 from ....errors import DeviceLimit, InternalError
-from ....ir import ELEMENTWISE, Block, Kernel, Op, Value, constant, uses, walk
+from ....ir import ELEMENTWISE, Block, Kernel, Op, Value, constant, starts, uses, view_of, walk
 from ....ir.affine import linear
 from ....ir.intervals import nonnegative
 from ....ir.matchers import accumulation
@@ -279,7 +279,7 @@ class TritonRenderer:
             if tile is not None:
                 self.define(op.result, tile, stem=name)
                 return
-        address, mask = self._place(op, op.operands)
+        address, mask = self._place(op)
         self.define(op.result, self.load_text(op, address, mask), stem=name)
 
     def load_text(self, op: Op, address: str, mask: str) -> str:
@@ -287,27 +287,28 @@ class TritonRenderer:
         return f"{self.tl}.load({address}{guard})"
 
     def store(self, op: Op) -> None:
-        address, mask = self._place(op, op.operands[1:])
+        address, mask = self._place(op)
         value = op.operands[0]
         text = self.value(value)
         content = text.text if not text.shape else self.full(value)
         self.lines.add(f"{self.tl}.store({address}, {content}{f', mask={mask}' if mask else ''})")
 
-    def _place(self, op: Op, starts: tuple[Value, ...]) -> tuple[str, str]:
+    def _place(self, op: Op) -> tuple[str, str]:
         """Return the addresses and the mask of a load's or store's tile."""
-        tensor, texts = op.attrs["tensor"], [self.value(v) for v in starts]
-        origin = self.memory.origin(tensor, texts)
+        tensor, texts = op.attrs["tensor"], [self.value(v) for v in starts(op)]
+        views = {axis: self.value(span[0]) for axis in range(tensor.rank) if (span := view_of(op, axis))}
+        origin = self.memory.origin(tensor, texts, views)
         offsets = self.memory.offsets(tensor, op.attrs["extents"])
         at = origin.pointer
         if origin.terms:
             at = self.names.fresh(f"{tensor.name}_at")
             self.lines.add(f"{at} = {origin}")
-        return f"{at} + ({offsets})" if offsets else at, self.memory.mask(op, texts)
+        return f"{at} + ({offsets})" if offsets else at, self.memory.mask(op, texts, self.value)
 
     def gather(self, op: Op) -> None:
         address, mask = self.memory.gather(op, self.value)
         shape = padded_shape(op.result.shape)
-        if meet(*(self.value(v).shape for v in op.operands)) != shape:
+        if meet(*(self.value(v).shape for v in starts(op))) != shape:
             address = f"{self.tl}.broadcast_to({address}, {shape_text(shape)})"
         self.define(op.result, self.load_text(op, address, mask), stem=f"{op.attrs['tensor'].name}_tile")
 

@@ -1,0 +1,38 @@
+"""Places that are looked up: tiles whose position in the next iteration of a loop does not follow from this one's, such
+as those behind a table. Their address can be computed one iteration ahead, to be prefetched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...ir import ELEMENTWISE, Kernel, Op, Value, needed, starts
+from ...ir.affine import linear
+
+
+@dataclass(frozen=True)
+class PlaceAhead:
+    """How the place of a load follows from a loop's counter."""
+
+    counter: Value
+    step: int
+    scalars: tuple[Op, ...]  # the ops of the loop that make its starts, in order
+    body: tuple[Op, ...]
+
+
+def find_place_ahead(load: Op, loop: Op, kernel: Kernel) -> PlaceAhead | None:
+    """Return how to compute a load's place in the next iteration; None where it moves by a known distance, or depends
+    on more than the counter and scalar arithmetic and memory that is only read."""
+    (body,) = loop.blocks
+    inside = {result for op in body.ops for result in op.results}
+    forms = [linear(v) for v in load.operands]
+    if load not in body.ops or all(form is not None and not inside.intersection(form.terms) for form in forms):
+        return None
+    scalars = needed(body.ops, starts(load))
+    for op in scalars:
+        plain = op.kind in ELEMENTWISE or op.kind == "const"
+        read = op.kind in ("load", "gather") and op.attrs["tensor"].index not in kernel.written
+        if op.result.shape or not (plain or read):
+            return None
+    if any(v in body.params[1:] for op in (*scalars, load) for v in op.operands):
+        return None
+    return PlaceAhead(body.params[0], loop.attrs["step"], tuple(scalars), tuple(body.ops))

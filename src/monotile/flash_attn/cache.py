@@ -1,0 +1,177 @@
+"""Attention to a cache of keys and values, to which new ones are appended first: `flash_attn_with_kvcache`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentShape, BadOption
+from ..library import torch_calls
+from ..library.entry import attention
+from ..library.ops import attention_paged
+from .dense import check_rank, flash_attn_func
+from .options import Wanted, Window, interval_mod, intervals, score_options, visible_options
+
+
+def flash_attn_with_kvcache(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = None, v: Tensor | None = None,
+    rotary_cos: Tensor | None = None, rotary_sin: Tensor | None = None, cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None, cache_leftpad: Tensor | None = None, block_table: Tensor | None = None,
+    softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1), softcap: float = 0.0,
+    rotary_interleaved: bool = True, alibi_slopes: Tensor | None = None, num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> Any:  # fmt: skip
+    """Attention of q (B, Nq, H, D) to a cache (caches, length, Hkv, D), or with `block_table` (B, pages) to pages
+    (pages, page size, Hkv, D). New k and v (B, new, Hkv, D) are first written behind the `cache_seqlens` keys that are
+    there, and rotated with q by rotary_cos and rotary_sin (positions, rotary size / 2), in pairs of neighbours or of
+    halves. Keys before `cache_leftpad` are hidden. The number of splits is monotile's choice."""
+    torch_calls.refuse_gradients("flash_attn_with_kvcache", q, k_cache, v_cache, k, v)
+    for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
+        check_rank(name, tensor, 4)
+    wanted = Wanted(softmax_scale, causal, window_size, softcap, alibi_slopes)
+    where = CacheRows(q, k_cache, cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
+    if k is not None or v is not None or rotary_cos is not None:
+        q = where.append(q, (k_cache, v_cache), (k, v), (rotary_cos, rotary_sin, rotary_interleaved), wanted)
+    new = 0 if k is None else k.shape[1]
+    if block_table is not None or cache_batch_idx is not None:
+        found = attend_pages(q, (k_cache, v_cache), where.pages(), where.length_of_each() + new, wanted, cache_leftpad)
+    elif isinstance(where.lengths, int) and cache_leftpad is None:
+        end = where.lengths + new
+        found = flash_attn_func(
+            q, k_cache[:, :end], v_cache[:, :end], 0.0, softmax_scale, causal, window_size, softcap, alibi_slopes,
+            False, True,
+        )[:2]  # fmt: skip
+    else:
+        found = attend(q, (k_cache, v_cache), (where.left_of_each(), where.length_of_each() + new), wanted)
+    return found if return_softmax_lse else found[0]
+
+
+def attend(
+    q: Tensor, cache: tuple[Tensor, Tensor], spans: tuple[Tensor, Tensor], wanted: Wanted
+) -> tuple[Tensor, Tensor]:
+    """Attention of q (B, Nq, H, D) to keys spans[0][b] <= j < spans[1][b] of a cache (B, Nk, Hkv, D). Its shape is that
+    of every call, whatever the lengths are; a block map tells which blocks are skipped."""
+    diagonal = _diagonal(q, spans[1])
+    first, last = intervals(diagonal, spans[0][:, None], spans[1][:, None], wanted)
+    o, lse = attention(
+        *[t.transpose(1, 2) for t in (q, *cache)], mask_mod=interval_mod(first, last), return_lse=True,
+        **score_options(wanted, q.shape[2], diagonal),
+    )  # fmt: skip
+    return o.transpose(1, 2), lse
+
+
+def attend_pages(
+    q: Tensor, pages: tuple[Tensor, Tensor], table: Tensor, ends: Tensor, wanted: Wanted, left: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Attention of q (B, Nq, H, D), the last of `ends[b]` tokens, to pages (pages, page size, Hkv, D)."""
+    mask_mod = None
+    if left is not None:
+        starts = left.int()
+
+        def mask_mod(b: Any, h: Any, i: Any, j: Any) -> Any:
+            return j >= starts[b]
+
+    diagonal = None if wanted.alibi_slopes is None else _diagonal(q, ends)
+    o, lse = attention_paged(
+        q.transpose(1, 2), pages[0], pages[1], table.int(), ends.int(), mask_mod=mask_mod, return_lse=True,
+        **visible_options(wanted), **score_options(wanted, q.shape[2], diagonal),
+    )  # fmt: skip
+    return o.transpose(1, 2), lse
+
+
+def _diagonal(q: Tensor, ends: Tensor) -> Tensor:
+    """The key (B, Nq) that each query stands at, the last one at the last key."""
+    return ends[:, None] - q.shape[1] + torch.arange(q.shape[1], device=q.device)
+
+
+class CacheRows:
+    """Which rows of a cache belong to each sequence of a batch, and how many of them are filled."""
+
+    def __init__(
+        self, q: Tensor, cache: Tensor, lengths: int | Tensor | None, batch_idx: Tensor | None, left: Tensor | None,
+        block_table: Tensor | None,
+    ) -> None:  # fmt: skip
+        self.batch, self.device = q.shape[0], q.device
+        self.batch_idx, self.left, self.block_table = batch_idx, left, block_table
+        if block_table is not None and (left is not None or batch_idx is not None):
+            raise BadOption("block_table is given with cache_leftpad or cache_batch_idx; a block table names its pages")
+        self.page = cache.shape[1]
+        self.capacity = self.page * (1 if block_table is None else block_table.shape[1])
+        self.given = lengths is not None
+        self.lengths: int | Tensor = self.capacity if lengths is None else lengths
+        given = {"cache_seqlens": lengths, "cache_batch_idx": batch_idx, "cache_leftpad": left}
+        for name, tensor in given.items():
+            if isinstance(tensor, Tensor) and (tensor.shape != (self.batch,) or tensor.is_floating_point()):
+                found = f"{tuple(tensor.shape)} {tensor.dtype}"
+                raise ArgumentShape(f"{name!r} is ({self.batch},) whole numbers, one per sequence; found {found}")
+        if block_table is not None and (block_table.dim() != 2 or block_table.shape[0] != self.batch):
+            raise ArgumentShape(f"block_table is ({self.batch}, pages), found {tuple(block_table.shape)}")
+        if batch_idx is None is block_table and cache.shape[0] != self.batch:
+            raise ArgumentShape(f"q has a batch of {self.batch}, the cache of {cache.shape[0]}; pass cache_batch_idx")
+
+    def length_of_each(self) -> Tensor:
+        if isinstance(self.lengths, Tensor):
+            return self.lengths.long()
+        return torch.full((self.batch,), self.lengths, device=self.device)
+
+    def left_of_each(self) -> Tensor:
+        if self.left is None:
+            return torch.zeros(self.batch, dtype=torch.int64, device=self.device)
+        return self.left.long()
+
+    def pages(self) -> Tensor:
+        """The table of pages; a row of the cache is one page."""
+        if self.block_table is not None:
+            return self.block_table
+        assert self.batch_idx is not None
+        return self.batch_idx[:, None]
+
+    def append(
+        self, q: Tensor, caches: tuple[Tensor, Tensor], new: tuple[Tensor | None, Tensor | None],
+        rotary: tuple[Tensor | None, Tensor | None, bool], wanted: Wanted,
+    ) -> Tensor:  # fmt: skip
+        """Write new keys and values into the caches and return q, rotated as the new keys are."""
+        k, v = new
+        if k is None or v is None or not self.given:
+            raise BadOption("k, v and cache_seqlens are given together: new keys and values, and where they go")
+        if k.shape[:2] != v.shape[:2] or k.shape[0] != self.batch or k.shape[2:] != caches[0].shape[2:]:
+            found = f"k {tuple(k.shape)}, v {tuple(v.shape)}, cache {tuple(caches[0].shape)}"
+            raise ArgumentShape(f"new keys and values are (batch, new, heads, head size) of the cache; found {found}")
+        start = self.length_of_each()
+        if self.device.type == "cpu" and self.batch and int(start.max()) + k.shape[1] > self.capacity:
+            found = f"{int(start.max())} keys are there, {k.shape[1]} are new"
+            raise ArgumentShape(f"the cache has room for {self.capacity} keys of a sequence; {found}")
+        at = start[:, None] + torch.arange(k.shape[1], device=self.device)
+        cos, sin, interleaved = rotary
+        if cos is not None and sin is not None:
+            origin = self.left_of_each()[:, None]
+            steps = torch.arange(q.shape[1], device=self.device)
+            moving = wanted.sides != (None, None)
+            k = rotate(k, cos, sin, at - origin, interleaved=interleaved)
+            q = rotate(q, cos, sin, start[:, None] - origin + steps * moving, interleaved=interleaved)
+        if self.block_table is not None:
+            row, at = self.block_table.long().gather(1, at // self.page), at % self.page
+        else:
+            rows = torch.arange(self.batch, device=self.device) if self.batch_idx is None else self.batch_idx.long()
+            row = rows[:, None]
+        caches[0][row, at], caches[1][row, at] = k, v
+        return q
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, *, interleaved: bool) -> Tensor:
+    """Rotary embedding of x (B, N, H, D) at positions (B, N): pairs are neighbours, or the same place in the halves of
+    the first columns."""
+    half = cos.shape[-1]
+    if cos.shape != sin.shape or cos.dim() != 2 or 2 * half > x.shape[-1]:
+        raise ArgumentShape(
+            f"rotary_cos and rotary_sin are (positions, rotary size / 2), with a rotary size of at most {x.shape[-1]}; "
+            f"found {tuple(cos.shape)} and {tuple(sin.shape)}"
+        )
+    c, s = (table[positions].unsqueeze(2).float() for table in (cos, sin))
+    turned, rest = x[..., : 2 * half].float(), x[..., 2 * half :]
+    a, b = (turned[..., ::2], turned[..., 1::2]) if interleaved else (turned[..., :half], turned[..., half:])
+    pair = a * c - b * s, a * s + b * c
+    joined = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
+    return torch.cat([joined.to(x.dtype), rest], -1)

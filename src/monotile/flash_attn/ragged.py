@@ -1,0 +1,155 @@
+"""Attention of sequences that lie one after the other: `flash_attn_varlen_func` and its packed forms."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentShape
+from ..library import torch_calls
+from ..library.entry import attention
+from ..library.ops import attention_varlen
+from .cache import attend_pages
+from .dense import check_packed, check_rank
+from .options import (
+    Wanted,
+    Window,
+    interval_mod,
+    intervals,
+    refuse_dropout,
+    score_options,
+    visible_options,
+)
+
+
+def flash_attn_varlen_func(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
+    softcap: float = 0.0, alibi_slopes: Tensor | None = None, deterministic: bool = False,
+    return_attn_probs: bool = False, block_table: Tensor | None = None,
+) -> Any:  # fmt: skip
+    """Attention of each sequence to its own keys: q (sum of lengths, H, D), k and v (sum of lengths, Hkv, D), where
+    sequence n is rows cu_seqlens[n] to cu_seqlens[n + 1]. In each the last query stands at the last key. With
+    `return_attn_probs` also the logsumexp (H, sum of lengths), and None for the weights. With `block_table` (sequences,
+    pages) k and v are pages (pages, page size, Hkv, D)."""
+    refuse_dropout(dropout_p)
+    check_rank("q", q, 3)
+    rows = Rows.of(q, cu_seqlens_q, cu_seqlens_k)
+    wanted = Wanted(softmax_scale, causal, window_size, softcap, alibi_slopes)
+    if block_table is None:
+        o, lse = _packed(q, k, v, rows, wanted)
+    else:
+        o, lse = _in_pages(q, k, v, rows, wanted, block_table)
+    return (o, lse, None) if return_attn_probs else o
+
+
+class Rows(NamedTuple):
+    """Where each row of packed queries belongs."""
+
+    sequence: Tensor  # (queries,)
+    local: Tensor  # (queries,), its place in the sequence
+    ends_q: Tensor  # (sequences + 1,)
+    ends_k: Tensor  # (sequences + 1,)
+
+    @property
+    def queries(self) -> Tensor:
+        """How many each sequence has."""
+        return self.ends_q.diff()
+
+    @property
+    def longest(self) -> int:
+        """The most queries that a sequence has."""
+        return int(self.queries.max()) if len(self.queries) else 0
+
+    @property
+    def keys(self) -> Tensor:
+        """How many each sequence has."""
+        return self.ends_k.diff()
+
+    @classmethod
+    def of(cls, q: Tensor, ends_q: Tensor, ends_k: Tensor) -> Rows:
+        for name, ends in (("cu_seqlens_q", ends_q), ("cu_seqlens_k", ends_k)):
+            if ends.dim() != 1 or ends.shape != ends_q.shape or len(ends) < 1 or ends.is_floating_point():
+                raise ArgumentShape(
+                    f"{name!r} is (sequences + 1,) whole numbers, the same length for queries and keys; found "
+                    f"{tuple(ends.shape)} {ends.dtype} beside {tuple(ends_q.shape)}"
+                )
+        ends_q, ends_k = ends_q.long(), ends_k.long()
+        if q.device.type == "cpu" and int(ends_q[-1]) != q.shape[0]:
+            raise ArgumentShape(f"cu_seqlens_q ends at {int(ends_q[-1])}, but q has {q.shape[0]} rows")
+        places = torch.arange(q.shape[0], device=q.device)
+        sequence = torch.searchsorted(ends_q[1:].contiguous(), places, right=True)
+        return cls(sequence, places - ends_q[sequence], ends_q, ends_k)
+
+
+def _packed(q: Tensor, k: Tensor, v: Tensor, rows: Rows, wanted: Wanted) -> tuple[Tensor, Tensor]:
+    check_rank("k", k, 3)
+    check_rank("v", v, 3)
+    if torch_calls.needs_operator(q, k, v):
+        return _differentiable(q, k, v, rows, wanted)
+    diagonal = None
+    if wanted.alibi_slopes is not None:
+        diagonal = (rows.keys - rows.queries)[:, None] + torch.arange(rows.longest, device=q.device)
+    found: tuple[Tensor, Tensor] = attention_varlen(
+        q, k, v, rows.ends_q, rows.ends_k, **visible_options(wanted), return_lse=True,
+        **score_options(wanted, q.shape[1], diagonal),
+    )  # fmt: skip
+    return found
+
+
+def _differentiable(q: Tensor, k: Tensor, v: Tensor, rows: Rows, wanted: Wanted) -> tuple[Tensor, Tensor]:
+    """The same by `attention`, which has gradients: each query sees an interval of all keys, and a block map tells
+    which blocks of them are skipped."""
+    at = rows.sequence
+    starts = rows.ends_k[:-1]
+    start, stop = starts[at], rows.ends_k[1:][at]
+    diagonal = start + rows.local + (rows.keys - rows.queries)[at]
+    first, last = intervals(diagonal[None], start[None], stop[None], wanted)
+    o, lse = attention(
+        *[t.transpose(0, 1)[None] for t in (q, k, v)], mask_mod=interval_mod(first, last), return_lse=True,
+        **score_options(wanted, q.shape[1], diagonal[None], at),
+    )  # fmt: skip
+    return o[0].transpose(0, 1), lse[0]
+
+
+def _in_pages(
+    q: Tensor, k: Tensor, v: Tensor, rows: Rows, wanted: Wanted, block_table: Tensor
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Sequences side by side, each at the end of as many rows as the longest has, against keys in pages."""
+    torch_calls.refuse_gradients("flash_attn_varlen_func with a block_table", q, k, v)
+    at = rows.sequence, rows.local + rows.longest - rows.queries[rows.sequence]
+    wide = q.new_zeros((len(rows.queries), rows.longest, *q.shape[1:]))
+    wide[at] = q
+    o, lse = attend_pages(wide, (k, v), block_table, rows.keys, wanted)
+    return o[at], lse.transpose(1, 2)[at].transpose(0, 1)
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
+    softcap: float = 0.0, alibi_slopes: Tensor | None = None, deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:  # fmt: skip
+    """`flash_attn_varlen_func` of keys and values in one tensor (sum of lengths, 2, Hkv, D)."""
+    check_packed("kv", kv, 4, 2)
+    k, v = kv.unbind(1)
+    return flash_attn_varlen_func(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
+        window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float = 0.0, softmax_scale: float | None = None,
+    causal: bool = False, window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
+    deterministic: bool = False, return_attn_probs: bool = False,
+) -> Any:  # fmt: skip
+    """`flash_attn_varlen_func` of queries, keys and values in one tensor (sum of lengths, 3, H, D)."""
+    check_packed("qkv", qkv, 4, 3)
+    q, k, v = qkv.unbind(1)
+    return flash_attn_varlen_func(
+        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal, window_size,
+        softcap, alibi_slopes, deterministic, return_attn_probs,
+    )  # fmt: skip

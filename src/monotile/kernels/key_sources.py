@@ -1,0 +1,64 @@
+"""Sources of keys: where the keys and values of a sequence come from. Attention asks a source for tiles and knows
+nothing else of it; which source it is, is known at compile time."""
+
+from typing import Any, NamedTuple
+
+from monotile.language import arange, maximum, minimum
+
+
+class Source(NamedTuple):
+    """Keys and values of one sequence."""
+
+    k: Any  # (batch, heads, positions, D): a tensor or a view; or pages (page, heads, positions of a page, D)
+    v: Any
+    count: Any  # keys of the sequence
+    b: Any  # its batch
+    table: Any = None  # of pages: (batch, pages of a sequence)
+    lengths: Any = None  # of pages: (batch,)
+
+
+def dense_or_paged(k, v, k_pages, v_pages, table, lengths):
+    """Keys of batches or pages; without values, they are the first columns of the keys. `of_batch` completes it."""
+    if table is None:
+        return Source(k, v if v is not None else k, k.shape[2], None)
+    return Source(k_pages, v_pages if v_pages is not None else k_pages, None, None, table, lengths)
+
+
+def of_batch(source, b):
+    """The source of one batch's keys. A length counts as far as the table goes."""
+    if source.table is None:
+        return source._replace(b=b)
+    most = source.table.shape[1] * source.k.shape[2]
+    return source._replace(b=b, count=minimum(maximum(source.lengths[b], 0), most))
+
+
+def ragged(k, v, offsets, s):
+    """Sequence s of those that lie one after the other in batch 0."""
+    start, end = offsets[s], offsets[s + 1]
+    keys = k[:, :, start:end]
+    return Source(keys, v[:, :, start:end] if v is not None else keys, keys.shape[2], 0)
+
+
+def keys_at(source, head, first, positions):
+    """The keys at some positions, `first` and those behind it, (positions, D)."""
+    if source.table is None:
+        return source.k[source.b, head, positions]
+    return paged_tile(source, source.k, head, first, positions, arange(source.k.shape[3]))
+
+
+def values_at(source, head, first, positions, columns):
+    """The values at some positions, `first` and those behind it, (positions, columns)."""
+    if source.table is None:
+        return source.v[source.b, head, positions, columns]
+    return paged_tile(source, source.v, head, first, positions, columns)
+
+
+def paged_tile(source, tensor, head, first, positions, columns):
+    """Positions and columns of one head. A block that divides the page lies in one page; else each position is looked
+    up, and those past the last key count as the last: their pages are never asked for."""
+    page, count = tensor.shape[2], positions.shape[0]
+    if page % count == 0:
+        return tensor[source.table[source.b, first // page], head, first % page + arange(count), columns]
+    places = minimum(positions, source.count - 1)
+    pages = source.table[source.b, places // page]
+    return tensor[pages[:, None], head, (places % page)[:, None], columns[None, :]]

@@ -1,0 +1,221 @@
+"""Attention on keys and values in pages, as model servers keep them, and appending to them: the public functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..backends.choices import AttentionChoice, AttentionProblem, cdiv
+from ..dtypes import float32, int32
+from ..errors import ArgumentRank, ArgumentShape, BadPages, MixedDTypes
+from ..ir.ops import MAX_LENGTH
+from ..kernels.attention import attention as attention_kernel
+from ..kernels.paged_append import paged_append as paged_append_kernel
+from ..runtime import tensors
+from . import torch_calls
+from .calls import ArrayRef, CallBuilder, Finish, LibraryFunction
+from .inputs import (
+    AttentionInputs,
+    check_shapes,
+    check_sinks,
+    one_device,
+    one_dtype,
+    read_causal,
+    read_options,
+    read_scale,
+    read_softcap,
+    read_window,
+    unit_last,
+)
+from .launches import SCALE
+from .merging import Partials, add_merge, new_partials
+from .varlen import contents
+
+Array = Any
+FEW_ROWS = 64  # query rows of a KV head, up to which keys are split whatever else there is to do
+KEYS_PER_SPLIT = 4096  # of the longest sequence: it must not be the work of one program while others are done
+MAX_SPLITS = 64
+
+
+class PagedOptions(NamedTuple):
+    """The options of a call of `attention_paged`, as given."""
+
+    causal: Any
+    window: Any
+    softcap: Any
+    score_mod: Any
+    mask_mod: Any
+    negative: bool  # the scale is negative
+    values_in_keys: bool  # v_pages is the first columns of k_pages
+    return_lse: Any
+    backend: str | None
+    threads: int | None
+
+
+def attention_paged(
+    q: Array, k_pages: Array, v_pages: Array, page_table: Array, lengths: Array, *, causal: bool | str = True,
+    scale: float | None = None, window: tuple[int | None, int | None] | None = None, softcap: float | None = None,
+    sinks: Array | None = None, score_mod: Callable[..., Any] | None = None,
+    mask_mod: Callable[..., Any] | None = None, return_lse: bool = False, check: bool = False,
+    backend: str | None = None, threads: int | None = None,
+) -> Any:  # fmt: skip
+    """Attention of q (B, Hq, Nq, D) on keys (P, page, Hkv, D) and values (P, page, Hkv, Dv) in pages: key j of batch b
+    is at j % page in page page_table[b, j // page], for j below lengths[b]. See docs/guide/caches.md."""
+    torch_calls.refuse_gradients("attention_paged", q, k_pages, v_pages, sinks)
+    read_causal(causal)
+    scale = scale if scale is None else read_scale(scale)
+    window = window if window is None else read_window(window)
+    softcap = softcap if softcap is None else read_softcap(softcap)
+    arrays = q, k_pages, v_pages, page_table, lengths, sinks
+    layouts = _, addresses = tensors.layouts(arrays)
+    if check:
+        check_pages(contents(page_table), contents(lengths), k_pages.shape)
+    in_keys = addresses[1] == addresses[2] and tensors.is_leading_part(v_pages, k_pages)
+    negative = scale is not None and scale < 0.0
+    options = causal, window, softcap, score_mod, mask_mod, negative, in_keys, return_lse, backend, threads
+    return PAGED.call(arrays, layouts, options, scale)
+
+
+def _plan(builder: CallBuilder, given: PagedOptions) -> Finish:
+    options = read_options(given)
+    q, sinks = builder.input("q"), builder.inputs.get("sinks")
+    k, v = _read_pages(builder, "k_pages"), _read_pages(builder, "v_pages")
+    table, lengths = builder.input("page_table"), builder.input("lengths")
+    if len(q.shape) != 4:
+        raise ArgumentRank(f"'q' has shape {q.shape}; attention_paged takes (batch, heads, length, head size)")
+    _check_table(table, lengths, q.shape[0], k.shape)
+    dtype = one_dtype({"q": q, "k_pages": k, "v_pages": v})
+    check_shapes(q.shape, (q.shape[0], *k.shape[1:]), (q.shape[0], *v.shape[1:]))
+    if k.shape[0] != v.shape[0]:
+        raise ArgumentShape(f"k_pages has {k.shape[0]} pages and v_pages has {v.shape[0]}; they must be equal")
+    if sinks is not None:
+        check_sinks(sinks, q.shape[1])
+    one_device(builder.inputs)
+    builder.scale = float(q.shape[3] ** -0.5)
+    inputs = AttentionInputs(unit_last(builder, q), k, v, None, sinks, dtype, True, given.values_in_keys)
+    out = builder.result(inputs.out_shape, dtype)
+    lse = builder.result(inputs.out_shape[:3], float32) if given.return_lse else None
+    if 0 not in out.shape:
+        capacity = table.shape[1] * k.shape[2]
+        problem = replace(inputs.problem(options), keys=capacity, source="paged")
+        choice = _choose(builder, problem, k.shape[2])
+        rows, keys = math.prod(out.shape[:3]), out.shape[0] * capacity
+        work = 2 * rows * capacity * sum(q.shape[3:] + v.shape[3:])
+        threads = builder.threads_for(work, keys * k.shape[1] * (k.shape[3] + v.shape[3]) * dtype.bytes)
+        target = new_partials(builder.temporary, inputs.out_shape, choice.splits) if choice.splits else (out, lse)
+        _add(builder, inputs, (table, lengths), choice, target, threads=threads, options=options)
+        if isinstance(target, Partials):
+            merging = builder.choices.merge(choice.splits, rows, builder.device, after_split=True)
+            add_merge(builder, target, sinks, out, lse, merging)
+    return tuple if given.return_lse else itemgetter(0)
+
+
+def _choose(builder: CallBuilder, problem: AttentionProblem, page: int) -> AttentionChoice:
+    """Blocks for pages. Few rows get splits of all that a table holds, since a length is not known before the launch:
+    a program then has so many keys at most, whatever the lengths are."""
+    choice = builder.choices.attention(problem)
+    block = builder.choices.page_block(page, choice.key_block)
+    choice = replace(choice, blocks={**choice.blocks, "BK": block}, first_block=0)
+    blocks, splits = cdiv(problem.keys, block), choice.splits
+    if problem.rows <= FEW_ROWS:
+        splits = max(splits, cdiv(problem.keys, KEYS_PER_SPLIT))
+    if splits <= 1:
+        return replace(choice, splits=0, blocks_per_split=0)
+    per_split = cdiv(blocks, min(splits, MAX_SPLITS))
+    return replace(choice, splits=cdiv(blocks, per_split), blocks_per_split=per_split)
+
+
+def _add(
+    builder: CallBuilder, inputs: AttentionInputs, places: tuple[ArrayRef, ArrayRef], choice: AttentionChoice,
+    target: Partials | tuple[ArrayRef, ArrayRef | None], **launch: Any,
+) -> None:  # fmt: skip
+    """Add the attention kernel, which writes softmax states of splits or the output and its logsumexp."""
+    B, Hq, Nq, _ = inputs.out_shape
+    H = inputs.k.shape[1] if choice.packed else Hq
+    split = isinstance(target, Partials)
+
+    def grouped(array: ArrayRef | None) -> ArrayRef | None:
+        return None if array is None else builder.reshaped(array, B, H, Hq * Nq // H, *array.shape[3:])
+
+    results = [grouped(array) for array in target]
+    outputs = [None, None, *results] if split else [*results, None, None, None]
+    values = None if inputs.values_in_keys else inputs.v
+    args = grouped(inputs.q), None, None, None, None, None if split else inputs.sinks, *outputs, None, None
+    scalars = SCALE, Nq, choice.first_block, choice.blocks_per_split
+    builder.launch(attention_kernel, *args, inputs.k, values, *places, *scalars, choice=choice, **launch)
+
+
+def _read_pages(builder: CallBuilder, name: str) -> ArrayRef:
+    """Pages (P, page, Hkv, D) with heads before positions. They are read in place: a copy would be one of all pages."""
+    array = builder.input(name)
+    if len(array.shape) != 4:
+        raise ArgumentRank(
+            f"{name!r} has shape {array.shape}; pages are (pages, positions of a page, heads, head size)"
+        )
+    if array.shape[1] < 1:
+        raise ArgumentShape(f"{name!r} has shape {array.shape}; a page has at least one position")
+    if array.shape[3] > 1 and 0 not in array.shape and array.view.strides[3] != 1:
+        raise ArgumentShape(
+            f"the last stride of {name!r} is {array.view.strides[3]}; pages need 1 there: copy them once"
+        )
+    return array.permuted(0, 2, 1, 3)
+
+
+def _check_table(table: ArrayRef, lengths: ArrayRef, batch: int, pages: tuple[int, ...]) -> None:
+    for name, array, shape in (("page_table", table, "(B, most)"), ("lengths", lengths, "(B,)")):
+        if array.dtype is not int32:
+            raise MixedDTypes(f"{name!r} must be int32, found {array.dtype}; cast it")
+        if len(array.shape) != shape.count(",") + (name == "page_table") or array.shape[:1] != (batch,):
+            raise ArgumentShape(f"{name!r} must have shape {shape} for a batch of B = {batch}, found {array.shape}")
+    if table.shape[1] * pages[2] > MAX_LENGTH:
+        found = f"the table holds {table.shape[1]} pages of {pages[2]} positions for a sequence"
+        raise ArgumentShape(f"{found}; at most {MAX_LENGTH} positions are supported: pass fewer columns")
+
+
+def check_pages(table: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any], pages: tuple[int, ...]) -> None:
+    """Raise BadPages unless lengths fit the table and every entry in use is a page."""
+    if table.ndim != 2 or lengths.shape != table.shape[:1] or len(pages) != 4 or not pages[1]:
+        return  # which the plan will say
+    capacity = table.shape[1] * pages[1]
+    for b in np.flatnonzero((lengths < 0) | (lengths > capacity)):
+        found = f"lengths[{b}] is {lengths[b]}"
+        raise BadPages(f"{found}; the table holds {table.shape[1]} pages of {pages[1]} positions: 0 to {capacity}")
+    used = np.arange(table.shape[1]) * pages[1] < lengths[:, None]
+    for b, n in np.argwhere(used & ((table < 0) | (table >= pages[0]))):
+        raise BadPages(f"page_table[{b}, {n}] is {table[b, n]}; there are {pages[0]} pages: 0 to {pages[0] - 1}")
+
+
+# ---- appending -------------------------------------------------------------------------------------------------------
+
+
+def paged_append(
+    k_pages: Array, v_pages: Array, page_table: Array, lengths: Array, k_new: Array, v_new: Array, *,
+    check: bool = False, backend: str | None = None, threads: int | None = None,
+) -> None:  # fmt: skip
+    """Store N new tokens, k_new (B, Hkv, N, D) and v_new (B, Hkv, N, Dv), in place: token i of batch b is at position
+    lengths[b] + i of its sequence. `lengths` are those before the call, and stay as they are. See
+    docs/guide/caches.md."""
+    torch_calls.refuse_gradients("paged_append", k_pages, v_pages, k_new, v_new)
+    views = {"k_pages": k_pages, "v_pages": v_pages, "k_new": k_new, "v_new": v_new}
+    found = {name: tensors.read(name, array) for name, array in views.items()}
+    if len({view.dtype for view in found.values()}) > 1:
+        listing = ", ".join(f"{name} {view.dtype}" for name, view in found.items())
+        raise MixedDTypes(f"pages and what is appended must have one element type, found {listing}; cast it")
+    for name, array in (("page_table", page_table), ("lengths", lengths)):
+        if tensors.read(name, array).dtype is not int32:
+            raise MixedDTypes(f"{name!r} must be int32, found {tensors.read(name, array).dtype}; cast it")
+    if check:
+        table, ends = contents(page_table), contents(lengths)
+        if (ends < 0).any():
+            raise BadPages(f"lengths[{int(np.argmax(ends < 0))}] is negative; lengths are from 0 up")
+        check_pages(table, ends + found["k_new"].shape[2], found["k_pages"].shape)
+    arrays = k_pages, v_pages, page_table, lengths, k_new, v_new
+    paged_append_kernel(*arrays, backend=backend, threads=threads)
+
+
+PAGED = LibraryFunction(("q", "k_pages", "v_pages", "page_table", "lengths", "sinks"), PagedOptions, _plan)

@@ -1,0 +1,63 @@
+"""Arrays of JAX, and of MLX on any system, on the cpu backend: every dtype, every function, kernels of the language."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import monotile
+from kernels.cases import qkv
+from monotile import errors
+from monotile.language import Tensor, arange, kernel
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@kernel
+def double(x: Tensor["N"], y: Tensor["N"]):  # noqa: UP037
+    y[arange(16)] = x[arange(16)] * 2.0
+
+
+@pytest.fixture(params=["jax.numpy", "mlx.core"])
+def library(request: pytest.FixtureRequest) -> Any:
+    return pytest.importorskip(request.param)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_functions_give_arrays_of_the_callers_library(library: Any, dtype: str) -> None:
+    kind = getattr(library, dtype)
+    plain = qkv(20, 30)
+    q, k, v = (library.array(a).astype(kind) for a in plain)
+    o, lse = monotile.attention(q, k, v, causal=True, return_lse=True, backend="cpu")
+    assert type(o) is type(lse) is type(q) and o.dtype == kind and lse.dtype == library.float32
+
+    def exact(array: Any) -> Any:
+        return np.array(array.astype(library.float32))
+
+    rounded = [exact(a) for a in (q, k, v)]
+    tolerance = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 2e-2}[dtype]
+    expected = monotile.attention(*rounded, causal=True)
+    np.testing.assert_allclose(exact(o), expected, rtol=tolerance, atol=tolerance)
+    parts = monotile.decode_partials(q, k, v, backend="cpu")
+    merged, _ = monotile.merge(*parts, backend="cpu")
+    np.testing.assert_allclose(np.array(merged), monotile.attention(*rounded), rtol=tolerance, atol=tolerance)
+    assert monotile.attention_backward(o, q, k, v, o, lse, causal=True, backend="cpu").dq.dtype == kind
+
+
+def test_kernels_read_them_and_do_not_write_them(library: Any) -> None:
+    x, out = library.arange(16).astype(library.float32), np.zeros(16, np.float32)
+    double(x, out, backend="cpu")
+    assert (out == 2.0 * np.arange(16)).all()
+    with pytest.raises(errors.ReadOnlyOutput, match="'y' is written by double but is read-only"):
+        double(out, x, backend="cpu")
+
+
+def test_a_function_captures_an_array_of_jax() -> None:
+    jnp = pytest.importorskip("jax.numpy")
+    q, k, v = qkv(20, 30)
+    bias = np.linspace(-1, 1, 30, dtype=np.float32)
+    table = jnp.asarray(bias)
+    found = monotile.attention(q, k, v, score_mod=lambda s, b, h, i, j: s + table[j])
+    np.testing.assert_array_equal(found, monotile.attention(q, k, v, score_mod=lambda s, b, h, i, j: s + bias[j]))

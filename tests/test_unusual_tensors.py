@@ -1,0 +1,122 @@
+"""Tensors that are no block of strided elements: every function refuses each with one clear error, or is right."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import monotile
+from monotile import errors
+from monotile.language import Tensor, arange, kernel
+
+torch = pytest.importorskip("torch")
+SHAPE = (1, 2, 16, 16)
+
+
+class Subclass(torch.Tensor):  # type: ignore[misc]
+    pass
+
+
+def plain() -> Any:
+    return torch.linspace(-1, 1, 512).reshape(SHAPE)
+
+
+def freed() -> Any:
+    tensor = plain()
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def fake() -> Any:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode().from_tensor(plain())
+
+
+def nested(layout: Any) -> Any:
+    return torch.nested.nested_tensor([plain()[0]], layout=layout)
+
+
+def unaligned() -> Any:
+    found = np.zeros(2049, np.uint8)[1:].view(np.float32)
+    return torch.from_numpy(found).reshape(SHAPE)
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "fake": (fake, "has no memory"),
+    "meta": (lambda: plain().to("meta"), "has no memory"),
+    "freed": (freed, "has no memory"),
+    "all zeros without memory": (lambda: torch._efficientzerotensor(SHAPE), "has no memory"),
+    "sparse": (lambda: plain().to_sparse(), "not an ordinary strided tensor"),
+    "compressed": (lambda: plain()[0, 0].to_sparse_csr(), "not an ordinary strided tensor"),
+    "nested": (lambda: nested(torch.strided), "nested tensor"),
+    "jagged": (lambda: nested(torch.jagged), "nested tensor"),
+    "quantised": (lambda: torch.quantize_per_tensor(plain(), 0.1, 0, torch.qint8), "has dtype torch.qint8"),
+    "complex": (lambda: plain().to(torch.complex64), "has dtype torch.complex64"),
+    "negative": (lambda: torch._neg_view(plain()), "not an ordinary strided tensor"),
+    "conjugate": (lambda: plain().to(torch.complex64).conj().imag, "not an ordinary strided tensor"),
+    "unaligned": (unaligned, "not aligned to its elements"),
+}
+
+
+@kernel
+def copy(x: Tensor["B H N D"], y: Tensor["B H N D"]):
+    y[0, 0, arange(16), arange(16)] = x[0, 0, arange(16), arange(16)]
+
+
+LSE = torch.zeros(SHAPE[:3])
+USES: dict[str, Callable[[Any], Any]] = {
+    "attention's q": lambda t: monotile.attention(t, plain(), plain()),
+    "attention's v": lambda t: monotile.attention(plain(), plain(), t),
+    "attention's mask": lambda t: monotile.attention(plain(), plain(), plain(), mask=t),
+    "attention's score_mod": lambda t: monotile.attention(
+        plain(), plain(), plain(), score_mod=lambda s, b, h, i, j: s + t[b, h, i, j]
+    ),
+    "decode_partials": lambda t: monotile.decode_partials(plain(), t, plain()),
+    "merge": lambda t: monotile.merge(t, LSE, LSE),
+    "merge_lse": lambda t: monotile.merge_lse([t, t], [LSE, LSE]),
+    "attention_backward's do": lambda t: monotile.attention_backward(t, plain(), plain(), plain(), plain(), LSE),
+    "attention_backward's k": lambda t: monotile.attention_backward(plain(), plain(), t, plain(), plain(), LSE),
+    "a kernel's input": lambda t: copy(t, torch.zeros(SHAPE)),
+    "a kernel's output": lambda t: copy(plain(), t),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_one_clear_error_each(use: str) -> None:
+    """After a call with plain tensors of the same shape, which is prepared."""
+    USES[use](plain())
+    for kind, (make, message) in REFUSED.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of prototype features
+            tensor = make()
+        with pytest.raises(errors.MonotileError, match=message):
+            USES[use](tensor)
+            pytest.fail(kind)
+
+
+@pytest.mark.parametrize("use", USES)
+def test_subclasses_and_parameters_are_tensors(use: str) -> None:
+    expected = USES[use](plain())
+    for tensor in (plain().as_subclass(Subclass), torch.nn.Parameter(plain(), requires_grad=False)):
+        found = USES[use](tensor)
+        if expected is not None:
+            parts = [expected] if isinstance(expected, torch.Tensor) else [e for e in expected if e is not None]
+            others = [found] if isinstance(found, torch.Tensor) else [f for f in found if f is not None]
+            assert all(torch.equal(e, f.as_subclass(torch.Tensor)) for e, f in zip(parts, others, strict=True))
+
+
+def test_a_storage_that_was_made_smaller() -> None:
+    tensor = torch.zeros(1, 1, 3, 8)
+    tensor.untyped_storage().resize_(16)
+    with pytest.raises(errors.ArgumentKind, match="'k' reaches beyond its storage"):
+        monotile.attention(torch.zeros(1, 1, 3, 8), tensor, torch.zeros(1, 1, 3, 8))
+
+
+def test_meta_tensors_give_meta_results() -> None:
+    found = monotile.attention(*[plain().to("meta") for _ in range(3)])
+    assert found.is_meta and found.shape == SHAPE

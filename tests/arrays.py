@@ -12,7 +12,7 @@ Array = npt.NDArray[Any]
 
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
 FLOATS = ("float32", "float16", "bfloat16")
-INTS = ("int32", "int64", "int8", "uint8")
+INTS = ("int32", "int64", "uint32", "int8", "uint8")
 DTYPES = (*FLOATS, *INTS, "bool")
 
 

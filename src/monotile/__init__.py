@@ -8,7 +8,7 @@ from . import runtime as _runtime  # noqa: F401  # isort: skip  # first: it note
 from .errors import MonotileError
 
 if TYPE_CHECKING:
-    from .library.entry import attention
+    from .library.entry import attention, decode_partials
     from .library.ops import (
         BlockMask,
         Gradients,
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
         attention_paged,
         attention_varlen,
         block_mask,
-        decode_partials,
         mask_blocks,
         merge,
         merge_lse,
         paged_append,
         recommended_splits,
     )
+    from .library.quantized import Quantized, quantize
 
 __version__ = "0.1.0"
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "Gradients",
     "MonotileError",
     "Partials",
+    "Quantized",
     "__version__",
     "attention",
     "attention_backward",
@@ -42,6 +43,7 @@ __all__ = [
     "merge",
     "merge_lse",
     "paged_append",
+    "quantize",
     "recommended_splits",
 ]
 
@@ -49,9 +51,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """The library is loaded when it is first used, so that `import monotile` costs next to nothing."""
     if name in __all__:
-        from .library import entry, ops
+        from .library import entry, ops, quantized
 
-        found = getattr(entry if name == "attention" else ops, name)
+        found = next(getattr(module, name) for module in (entry, quantized, ops) if hasattr(module, name))
         globals()[name] = found  # the next time nobody asks here
         return found
     raise AttributeError(f"module 'monotile' has no attribute {name!r}")

@@ -32,13 +32,17 @@ class DType:
     @property
     def is_narrow(self) -> bool:
         """A storage format: loaded, stored and fed to `dot`, but computed with in a wider type."""
-        return self.name in ("float16", "bfloat16", "int8", "uint8")
+        return self.bits < 32 and self.kind != "bool"
+
+    @property
+    def is_unsigned(self) -> bool:
+        return self.name.startswith("uint")
 
     @property
     def limits(self) -> tuple[int, int]:
         """Least and greatest value of an integer type."""
-        if self.name == "uint8":
-            return 0, 255
+        if self.is_unsigned:
+            return 0, 2**self.bits - 1
         return -(2 ** (self.bits - 1)), 2 ** (self.bits - 1) - 1
 
     def __repr__(self) -> str:
@@ -48,13 +52,17 @@ class DType:
 float32 = DType("float32", "float", 32)
 float16 = DType("float16", "float", 16)
 bfloat16 = DType("bfloat16", "float", 16)
+float8_e4m3fn = DType("float8_e4m3fn", "float", 8)  # no infinities: beyond 448 it is NaN
+float8_e5m2 = DType("float8_e5m2", "float", 8)
 int64 = DType("int64", "int", 64)
 int32 = DType("int32", "int", 32)
+uint32 = DType("uint32", "int", 32)
 int8 = DType("int8", "int", 8)
 uint8 = DType("uint8", "int", 8)
 bool_ = DType("bool", "bool", 8)
 
-ALL = (float32, float16, bfloat16, int64, int32, int8, uint8, bool_)
+ALL = (float32, float16, bfloat16, float8_e4m3fn, float8_e5m2, int64, int32, uint32, int8, uint8, bool_)
+FP8 = (float8_e4m3fn, float8_e5m2)
 BY_NAME = {d.name: d for d in ALL}
 
 
@@ -74,15 +82,17 @@ def promote(a: DType, b: DType) -> DType | None:
     if a.kind == "bool":
         return bool_
     a, b = computed(a), computed(b)
+    if {a, b} == {int32, uint32}:
+        return None
     return a if a.bits >= b.bits else b
 
 
 @cache
 def to_numpy(dtype: DType) -> np.dtype[Any]:
-    if dtype is bfloat16:
+    if dtype is bfloat16 or dtype in FP8:
         import ml_dtypes
 
-        found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, dtype.name))
         return found
     return np.dtype(dtype.name)
 

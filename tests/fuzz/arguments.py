@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from monotile import dtypes
-from monotile.dtypes import DType, bfloat16, bool_, float16, float32, int8, int32, int64, uint8
+from monotile.dtypes import FP8, DType, bfloat16, bool_, float16, float32, int8, int32, int64, uint8, uint32
 from monotile.ir import Kernel, Tensor, Type, Value
 
 Array = npt.NDArray[Any]
@@ -97,7 +97,7 @@ class Arguments:
             if d == owned:
                 length = max(1, share * (self.grid or 1) - pick((0, 0, 1, share // 2)))
             lengths.append(0 if chance(0.02) else length)
-        dtype = pick((float32,) * 8 + (float16, bfloat16, int32, int32, int64, int8, uint8, bool_))
+        dtype = pick((float32,) * 8 + (float16, bfloat16, *FP8, int32, int32, int64, uint32, int8, uint8, bool_))
         approximate = output and dtype is float32 and chance(0.2)
         steps = [pick((1, 1, 1, 1, 1, 2, -1, -2)) for _ in range(rank)]
         if chance(0.5):
@@ -126,12 +126,12 @@ class Arguments:
         size = int(np.prod(shape)) + (2 * MARGIN if tight else 0)
         kind = dtypes.to_numpy(dtype)
         base = np.full(size, 99 if dtype is not bool_ else True).astype(kind)
-        if dtype.is_float and dtype is not bfloat16:
+        if dtype in (float32, float16):
             base[:] = 30011.0
         seed = np.random.default_rng(self.rng.randrange(1 << 30))
         inside = view(base)
         assert list(inside.shape) == lengths and (inside.size == 0 or np.shares_memory(inside, base))
-        low, high = (0, 1) if dtype is bool_ else (0, 5) if dtype is uint8 else (-4, 4)
+        low, high = (0, 1) if dtype is bool_ else (0, 5) if dtype in (uint8, uint32) else (-4, 4)
         inside[...] = seed.integers(low, high, lengths, endpoint=True).astype(kind)
         if self.nan and dtype.is_float:
             inside[seed.random(lengths) < 0.05] = pick((np.nan, np.inf, -np.inf))

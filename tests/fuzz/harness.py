@@ -95,7 +95,7 @@ def _compare(program: Program, found: list[Array], expected: list[Array], stage:
 
 
 def _equal(a: Array, b: Array) -> Array:
-    if dtypes.from_numpy(a.dtype) is dtypes.bfloat16:
+    if dtypes.from_numpy(a.dtype) in (dtypes.bfloat16, *dtypes.FP8):
         a, b = a.astype(np.float32), b.astype(np.float32)
     equal = a == b
     if a.dtype.kind == "f":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from monotile import dtypes, ir
-from monotile.dtypes import DType, bfloat16, bool_, float16, float32, int8, int32, int64, uint8
+from monotile.dtypes import FP8, DType, bfloat16, bool_, float16, float32, int8, int32, int64, uint8, uint32
 from monotile.ir import Value
 
 from .arguments import EXACT, HELD, Arguments
@@ -31,7 +31,7 @@ class Operations(Arguments):
 
     def plain(self, value: Value) -> Value:
         """Cast to the type in which arithmetic happens."""
-        return self.converted(value, dtypes.computed(value.dtype))
+        return self.converted(value, int32 if value.dtype is uint32 else dtypes.computed(value.dtype))
 
     # ---- statements --------------------------------------------------------------------------------------------------
 
@@ -62,6 +62,9 @@ class Operations(Arguments):
         if roll < 0.2:
             self.keep(b.binary(self.pick(("add", "sub", "mul")), x, self.pick((0, 1, 2, 3))), 3 * limit + 3)
             return
+        if roll < 0.3 and x.dtype.is_int and self.chance(0.5):
+            self.bits(x)
+            return
         y = self.partner(x)
         if roll < 0.3:
             self.keep(b.binary(self.pick(("lt", "le", "eq", "ne")), x, y), 1)
@@ -74,6 +77,21 @@ class Operations(Arguments):
         limit, other = self.bound[x], self.bound[y]
         bound = {"mul": limit * other, "add": limit + other, "sub": limit + other}.get(kind, max(limit, other))
         self.keep(b.binary(kind, x, y), bound)
+
+    def bits(self, x: Value) -> None:
+        """Shift an integer, by any count, or combine its bits with those of another, perhaps as uint32."""
+        b, other = self.b, self.partner(x)
+        if x.dtype is not other.dtype:
+            other = self.converted(other, x.dtype)
+        unsigned = x.dtype is int32 and self.chance(0.5)
+        if unsigned:
+            x, other = b.cast(x, uint32), b.cast(other, uint32)
+        kind = self.pick(("and", "or", "xor", "shl", "shr"))
+        value = b.binary(kind, x, self.pick((1, 3, other)) if kind in ("shl", "shr") else other)
+        if unsigned:
+            value = b.binary(self.pick(("max", "min", "floordiv")), value, other)
+            value = b.cast(value, int32)
+        self.keep(b.binary("and", value, HELD - 1), HELD)
 
     def where(self) -> None:
         x = self.value(lambda v: bool(v.shape))
@@ -113,9 +131,9 @@ class Operations(Arguments):
         x = self.value()
         if x is None:
             return
-        dtype = self.pick((float32, float32, float16, bfloat16, int32, int32, int64, int8, uint8, bool_))
-        if dtype in (float16, bfloat16):
-            x = self.held(x, 1 << 12)
+        dtype = self.pick((float32, float32, float16, bfloat16, *FP8, int32, int32, int64, int8, uint8, bool_))
+        if dtype in (float16, bfloat16, *FP8):
+            x = self.held(x, 1 << 8 if dtype in FP8 else 1 << 12)
         bound = self.bound[x]
         value = self.converted(x, dtype)
         self.keep(value, 1 if dtype is bool_ else 255 if dtype in (uint8, int8) else 2 * bound)

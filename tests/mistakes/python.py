@@ -136,14 +136,14 @@ def power_in_place(x, y):
     t **= 2
 
 
-@mistake(UnsupportedPython, "k << 1", "'<<'", "multiply")
+@mistake(ConstantFailed, "k << 32", "every bit of int32", "0 to 31")
 def shift(y, k: int):
-    y[0, 0] = float(k << 1)
+    y[0, 0] = float(k << 32)
 
 
-@mistake(UnsupportedPython, "k ^ 1", "'^'", "!=")
+@mistake(UndefinedForDType, "y[0, 0] ^ 1.0", "'^' is not defined for float32", "cast")
 def exclusive_or(y, k: int):
-    y[0, 0] = float(k ^ 1)
+    y[0, 0] = y[0, 0] ^ 1.0
 
 
 @mistake(UnsupportedPython, "del x", "'del'", "remove")

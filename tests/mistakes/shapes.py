@@ -6,6 +6,8 @@ from monotile.language import *
 
 from .catalogue import mistake
 
+THOUSAND = (1.0,) * 1000
+
 
 @mistake(ShapeMismatch, "dot(x[arange(8), 0:16], x[arange(8), 0:16])", "(8, 16) and (8, 16)", "b.T")
 def dot_needs_a_transpose(x, y):
@@ -272,9 +274,9 @@ def exp_of_ints(y):
     t = exp(arange(4))
 
 
-@mistake(UndefinedForDType, "~arange(4)", "'~' is not defined for int32", "compare first")
+@mistake(UndefinedForDType, "~zeros(4)", "'~' is not defined for float32", "compare first")
 def invert_of_ints(y):
-    t = ~arange(4)
+    t = ~zeros(4)
 
 
 @mistake(UndefinedForDType, "-(arange(4) < 2)", "'-' is not defined for bool", "astype(int32)")
@@ -282,9 +284,9 @@ def minus_of_bools(y):
     t = -(arange(4) < 2)
 
 
-@mistake(UndefinedForDType, "arange(4) & arange(4)", "'&' is not defined for int32", "compare first")
+@mistake(UndefinedForDType, "zeros(4) & zeros(4)", "'&' is not defined for float32", "compare first")
 def bitand_of_ints(y):
-    t = arange(4) & arange(4)
+    t = zeros(4) & zeros(4)
 
 
 @mistake(UndefinedForDType, "where(arange(4), 1, 2)", "bool condition|int32[4]", "compare")
@@ -410,3 +412,20 @@ def subscript_of_a_string(y):
 @mistake(BadIndex, "arange[4]", "a function cannot be indexed", "tensors")
 def subscript_of_a_word(y):
     t = arange[4]
+
+
+@mistake(ShapeNotConstant, "THOUSAND[arange(4)]", "a tuple of 1000", "256")
+def table_too_long(x, y):
+    y[0, arange(4)] = THOUSAND[arange(4)]
+
+
+@mistake(DTypeMismatch, "a << a.astype(int64)", "wider than the int32", ".astype(int32)")
+def shift_by_a_wider_count(x, y):
+    a = arange(4)
+    y[0, a] = a << a.astype(int64)
+
+
+@mistake(DTypeMismatch, "a + a.astype(uint32)", "do not promote", "int64")
+def signed_and_unsigned(x, y):
+    a = arange(4)
+    y[0, a] = a + a.astype(uint32)

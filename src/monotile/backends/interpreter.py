@@ -145,7 +145,7 @@ def _is_float(dtype: np.dtype[Any]) -> bool:
 
 
 def _is_narrow_float(dtype: np.dtype[Any]) -> bool:
-    return _is_float(dtype) and dtype.itemsize == 2
+    return _is_float(dtype) and dtype.itemsize <= 2
 
 
 # ---- elementwise ops and reductions ----------------------------------------------------------------------------------
@@ -171,6 +171,11 @@ ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "min": np.fmin,
     "and": np.logical_and,
     "or": np.logical_or,
+    "bitand": np.bitwise_and,
+    "bitor": np.bitwise_or,
+    "bitxor": np.bitwise_xor,
+    "shl": np.left_shift,  # a count that is negative or not below the number of bits moves every bit out
+    "shr": np.right_shift,  # copies the sign, if the type has one
     "lt": np.less,
     "le": np.less_equal,
     "eq": np.equal,
@@ -309,6 +314,12 @@ class Run:
     def cast(self, op: Op) -> None:
         self.set(op.result, convert(self.values[op.operands[0]], self.numpy_type(op.result.dtype)))
 
+    def lookup(self, op: Op) -> None:
+        """Look up a table; positions outside of it give zero."""
+        table, index = np.array(op.attrs["table"]), self.values[op.operands[0]]
+        inside = (index >= 0) & (index < len(table))
+        self.set(op.result, np.where(inside, table[np.where(inside, index, 0)], 0))
+
     def expand(self, op: Op) -> None:
         self.set(op.result, np.expand_dims(self.values[op.operands[0]], op.attrs["position"]))
 
@@ -389,6 +400,7 @@ HANDLERS: dict[str, Callable[[Run, Op], None]] = {
     "arange": Run.arange,
     "program_id": Run.program_id,
     "cast": Run.cast,
+    "lookup": Run.lookup,
     "expand": Run.expand,
     "trans": Run.trans,
     "broadcast": Run.broadcast,

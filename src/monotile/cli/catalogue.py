@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import backends
 from ..backends.choices import AttentionProblem, Choice, Choices
-from ..dtypes import DType, bfloat16, bool_, float32, uint8
+from ..dtypes import DType, bfloat16, bool_, float32, int32, uint8
 from ..kernels import attention, backward, examples, mask_blocks, merge, option_gradients
 from ..kernels.scores import Options
 from ..launch.kernel import Kernel
@@ -46,12 +46,14 @@ class Defaults:
 
 STATE = {"o": float32, "m": float32, "l": float32}
 SPLIT_STATE = {f"split_{name}": dtype for name, dtype in STATE.items()}
+QUANTIZED = tuple(f"{name}_{field}" for name in "kv" for field in ("codes", "scales", "zeros"))
+PLACES = dict.fromkeys(("q_offsets", "k_offsets", "page_table", "lengths"), int32)  # of ragged and paged keys
 SCORES = {"mask": bool_, "block_map": uint8, "lse": float32, "delta": float32}
 BACKWARD = (backward.backward_queries, backward.backward_keys, option_gradients.mask_gradient)
 LIBRARY: dict[Kernel, Defaults] = {
     attention.attention: Defaults(
-        {"mask": bool_, "block_map": uint8, "sinks": float32, "lse": float32, **SPLIT_STATE},
-        ("mask", "block_map", "sinks", *SPLIT_STATE),
+        {"mask": bool_, "block_map": uint8, "sinks": float32, "lse": float32, **SPLIT_STATE, **PLACES},
+        ("mask", "block_map", "sinks", *SPLIT_STATE, *PLACES, "k_pages", "v_pages", *QUANTIZED),
     ),
     backward.row_deltas: Defaults({"dlse": float32, "delta": float32}, ("dlse",)),
     backward.backward_queries: Defaults(SCORES, ("mask", "block_map")),

@@ -29,7 +29,7 @@ from ..errors import (
     UnsupportedPython,
     WrongCall,
 )
-from ..ir import Value
+from ..ir import Value, bits
 from ..ir.builder import Builder
 from . import functions, indexing, library_words, vocabulary
 from .objects import Closure, Derivative, Method, RuntimeRange, describe
@@ -303,8 +303,12 @@ class ExpressionBuilder(ABC):
             cure = "index tensors, tiles and tuples; pass tables in as tensors"
             if owner is None:
                 cure = OMITTED_CURE
+            elif isinstance(owner, np.ndarray):
+                cure = "pass it in as a tensor, or make a small table of it: tuple(table.tolist())"
             raise self.fail(BadIndex, f"{describe(owner)} cannot be indexed in a kernel", cure)
         parts = (subscript.start, subscript.stop, subscript.step) if isinstance(subscript, slice) else (subscript,)
+        if isinstance(subscript, Value):
+            return bits.lookup(self.builder, owner, subscript)
         if any(isinstance(part, Value) for part in parts):
             raise self.fail(ShapeNotConstant, "a tuple is indexed by a run-time value", "use a constant position")
         try:

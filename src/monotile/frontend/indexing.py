@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..dtypes import int32
+from ..dtypes import int32, int64, uint32
 from ..errors import BadIndex, DTypeMismatch, ShapeMismatch, ShapeNotConstant
 from ..ir import Tensor, Type, Value
 from ..ir.affine import Linear, linear, to_scalar
@@ -291,7 +291,7 @@ def _integer_index(b: Builder, tensor: Tensor, item: Any) -> Value:
     if not value.dtype.is_int:
         cure = "use whole numbers: .astype(int32)" if value.dtype.is_float else "choose with where(condition, a, b)"
         raise b.fail(BadIndex, f"a subscript of {tensor.name!r} has type {value.type}", cure)
-    return value
+    return b.cast(value, int64) if value.dtype is uint32 else value  # positions are signed
 
 
 def _slice_index(b: Builder, tensor: Tensor, n: int, item: slice) -> DimIndex:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import dtypes
-from ..dtypes import BY_NAME, DType, bool_, float32
+from ..dtypes import ALL, BY_NAME, DType, bool_, float32
 from ..errors import WrongCall
 from ..ir import Value
 from .objects import describe
@@ -134,6 +134,7 @@ WORDS: dict[str, Handler] = {
     "floor_divide": _binary("floordiv"), "remainder": _binary("mod"),
     "logical_and": _both("and"), "logical_or": _both("or"), "logical_not": _neither,
     "bitwise_and": _binary("and"), "bitwise_or": _binary("or"), "bitwise_not": _unary("not"),
+    "bitwise_xor": _binary("xor"), "bitwise_left_shift": _binary("shl"), "bitwise_right_shift": _binary("shr"),
     "where": _where, "sigmoid": _sigmoid, "rsqrt": _rsqrt, "square": _square, "clamp": _clamp, "clip": _clamp,
     "ones_like": _like(1), "zeros_like": _like(0),
 }  # fmt: skip
@@ -170,6 +171,6 @@ def element_type(s: Any, dtype: Any) -> DType:
     name = dtype.__name__ if isinstance(dtype, type) else str(dtype).rpartition(".")[2]
     found = dtype if isinstance(dtype, DType) else BY_NAME.get(name)
     if isinstance(dtype, str | Value) or found is None:
-        cure = "use float32, float16, bfloat16, int64, int32, int8, uint8 or bool_ of monotile.language"
+        cure = f"use {', '.join(d.name for d in ALL[:-1])} or bool_ of monotile.language"
         raise s.fail(WrongCall, f"an element type is needed here, found {describe(dtype)}", cure)
     return found

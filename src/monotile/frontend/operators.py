@@ -11,8 +11,8 @@ from typing import Any
 BINARY: dict[type[ast.operator], tuple[str | None, Callable[[Any, Any], Any]]] = {
     ast.Add: ("add", operator.add), ast.Sub: ("sub", operator.sub), ast.Mult: ("mul", operator.mul),
     ast.Div: ("div", operator.truediv), ast.FloorDiv: ("floordiv", operator.floordiv), ast.Mod: ("mod", operator.mod),
-    ast.BitAnd: ("and", operator.and_), ast.BitOr: ("or", operator.or_), ast.BitXor: (None, operator.xor),
-    ast.Pow: (None, operator.pow), ast.LShift: (None, operator.lshift), ast.RShift: (None, operator.rshift),
+    ast.BitAnd: ("and", operator.and_), ast.BitOr: ("or", operator.or_), ast.BitXor: ("xor", operator.xor),
+    ast.Pow: (None, operator.pow), ast.LShift: ("shl", operator.lshift), ast.RShift: ("shr", operator.rshift),
     ast.MatMult: (None, operator.matmul),
 }  # fmt: skip
 COMPARE: dict[type[ast.cmpop], tuple[str, Callable[[Any, Any], Any]]] = {

@@ -9,7 +9,20 @@ import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..dtypes import DType, bfloat16, bool_, float16, float32, int8, int32, int64, uint8
+from ..dtypes import (
+    DType,
+    bfloat16,
+    bool_,
+    float8_e4m3fn,
+    float8_e5m2,
+    float16,
+    float32,
+    int8,
+    int32,
+    int64,
+    uint8,
+    uint32,
+)
 from ..errors import BadSignature, OutsideKernel
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -180,8 +193,43 @@ def static_range(*bounds: int) -> Any:
 
 
 __all__ = [
-    "Const", "Tensor", "abs", "arange", "bfloat16", "blocks", "bool_", "cdiv", "dot", "exp", "exp2", "float16",
-    "float32", "fma", "full", "grad", "inf", "int8", "int32", "int64", "log", "log2", "max", "maximum", "min",
-    "minimum", "program_id", "reciprocal", "sqrt", "static_range", "sum", "tanh", "uint8", "value_and_grad", "where",
+    "Const",
+    "Tensor",
+    "abs",
+    "arange",
+    "bfloat16",
+    "blocks",
+    "bool_",
+    "cdiv",
+    "dot",
+    "exp",
+    "exp2",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float16",
+    "float32",
+    "fma",
+    "full",
+    "grad",
+    "inf",
+    "int8",
+    "int32",
+    "int64",
+    "log",
+    "log2",
+    "max",
+    "maximum",
+    "min",
+    "minimum",
+    "program_id",
+    "reciprocal",
+    "sqrt",
+    "static_range",
+    "sum",
+    "tanh",
+    "uint8",
+    "uint32",
+    "value_and_grad",
+    "where",
     "zeros",
 ]  # fmt: skip

@@ -45,7 +45,7 @@ def _integer(s: ExpressionBuilder, item: Any) -> Any:
 def _int32(s: ExpressionBuilder, item: Any) -> Any:
     """Check that an argument is one integer of at most 32 bits, as sizes of grids and bounds of loops are."""
     item = _integer(s, item)
-    if isinstance(item, Value) and item.dtype.bits > 32:
+    if isinstance(item, Value) and item.dtype.limits[1] > int32.limits[1]:
         raise s.fail(DTypeMismatch, f"grids and loops count in int32, found {item.type}", "cast it: .astype(int32)")
     return item
 

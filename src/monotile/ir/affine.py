@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from ..dtypes import DType, int32
+from ..dtypes import DType, int32, uint32
 from .builder import Builder
 from .ops import Value
 
@@ -117,7 +117,7 @@ def linear_or_mod(value: Value, is_remainder: Callable[[Value], bool]) -> Linear
 def _parts(value: Value) -> tuple[Value, ...]:
     """Return the operands whose linear forms make up that of the value."""
     op = value.op
-    if op is None or not value.dtype.is_int or op.kind not in LINEAR_OPS:
+    if op is None or not value.dtype.is_int or op.kind not in LINEAR_OPS or value.dtype is uint32:
         return ()
     return op.operands
 
@@ -131,7 +131,7 @@ def _from_op(value: Value, known: Mapping[Value, Linear | None]) -> Linear | Non
     if op.kind == "arange":
         # A single position is always 0, also where it is broadcast.
         return Linear(iotas={0: 1}) if value.shape[0] > 1 else Linear()
-    if op.kind not in LINEAR_OPS:
+    if op.kind not in LINEAR_OPS or value.dtype is uint32:  # a difference of unsigned numbers often wraps
         return None
     first, second = (*(known[v] for v in op.operands), None)[:2]
     if first is None or (second is None and len(op.operands) == 2):

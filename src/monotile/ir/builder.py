@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from .. import dtypes
-from ..dtypes import DType, bool_, float32, int32
+from ..dtypes import DType, bool_, float32, int32, uint32
 from ..errors import (
     BadAxis,
     BadGrid,
@@ -21,7 +21,7 @@ from ..errors import (
     ShapeNotConstant,
     UndefinedForDType,
 )
-from . import ops
+from . import bits, ops
 from .ops import Block, Op, Tensor, Type, Value
 
 Number = int | float | bool
@@ -30,14 +30,15 @@ GlobalRead = tuple[dict[str, Any], str, Any]  # a namespace, a name in it, and t
 
 SYMBOLS = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%", "lt": "<", "le": "<=", "eq": "==",
-    "ne": "!=", "and": "&", "or": "|", "max": "maximum", "min": "minimum",
+    "ne": "!=", "and": "&", "or": "|", "xor": "^", "shl": "<<", "shr": ">>", "max": "maximum", "min": "minimum",
     "neg": "-", "not": "~",
 }  # fmt: skip
 
 
+LOGICAL = ("and", "or", "xor")  # of bools, and of the bits of integers
 LARGEST = float.fromhex("0x1.ffffffp127")  # smaller magnitudes round to a finite float32
 MAX_SIDE = 2**16  # of a tile; ops.MAX_LENGTH leaves this margin below 2**31
-GRID_SIZE_OPS = ops.ELEMENTWISE | {"const", "dim", "param"}
+GRID_SIZE_OPS = ops.ELEMENTWISE - {"lookup"} | {"const", "dim", "param"}
 
 
 class Builder:
@@ -109,34 +110,43 @@ class Builder:
     def binary(self, kind: str, left: ValueOrNumber, right: ValueOrNumber) -> Value:
         if kind in ("gt", "ge"):
             kind, left, right = {"gt": "lt", "ge": "le"}[kind], right, left
+        if kind in ("shl", "shr"):
+            return bits.shift(self, kind, left, right)
         a, b = self._pair(kind, left, right)
         dtype = a.dtype
+        if kind in LOGICAL and dtype.is_int:
+            return self.elementwise(f"bit{kind}", (a, b), dtype)
         cures = {
             "div": (dtype.is_float, "use // for whole numbers, or cast: .astype(float32)"),
             "floordiv": (dtype.is_int, "use / for floats"),
             "mod": (dtype.is_int, "cast to an integer type first"),
-            "and": (dtype is bool_, "compare first: (x != 0) & ..."),
-            "or": (dtype is bool_, "compare first: (x != 0) | ..."),
+            "and": (dtype is bool_, "compare first: (x != 0) & ..., or cast to an integer type"),
+            "or": (dtype is bool_, "compare first: (x != 0) | ..., or cast to an integer type"),
+            "xor": (dtype is bool_, "cast to an integer type first"),
         }
         allowed, cure = cures.get(kind, (dtype is not bool_ or kind in ("eq", "ne"), "cast the bool: .astype(int32)"))
         if not allowed:
             raise self.fail(UndefinedForDType, f"'{SYMBOLS[kind]}' is not defined for {dtype}", cure)
         if kind in ("floordiv", "mod") and ops.constant(b) == 0:
             raise self.fail(ConstantFailed, f"'{SYMBOLS[kind]}' divides by zero", "correct the constants")
-        return self._elementwise(kind, (a, b), bool_ if kind in ops.COMPARE else dtype)
+        kind = "ne" if kind == "xor" else kind
+        return self.elementwise(kind, (a, b), bool_ if kind in ops.COMPARE else dtype)
 
     def unary(self, kind: str, operand: ValueOrNumber) -> Value:
         value = self.value(operand)
         value = self.cast(value, dtypes.computed(value.dtype))
+        if kind == "not" and value.dtype.is_int:
+            every = value.dtype.limits[1] if value.dtype.is_unsigned else -1
+            return self.binary("xor", value, every)
         if kind == "not":
-            allowed, cure = value.dtype is bool_, "~ is for bool; compare first: x == 0"
+            allowed, cure = value.dtype is bool_, "~ is for bool and integers; compare first: x == 0"
         elif kind in ("neg", "abs"):
             allowed, cure = value.dtype is not bool_, "cast the bool: .astype(int32)"
         else:
             allowed, cure = value.dtype.is_float, "cast first: .astype(float32)"
         if not allowed:
             raise self.fail(UndefinedForDType, f"'{SYMBOLS.get(kind, kind)}' is not defined for {value.dtype}", cure)
-        return self._elementwise(kind, (value,), value.dtype)
+        return self.elementwise(kind, (value,), value.dtype)
 
     def fma(self, *operands: ValueOrNumber) -> Value:
         values = [self.value(x, float32) for x in operands]
@@ -145,7 +155,7 @@ class Builder:
                 found = f"'fma' is not defined for {value.dtype}"
                 raise self.fail(UndefinedForDType, found, "cast first: .astype(float32)")
         a, b, c = (self.cast(value, dtypes.computed(value.dtype)) for value in values)
-        return self._elementwise("fma", (a, b, c), a.dtype)
+        return self.elementwise("fma", (a, b, c), a.dtype)
 
     def where(self, condition: ValueOrNumber, yes: ValueOrNumber, no: ValueOrNumber) -> Value:
         c = self.value(condition)
@@ -153,7 +163,7 @@ class Builder:
             found = f"where needs a bool condition, found {c.type}"
             raise self.fail(UndefinedForDType, found, "compare: where(x != 0, ...)")
         a, b = self._pair("where", yes, no)
-        return self._elementwise("where", (c, a, b), a.dtype)
+        return self.elementwise("where", (c, a, b), a.dtype)
 
     def choose(self, first: bool, yes: ValueOrNumber, no: ValueOrNumber) -> ValueOrNumber:
         """Lower where() with a compile-time condition. Type and shape do not depend on which side is taken."""
@@ -164,7 +174,7 @@ class Builder:
 
     def cast(self, operand: ValueOrNumber, dtype: DType) -> Value:
         value = self.value(operand)
-        return value if value.dtype is dtype else self._elementwise("cast", (value,), dtype)
+        return value if value.dtype is dtype else self.elementwise("cast", (value,), dtype)
 
     def _pair(self, kind: str, left: ValueOrNumber, right: ValueOrNumber) -> tuple[Value, Value]:
         like_left = right.dtype if isinstance(right, Value) else None
@@ -182,14 +192,14 @@ class Builder:
             raise self.fail(
                 DTypeMismatch,
                 f"{a.type} and {b.type} do not promote to a common type in '{word}'",
-                "cast one of them, for example .astype(float32)",
+                f"cast one of them, for example .astype({'int64' if a.dtype.is_int and b.dtype.is_int else 'float32'})",
             )
         if kind == "where":  # choosing computes nothing, so a narrow type stays
             tiles = {v.dtype for v in (left, right) if isinstance(v, Value)}
             dtype = tiles.pop() if len(tiles) == 1 else dtype
         return self.cast(a, dtype), self.cast(b, dtype)
 
-    def _elementwise(self, kind: str, operands: tuple[Value, ...], dtype: DType) -> Value:
+    def elementwise(self, kind: str, operands: tuple[Value, ...], dtype: DType) -> Value:
         shape = self.broadcast_shape(operands)
         return self.emit(kind, tuple(self._lift(v, len(shape)) for v in operands), Type(dtype, shape)).result
 
@@ -270,6 +280,8 @@ class Builder:
         if value.dtype is bool_ and fold == "sum":
             raise self.fail(UndefinedForDType, "sum is not defined for bool", "cast first: .astype(int32)")
         value = self.cast(value, dtypes.computed(value.dtype))
+        if value.dtype is uint32:
+            return bits.reduce_unsigned(self, fold, value, axis)
         shape = value.shape[:axis] + value.shape[axis + 1 :]
         return self.emit("reduce", (value,), Type(value.dtype, shape), fold=fold, axis=axis).result
 
@@ -282,8 +294,7 @@ class Builder:
             if not operand.dtype.is_float:
                 found = f"dot is not defined for {operand.dtype}"
                 raise self.fail(UndefinedForDType, found, "cast first: .astype(float32)")
-        if a.dtype is not b.dtype:
-            a, b = self.cast(a, float32), self.cast(b, float32)
+        a, b = (self.cast(x, bits.dot_type(x, y)) for x, y in ((a, b), (b, a)))
         return self.emit("dot", (a, b), Type(float32, (a.shape[0], b.shape[1]))).result
 
     def program_id(self, counts: list[ValueOrNumber]) -> tuple[Value, ...]:

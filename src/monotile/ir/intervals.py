@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from ..dtypes import DType
 from .affine import Linear, linear
-from .ops import MAX_LENGTH, Block, Op, Value
+from .ops import BITWISE, MAX_LENGTH, Block, Op, Value
 
 MAX_DEPTH = 16  # of operands followed; deeper ones count as unknown
 Interval = tuple[int, int]
@@ -83,7 +83,23 @@ def _unwrapped_interval(op: Op, loops: Loops, depth: int) -> Interval | None:
     if kind in ("min", "max"):
         choose = min if kind == "min" else max
         return choose(low, other_low), choose(high, other_high)
+    if kind in BITWISE:
+        return _bitwise_interval(kind, (low, high), others[0])
     return _division_interval(kind, (low, high), others[0]) if kind in ("floordiv", "mod") else None
+
+
+def _bitwise_interval(kind: str, value: Interval, other: Interval) -> Interval | None:
+    """Bound the bits of integers, and shifts by counts that are in range."""
+    (low, high), (least, most) = value, other
+    if kind == "bitand" and (low >= 0 or least >= 0):
+        return 0, min(end for start, end in (value, other) if start >= 0)
+    if kind in ("bitor", "bitxor") and low >= 0 and least >= 0:
+        return 0, 2 ** max(high.bit_length(), most.bit_length()) - 1
+    if kind == "shl" and least >= 0 and most < 64:
+        return min(low << least, low << most), max(high << least, high << most)
+    if kind == "shr" and least >= 0 and most < 64:
+        return min(low >> least, low >> most), max(high >> least, high >> most)
+    return None
 
 
 def _division_interval(kind: str, dividend: Interval, divisor: Interval) -> Interval | None:
@@ -104,6 +120,12 @@ def is_exact(op: Op) -> bool:
         return interval(op.operands[0])[0] >= 0 and interval(op.operands[1])[0] > 0
     found = _unwrapped_interval(op, NO_LOOPS, MAX_DEPTH)
     return found is not None and _fits(found, _limits(op.result.dtype))
+
+
+def shifts_in_range(op: Op) -> bool:
+    """Prove that the count of a shift is not negative and below the number of bits."""
+    low, high = interval(op.operands[1])
+    return low >= 0 and high < op.result.dtype.bits
 
 
 def chosen(op: Op) -> Value | None:

@@ -17,9 +17,10 @@ from ..errors import Loc
 
 # Elementwise ops. Operands are scalars or tiles of the result's rank whose sides are 1 or the result's (broadcast).
 UNARY = frozenset({"neg", "abs", "exp", "exp2", "log", "log2", "tanh", "sqrt", "reciprocal", "not"})
-ARITHMETIC = frozenset({"add", "sub", "mul", "div", "floordiv", "mod", "max", "min", "and", "or"})
+BITWISE = frozenset({"bitand", "bitor", "bitxor", "shl", "shr"})
+ARITHMETIC = frozenset({"add", "sub", "mul", "div", "floordiv", "mod", "max", "min", "and", "or", *BITWISE})
 COMPARE = frozenset({"lt", "le", "eq", "ne"})
-ELEMENTWISE = UNARY | ARITHMETIC | COMPARE | {"where", "fma", "cast"}
+ELEMENTWISE = UNARY | ARITHMETIC | COMPARE | {"where", "fma", "cast", "lookup"}
 # Ops that only remap coordinates: free on every backend.
 SHAPE_ONLY = frozenset({"expand", "trans", "broadcast"})
 NULLARY = frozenset({"const", "dim", "param", "arange"})
@@ -30,6 +31,7 @@ KINDS = ELEMENTWISE | SHAPE_ONLY | NULLARY | MEMORY | CONTROL | {"program_id", "
 PURE = KINDS - {"store", "for", "if", "yield", "visible", "program_id"}
 
 
+MAX_TABLE = 256  # entries of a lookup table
 # Of a tensor along one dimension. Positions are int32; the margin keeps `start + tile side` from wrapping.
 MAX_LENGTH = 2**31 - 2**16
 

@@ -17,7 +17,7 @@ from .ops import Block, Kernel, Op, Tensor, Type, Value, starts
 INT32 = Type(int32)
 FOLDS = ("sum", "max", "min")
 FLOAT_ONLY = frozenset({"div", "exp", "exp2", "log", "log2", "tanh", "sqrt", "reciprocal", "fma"})
-INT_ONLY = frozenset({"floordiv", "mod"})
+INT_ONLY = frozenset({"floordiv", "mod"}) | ops.BITWISE
 BOOL_ONLY = frozenset({"and", "or", "not"})
 ANY_TYPE = frozenset({"eq", "ne"})
 
@@ -104,9 +104,16 @@ class _Checker:
 
     def elementwise(self, op: Op) -> None:
         kind = op.kind
-        self.counts(op, 3 if kind in ("where", "fma") else 1 if kind in ops.UNARY or kind == "cast" else 2, 1)
+        self.counts(
+            op, 3 if kind in ("where", "fma") else 1 if kind in ops.UNARY or kind in ("cast", "lookup") else 2, 1
+        )
         self.broadcasts(op.operands, op.result.type.shape)
         if kind == "cast":
+            return
+        if kind == "lookup":
+            fits = op.operands[0].dtype is int32 and op.result.dtype in (float32, int32)
+            self.need(fits, "lookup takes an int32 and gives float32 or int32")
+            self.need(0 < len(op.attrs.get("table", ())) <= ops.MAX_TABLE, "a table has 1 to 256 entries")
             return
         if kind == "where":
             self.need(op.operands[0].dtype is bool_, "the condition of where is bool")

@@ -8,16 +8,15 @@ from monotile.language import (
     Tensor,
     arange,
     blocks,
-    dot,
     float32,
     kernel,
 )
 
-from . import key_sources, programs, scores, softmax
-from .key_sources import keys_at, values_at
+from . import codecs, key_sources, programs, scores, softmax
 from .visibility import FULL, by_block_case, by_position, is_additive, place_of, visible, visible_keys
 
-DENSE = (None,) * 6  # the tensors of ragged and paged keys, in a call with dense ones
+NOT_QUANTIZED = (None,) * 6  # the fields of quantised keys and values, in a call with plain ones
+DENSE = (None,) * 6 + NOT_QUANTIZED  # and the tensors of ragged and paged keys, in a call with dense ones
 
 
 @kernel
@@ -27,19 +26,23 @@ def attention(
     split_o: Tensor["B H R S Dv"], split_m: Tensor["B H R S"], split_l: Tensor["B H R S"],
     q_offsets: Tensor["E"], k_offsets: Tensor["E"],
     k_pages: Tensor["P Hkv T D"], v_pages: Tensor["P Hkv T Dv"], page_table: Tensor["B M"], lengths: Tensor["B"],
+    k_codes: Tensor["B Hkv Nk KW"], k_scales: Tensor["B Hkv Nk KG"], k_zeros: Tensor["B Hkv Nk KG"],
+    v_codes: Tensor["B Hkv Nk VW"], v_scales: Tensor["B Hkv Nk VG"], v_zeros: Tensor["B Hkv Nk VG"],
     scale: float, queries: int, first_block: int, blocks_per_split: int,
     *, options: Const, D: Const, Dv: Const, BR: Const, BK: Const, packed: Const = False, covered: Const = False,
-    T: Const = 0,
+    T: Const = 0, k_codec: Const = None, v_codec: Const = None,
+    KW: Const = None, VW: Const = None, KG: Const = None, VG: Const = None,
 ):  # fmt: skip
     """Each program owns BR rows of one of H groups; packed, a group has `queries` rows of each query head. With
     `split_o` the keys are split: the program owns `blocks_per_split` blocks of BK keys, counted from `first_block`, and
     writes the softmax state of its split. Else it owns all keys and writes the output. `v` left out: values are the
     first Dv columns of the keys. `covered`: the block map tells COVERED blocks from PARTIAL ones. With `q_offsets` the
     one batch holds sequences one after the other, and a group's rows are those of a query head in all of them. With
-    `page_table`, keys and values are in pages of T positions."""
+    `page_table`, keys and values are in pages of T positions. With a codec they are fields of quantised ones."""
     if q_offsets is not None:
         q, o, lse, source, own, s, low, high = programs.ragged(q, k, v, o, lse, q_offsets, k_offsets, BR)
     else:
+        k, v = k if k_codec is None else k_codes, v if v_codec is None else v_codes
         source = key_sources.dense_or_paged(k, v, k_pages, v_pages, page_table, lengths)
         own, s = programs.rows_and_split(q, source, queries, split_o, BR, packed)
         source = key_sources.of_batch(source, own.b)
@@ -47,7 +50,7 @@ def attention(
     b, rows, Nk = source.b if q_offsets is not None else own.b, own.rows, source.count
     g = own.group if packed else own.group // (q.shape[1] // source.k.shape[1])  # the KV head
     Q = q[b, own.group, rows]
-    exact = source.v.dtype == float32 or lse is not None or split_o is not None
+    exact = Q.dtype == float32 or lse is not None or split_o is not None
     rule = scores.Rule(options, scale, is_additive(mask), approximate=not exact)
     score_scale = scores.score_scale(rule)
     hides = mask is not None or options.mask_mod is not None
@@ -57,10 +60,11 @@ def attention(
 
     def step(state, cols, case):
         M = mask_tile(mask, own, cols, packed) if mask is not None and case != FULL else None
-        S = scores.score(rule, dot(Q, keys_at(source, g, j, cols).T), at(cols), M)
+        S = scores.score(rule, codecs.products(k_codec, Q, source, k_scales, k_zeros, g, j, cols), at(cols), M)
         seen = visible(options, at(cols), M, case)
         keys = visible_keys(options, at(cols), M, seen, case, hides)
-        return softmax.step(state, S, values_at(source, g, j, cols, arange(Dv)), seen, keys, score_scale)
+        read = codecs.values(v_codec, Q.dtype, source, v_scales, v_zeros, g, j, cols, Dv)
+        return softmax.step(state, S, read[0], seen, keys, score_scale, factor=read[1])
 
     state = softmax.empty(BR, Dv)
     for j in blocks(high, BK, lambda cols: by_position(options, at(cols)), start=low):

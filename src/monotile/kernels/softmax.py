@@ -36,9 +36,10 @@ def exp(x, scale):
     return exp2(x * (scale * LOG2E))
 
 
-def step(state, S, V, seen, keys, score_scale):
+def step(state, S, V, seen, keys, score_scale, factor=None):
     """Add a block of keys: scores (rows, keys), values (keys, width), which scores count, and which values may be read.
-    A hidden key has weight zero, and the value of a key that no row sees never reaches a sum."""
+    A hidden key has weight zero, and the value of a key that no row sees never reaches a sum. `factor` (keys,) is what
+    values are to be multiplied by; their weights are."""
     V = where(keys[:, None], V, 0.0)
     S = where(seen, S, -inf)
     m = maximum(state.m, S.max(axis=1))
@@ -46,6 +47,8 @@ def step(state, S, V, seen, keys, score_scale):
     alpha = exp(state.m - shift, score_scale)
     P = exp(S - shift[:, None], score_scale)
     l = fma(state.l, alpha, P.sum(axis=1))
+    if factor is not None:
+        P = P * where(keys, factor, 0.0)[None, :]
     acc = state.acc * alpha[:, None] + dot(P.astype(V.dtype), V)
     return State(m, l, acc)
 

@@ -26,6 +26,7 @@ from ..frontend.functions import is_function
 from ..kernels.scores import Options
 from ..launch.signature import read_scalar
 from .calls import ArrayRef, CallBuilder
+from .quantized_inputs import ALL_PLAIN, PLAIN, Codecs, StoredFields, as_numbers, is_rotated, read_fields
 
 FLOATS = (float32, float16, bfloat16)
 MAX_HEAD_SIZE = 576
@@ -47,6 +48,7 @@ class AttentionInputs:
     dtype: DType
     batched: bool
     values_in_keys: bool = False  # v is the first columns of k, in the same memory
+    stored: StoredFields = ALL_PLAIN  # of quantised keys and values, whose k and v stand for their numbers
 
     @property
     def out_shape(self) -> tuple[int, int, int, int]:
@@ -62,6 +64,11 @@ class AttentionInputs:
     def bytes(self) -> int:
         B, H, N, D = self.k.shape
         return B * H * N * (D + self.v.shape[3]) * self.dtype.bytes
+
+    @property
+    def out_dtype(self) -> DType:
+        """The type of the output: float32 where it is rotated once more, else that of q."""
+        return float32 if is_rotated(self.stored.codecs[1]) else self.dtype
 
     def problem(self, options: Options) -> AttentionProblem:
         """The facts that block sizes and schedules are chosen by."""
@@ -84,8 +91,10 @@ class AttentionInputs:
 # ---- q, k, v ---------------------------------------------------------------------------------------------------------
 
 
-def read_inputs(builder: CallBuilder, *, values_in_keys: bool = False) -> AttentionInputs:
-    q, k, v = given = builder.input("q"), builder.input("k"), builder.input("v")
+def read_inputs(builder: CallBuilder, *, values_in_keys: bool = False, codecs: Codecs = PLAIN) -> AttentionInputs:
+    q, k, v = builder.input("q"), builder.input("k"), builder.input("v")
+    k, v = (as_numbers(array, codec, q.dtype) for array, codec in zip((k, v), codecs, strict=True))
+    given = q, k, v
     for name, array in zip("qkv", given, strict=True):
         rank = len(array.shape)
         if rank not in (3, 4):
@@ -109,7 +118,8 @@ def read_inputs(builder: CallBuilder, *, values_in_keys: bool = False) -> Attent
     one_device(builder.inputs)
     builder.scale = float(q.shape[3] ** -0.5)
     copied = builder.copies & {array.place[1] for array in (k, v)}
-    return AttentionInputs(q, k, v, mask, sinks, dtype, batched, values_in_keys and not copied)
+    stored = read_fields(builder, codecs, batched=batched)
+    return AttentionInputs(q, k, v, mask, sinks, dtype, batched, values_in_keys and not copied, stored)
 
 
 def unit_last(builder: CallBuilder, array: ArrayRef) -> ArrayRef:

@@ -37,6 +37,7 @@ from .launches import SCALE
 from .mask_maps import MASK_BLOCKS, mask_blocks
 from .merging import MERGE, MERGE_LSE, Partials, add_merge, merge, merge_lse, new_partials
 from .paged import PAGED, attention_paged, paged_append
+from .quantized_inputs import codecs_of
 from .splits import recommended_splits
 from .varlen import VARLEN, attention_varlen
 
@@ -106,11 +107,11 @@ def attention(
     return _ATTENTION.call(arrays, layouts, options, scale, blocks)
 
 
-def _plan_attention(builder: CallBuilder, given: AttentionOptions) -> Finish:
+def _plan_attention(builder: CallBuilder, given: Any) -> Finish:
     options = read_options(given)
-    inputs = read_inputs(builder, values_in_keys=given.values_in_keys)
+    inputs = read_inputs(builder, values_in_keys=given.values_in_keys, codecs=codecs_of(given))
     threads = builder.threads_for(inputs.flops, inputs.bytes)
-    out = inputs.result(builder, inputs.out_shape, inputs.dtype)
+    out = inputs.result(builder, inputs.out_shape, inputs.out_dtype)
     lse = inputs.result(builder, inputs.out_shape[:3], float32) if given.return_lse else None
     if 0 not in inputs.out_shape:
         problem = inputs.problem(options)
@@ -142,20 +143,12 @@ def _add_attention(
     outputs: tuple[ArrayRef | None, ...] = (None, None) if split else tuple(map(grouped, target))
     block_map, covered = add_block_map(builder, inputs, options, choice, threads)
     mask = inputs.broadcast_mask()
-    values = inputs.v if not inputs.values_in_keys else None
-    args = (
-        grouped(inputs.q),
-        inputs.k,
-        values,
-        mask,
-        block_map,
-        None if split else inputs.sinks,
-        *outputs,
-        *state,
-        *DENSE,
-    )
+    keys, values, *fields = inputs.stored.arguments(inputs.k, inputs.v if not inputs.values_in_keys else None)
+    sinks = None if split else inputs.sinks
+    args = grouped(inputs.q), keys, values, mask, block_map, sinks, *outputs, *state, *DENSE[:6], *fields
     scalars = SCALE, Nq, choice.first_block, choice.blocks_per_split
-    builder.launch(attention_kernel, *args, *scalars, choice=choice, threads=threads, options=options, covered=covered)
+    consts = {"options": options, "covered": covered, **inputs.stored.constants}
+    builder.launch(attention_kernel, *args, *scalars, choice=choice, threads=threads, **consts)
 
 
 # ---- split decode ----------------------------------------------------------------------------------------------------
@@ -201,9 +194,9 @@ def decode_partials(
     return found
 
 
-def _plan_partials(builder: CallBuilder, given: PartialsOptions) -> Finish:
+def _plan_partials(builder: CallBuilder, given: Any) -> Finish:
     options = read_options(given)
-    inputs = read_inputs(builder)
+    inputs = read_inputs(builder, codecs=codecs_of(given))
     splits, keys = given.splits, inputs.k.shape[2]
     if splits is None:
         splits, keys_per_split = recommended_splits(keys, inputs.out_shape[2], "cpu"), KEYS_PER_SPLIT

@@ -14,6 +14,7 @@ from ..backends.choices import AttentionChoice, AttentionProblem, cdiv
 from ..dtypes import float32, int32
 from ..errors import ArgumentRank, ArgumentShape, BadPages, MixedDTypes
 from ..ir.ops import MAX_LENGTH
+from ..kernels.attention import NOT_QUANTIZED
 from ..kernels.attention import attention as attention_kernel
 from ..kernels.paged_append import paged_append as paged_append_kernel
 from ..runtime import tensors
@@ -147,7 +148,9 @@ def _add(
     values = None if inputs.values_in_keys else inputs.v
     args = grouped(inputs.q), None, None, None, None, None if split else inputs.sinks, *outputs, None, None
     scalars = SCALE, Nq, choice.first_block, choice.blocks_per_split
-    builder.launch(attention_kernel, *args, inputs.k, values, *places, *scalars, choice=choice, **launch)
+    builder.launch(
+        attention_kernel, *args, inputs.k, values, *places, *NOT_QUANTIZED, *scalars, choice=choice, **launch
+    )
 
 
 def _read_pages(builder: CallBuilder, name: str) -> ArrayRef:

@@ -18,7 +18,7 @@ import numpy as np
 
 from .. import backends, dtypes
 from ..kernels import reference
-from . import ops
+from . import ops, quantized_cases
 from .block_mask import BlockMask
 from .cache_cases import appended, exact_append, formula, paged, ragged, run_append
 
@@ -342,6 +342,7 @@ def _of_caches(name: str, make: Callable[..., Inputs]) -> CheckedFunction:
 
 ATTENTION = _attention_formula(np.float64), _attention_formula(np.float32)
 BACKWARD = backward_formula(np.float64), backward_formula(np.float32)
+QUANTIZED = quantized_cases.formula(np.float64), quantized_cases.formula(np.float32)
 MERGE = _merge_formula(np.float64), _merge_formula(np.float32)
 OPS = {
     op.name: op
@@ -354,6 +355,7 @@ OPS = {
         CheckedFunction("merge", _parts, _results(ops.merge, "out", "lse"), *MERGE),
         CheckedFunction("merge_lse", _finished, _results(ops.merge_lse, "out", "lse"), *MERGE),
         CheckedFunction("mask_blocks", _mask, _block_map(ops.mask_blocks), *[_block_map(reference.mask_blocks)] * 2),
+        CheckedFunction("quantize", _qkv, quantized_cases.run, *QUANTIZED),
     )
 }
 
@@ -431,6 +433,13 @@ CHECKS = (
     Case("merge_lse", Sizes(1, 2, 2, 3, 9, 64, 64), BF16),
     Case("mask_blocks", Sizes(1, 2, 2, 70, 200, 1, 1), "bool"),
     Case("mask_blocks", Sizes(2, 1, 1, 64, 129, 1, 1), F32),
+    Case("quantize", Sizes(1, 4, 2, 3, 150, 64, 64), BF16, {"format": "int8", "causal": True}),
+    Case("quantize", Sizes(1, 4, 1, 1, 130, 80, 96), F32, {"format": "int4", "group": 16}, ("bool mask",)),
+    Case("quantize", Sizes(2, 2, 1, 5, 67, 33, 33), F16, {"format": "int4_zero_point"}),
+    Case("quantize", Sizes(1, 4, 2, 1, 300, 64, 64), BF16, {"format": "fp8_e4m3"}),
+    Case("quantize", Sizes(1, 2, 1, 9, 70, 96, 96), F32, {"format": "fp8_e5m2", "window": (20, 0)}),
+    Case("quantize", Sizes(1, 2, 1, 2, 70, 80, 64), F32, {"format": "aura3", "softcap": 5.0}, ("sinks",)),
+    Case("quantize", Sizes(1, 4, 1, 1, 130, 64, 64), BF16, {"format": "aura4"}),
 )
 
 # As large as they are used.

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..dtypes import float32, int32, int64
 from ..errors import ArgumentRank, ArgumentShape, BadOffsets, MixedDTypes
+from ..kernels.attention import NOT_QUANTIZED
 from ..kernels.attention import attention as attention_kernel
 from ..runtime import tensors
 from . import torch_calls
@@ -106,7 +107,16 @@ def _plan(builder: CallBuilder, given: VarlenOptions) -> Finish:
         sums = None if lse is None else lse.reshaped(1, Hq, Tq)
         args = inside.q, inside.k, values, None, None, sinks, _batch_of(out), sums, None, None, None, *offsets
         scalars = SCALE, Tq, 0, 0
-        builder.launch(attention_kernel, *args, *NOT_PAGED, *scalars, choice=choice, threads=threads, options=options)
+        builder.launch(
+            attention_kernel,
+            *args,
+            *NOT_PAGED,
+            *NOT_QUANTIZED,
+            *scalars,
+            choice=choice,
+            threads=threads,
+            options=options,
+        )
     return tuple if given.return_lse else itemgetter(0)
 
 

@@ -106,6 +106,7 @@ def _evaluate(op: Op, known: list[Any]) -> Number | None:
         if dtype is float32 or dtype is bool_:
             return float(np.float32(known[0])) if dtype is float32 else bool(known[0])
         fits = dtype.is_int and not dtype.is_narrow and isinstance(known[0], int) and abs(known[0]) < 2**31
+        fits = fits and known[0] >= dtype.limits[0]
         return int(known[0]) if fits else None
     function = EVALUATE.get(op.kind)
     if function is None:
@@ -113,7 +114,7 @@ def _evaluate(op: Op, known: list[Any]) -> Number | None:
     with np.errstate(all="ignore"):
         result = function(*(to_numpy(v.dtype).type(k) for v, k in zip(op.operands, known, strict=True)))
     number = result.item()
-    if dtype.is_int and not -(2 ** (dtype.bits - 1)) <= number < 2 ** (dtype.bits - 1):
+    if dtype.is_int and not dtype.limits[0] <= number <= dtype.limits[1]:
         return None
     return bool(number) if dtype is bool_ else int(number) if dtype.is_int else float(number)
 
@@ -122,7 +123,8 @@ EVALUATE: dict[str, Callable[..., Any]] = {
     "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "div": lambda a, b: a / b,
     "floordiv": lambda a, b: a // b if b else type(a)(0), "mod": lambda a, b: a % b if b else type(a)(0),
     "max": np.fmax, "min": np.fmin, "neg": lambda a: -a, "abs": np.abs, "reciprocal": np.reciprocal,
-    "and": np.logical_and, "or": np.logical_or,
+    "and": np.logical_and, "or": np.logical_or, "bitand": np.bitwise_and, "bitor": np.bitwise_or,
+    "bitxor": np.bitwise_xor, "shl": np.left_shift, "shr": np.right_shift,
     "not": np.logical_not, "lt": lambda a, b: a < b, "le": lambda a, b: a <= b, "eq": lambda a, b: a == b,
     "ne": lambda a, b: a != b, "where": lambda c, a, b: a if c else b, "fma": fma,
 }  # fmt: skip
@@ -149,6 +151,11 @@ def _mul(b: Builder, op: Op, known: list[Any]) -> Value | None:
     if op.result.dtype.is_int and op.kind == "mul" and 0 in (k for k in known if k is not None):
         return b.const(0, op.result.dtype)
     return None
+
+
+def _bits(b: Builder, op: Op, known: list[Any]) -> Value | None:
+    """A shift by 0, and `|` or `^` with 0, change nothing."""
+    return op.operands[0] if known[1] == 0 else None
 
 
 def _mod(b: Builder, op: Op, known: list[Any]) -> Value | None:
@@ -251,7 +258,8 @@ def _far_from_wrapping(value: Value) -> bool:
 
 
 RULES: dict[str, Callable[[Builder, Op, list[Any]], Value | None]] = {
-    "add": _add, "sub": _add, "mul": _mul, "div": _mul, "floordiv": _mul, "mod": _mod, "and": _and, "or": _and, "not":
+    "add": _add, "sub": _add, "mul": _mul, "div": _mul, "floordiv": _mul, "mod": _mod, "shl": _bits, "shr": _bits,
+    "bitor": _bits, "bitxor": _bits, "and": _and, "or": _and, "not":
     _not, "where": _where, "cast": _cast, "lt": _compare, "le": _compare,
 }  # fmt: skip
 

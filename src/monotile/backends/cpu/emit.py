@@ -43,6 +43,7 @@ class Emitter:
         self.has_scalef = has_scalef  # the processor has VSCALEFPS
         self.declarations: set[str] = set()
         self.entry: list[str] = []
+        self.constants: dict[str, str] = {}  # names of constants in memory, by type and value
         self.lines: list[str] = []
         self.current = "entry"
         self._count = 0
@@ -83,6 +84,10 @@ class Emitter:
             self.do(text)
             return ""
         return self.op(text)
+
+    def constant(self, text: str) -> str:
+        """Return the name of a constant in memory, given its type and value."""
+        return self.constants.setdefault(text, f"@constant{len(self.constants)}")
 
     # ---- i64 indices -------------------------------------------------------------------------------------------------
 

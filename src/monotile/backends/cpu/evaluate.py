@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ...dtypes import DType
 from ...ir import ELEMENTWISE, Op, Value, starts
 from .axes import Axes, Axis
 from .bool_reductions import any_or_all
 from .emit import Emitter, Index, Reg
 from .functions import FUNCTIONS
+from .integers import divide, divide_unsigned, shift
+from .lookup import lookup
 from .point import Point
+from .rounding import ROUND, is_exact_cast
 from .scratch import Buffer, Scratch
 from .tiles import Tensors
 from .vectors import register_type
@@ -19,6 +20,8 @@ FLOAT = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 INTEGER = {"add": "add", "sub": "sub", "mul": "mul"}
 FLOAT_TESTS = {"lt": "olt", "le": "ole", "eq": "oeq", "ne": "une"}
 INTEGER_TESTS = {"lt": "slt", "le": "sle", "eq": "eq", "ne": "ne"}
+UNSIGNED_TESTS = INTEGER_TESTS | {"lt": "ult", "le": "ule"}
+BITWISE = {"bitand": "and", "bitor": "or", "bitxor": "xor"}
 EXTREMES = {"max": float("-inf"), "min": float("inf")}
 
 
@@ -111,26 +114,36 @@ class Evaluator:
 
     def elementwise(self, op: Op, x: list[Reg]) -> Reg:
         e, kind = self.e, op.kind
-        is_float = op.operands[0].dtype.is_float
+        dtype = op.operands[0].dtype
+        is_float, unsigned = dtype.is_float, dtype.is_unsigned
         if kind == "where":
             return e.select(*x)
         if kind == "fma":
             return e.fma(*x)
+        if kind == "lookup":
+            return lookup(e, op, x[0])
         if kind == "cast":
-            return self.cast(x[0], op.operands[0].dtype, op.result.dtype)
+            return self.cast(x[0], op.operands[0].dtype, op.result.dtype, exact=is_exact_cast(op))
         if kind in FLOAT_TESTS:
-            test = f"fcmp {FLOAT_TESTS[kind]}" if is_float else f"icmp {INTEGER_TESTS[kind]}"
+            tests = UNSIGNED_TESTS if unsigned else INTEGER_TESTS
+            test = f"fcmp {FLOAT_TESTS[kind]}" if is_float else f"icmp {tests[kind]}"
             return e.binary(test, x[0], x[1], "i1")
         if kind in ("and", "or"):
             return e.binary(kind, x[0], x[1])
         if kind == "not":
             return e.binary("xor", x[0], e.number(True, "i1"))
+        if kind in BITWISE:
+            return e.binary(BITWISE[kind], x[0], x[1])
+        if kind in ("shl", "shr"):
+            return shift(e, op, x[0], x[1])
         if kind in ("floordiv", "mod"):
-            return self.divide(kind, x[0], x[1])
+            return (divide_unsigned if unsigned else divide)(e, kind, x[0], x[1])
         if kind in ("max", "min"):
-            return e.intrinsic(f"{kind}num" if is_float else f"s{kind}", x[0], x[1])
+            return e.intrinsic(f"{kind}num" if is_float else f"{'u' if unsigned else 's'}{kind}", x[0], x[1])
         if kind == "neg":
             return e.unary("fneg", x[0]) if is_float else e.binary("sub", e.number(0, x[0].type), x[0])
+        if kind == "abs" and unsigned:
+            return x[0]
         if kind == "abs" and not is_float:
             name, type_ = f"llvm.abs.{e.suffix(x[0])}", e.type_of(x[0])
             return Reg(e.call(type_, name, (type_, x[0].text), ("i1", "false")), x[0].type, x[0].vector)
@@ -138,32 +151,15 @@ class Evaluator:
             return FUNCTIONS[kind](e, x[0])
         return e.binary((FLOAT if is_float else INTEGER)[kind], x[0], x[1])
 
-    def divide(self, kind: str, a: Reg, b: Reg) -> Reg:
-        """Divide rounding down, as Python does; a zero divisor gives zero, and the least integer over -1 wraps."""
-        e = self.e
-        zero, one = e.number(0, a.type), e.number(1, a.type)
-        least = e.number(-(2 ** (63 if a.type == "i64" else 31)), a.type)
-        nothing = e.binary("icmp eq", b, zero, "i1")
-        wraps = e.binary("and", e.binary("icmp eq", a, least, "i1"), e.binary("icmp eq", b, e.number(-1, a.type), "i1"))
-        safe = e.select(e.binary("or", nothing, wraps), one, b)
-        quotient, rest = e.binary("sdiv", a, safe), e.binary("srem", a, safe)
-        differs = e.binary("icmp slt", e.binary("xor", rest, safe), zero, "i1")
-        down = e.binary("and", differs, e.binary("icmp ne", rest, zero, "i1"))
-        if kind == "floordiv":
-            result = e.select(down, e.binary("sub", quotient, one), quotient)
-        else:
-            result = e.select(down, e.binary("add", rest, safe), rest)
-        return e.select(nothing, zero, result)
-
-    def cast(self, x: Reg, source: DType, target: DType) -> Reg:
+    def cast(self, x: Reg, source: DType, target: DType, *, exact: bool = False) -> Reg:
         e = self.e
         kind = register_type(target)
         if target.is_float:
             if source.kind == "bool":
                 x = e.convert("uitofp", x, "float")
             elif source.is_int:
-                x = e.convert("sitofp", x, "float")
-            return ROUND[target.name](e, x) if target.name != source.name else x
+                x = e.convert("uitofp" if source.is_unsigned and source.bits == 32 else "sitofp", x, "float")
+            return x if exact or target.name == source.name else ROUND[target.name](e, x)
         if kind == "i1":
             test = "fcmp une" if source.is_float else "icmp ne"
             return e.binary(test, x, e.number(0, x.type), "i1")
@@ -171,7 +167,7 @@ class Evaluator:
             return e.convert("zext", x, kind)
         if source.is_float:  # toward zero, saturating; NaN gives 0
             narrow = f"i{target.bits}"
-            sign = "u" if target.name == "uint8" else "s"
+            sign = "u" if target.is_unsigned else "s"
             x = e.intrinsic(f"fpto{sign}i.sat", x, result=narrow)
             return e.convert("zext" if sign == "u" else "sext", x, kind) if narrow != kind else x
         if target.bits == 8:
@@ -179,7 +175,7 @@ class Evaluator:
             return e.convert("zext" if target.name == "uint8" else "sext", low, "i32")
         if x.type == kind:
             return x
-        return e.convert("sext" if kind == "i64" else "trunc", x, kind)
+        return e.convert("trunc" if kind == "i32" else "zext" if source.is_unsigned else "sext", x, kind)
 
     # ---- folds -------------------------------------------------------------------------------------------------------
 
@@ -220,24 +216,3 @@ class Evaluator:
             other = Reg(e.shuffle(text, text, total.type, picks), total.type, True)
             text = self.combine(fold, Reg(text, total.type, True), other).text
         return Reg(e.op(f"extractelement {kind} {text}, i64 0"), total.type)
-
-
-def _round_half(e: Emitter, x: Reg) -> Reg:
-    return e.convert("fpext", e.convert("fptrunc", x, "half"), "float")
-
-
-def _round_bfloat(e: Emitter, x: Reg) -> Reg:
-    """Round to nearest, ties to even; NaN stays NaN."""
-    bits = e.convert("bitcast", x, "i32")
-    odd = e.binary("and", e.binary("lshr", bits, e.number(16, "i32")), e.number(1, "i32"))
-    rounded = e.binary("add", bits, e.binary("add", odd, e.number(0x7FFF, "i32")))
-    quiet = e.binary("or", bits, e.number(0x400000, "i32"))
-    chosen = e.select(e.binary("fcmp uno", x, x, "i1"), quiet, rounded)
-    return e.convert("bitcast", e.binary("and", chosen, e.number(-65536, "i32")), "float")
-
-
-ROUND: dict[str, Callable[[Emitter, Reg], Reg]] = {
-    "float32": lambda e, x: x,
-    "float16": _round_half,
-    "bfloat16": _round_bfloat,
-}

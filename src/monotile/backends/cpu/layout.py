@@ -164,10 +164,9 @@ class Layout:
         if found is None or height > STREAMED_ROWS:
             return None, []
         load, ops = found
-        if load.attrs["tensor"].index in kernel.written or load.attrs["tensor"].dtype.kind != "float":
+        if load.attrs["tensor"].index in kernel.written:
             return None, []
-        unit = self.contiguous_axis(load)
-        return (load, ops) if unit is lane or (unit is k and not ops) else (None, [])
+        return (load, ops) if self.contiguous_axis(load) in (lane, k) else (None, [])
 
     def _single_load(self, value: Value, home: set[Op]) -> tuple[Op, list[Op]] | None:
         """Return the one load a tile is computed from element by element, and the ops between; its other inputs have

@@ -215,9 +215,14 @@ class StreamedDotEmitter(PrefetchEmitter):
         return [e.get(v) for v in sums]
 
     def _tile_vector(self, dot: InnerProduct, pt: Point) -> Reg:
-        """Read a vector of the streamed tile along the contraction: numbers, or pairs of bfloat16."""
+        """Read a vector of the streamed tile along the contraction: numbers, or pairs of bfloat16. What is computed
+        from the zeros behind the tile need not be a number."""
         if dot.packed is None:
-            return self.ev.tensors.read(dot.load, pt)
+            x = self.ev.value(dot.lane_operand.base, pt)
+            if pt.valid is None or dot.lane_operand.base is dot.load.result:
+                return x
+            mask = Reg(lane_mask(self.e, pt.valid), "i1", True)
+            return self.e.select(mask, x, self.e.splat(self.e.number(0.0, "float")))
         return load_pairs(self.e, self.ev.tensors.address(dot.load, pt), half=pt.valid is not None)
 
     def _row(self, dot: InnerProduct, row: int, k: Index, valid: int | None) -> Callable[[Reg, Reg], Reg]:

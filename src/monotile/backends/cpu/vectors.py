@@ -5,13 +5,14 @@ Registers hold every float as float32 and every small integer as int32; loads an
 
 from __future__ import annotations
 
-from ...dtypes import DType
+from ...dtypes import FP8, DType
+from . import fp8
 from .emit import Emitter, Index, Reg
 
 # The LLVM type of an element in memory.
 STORED = {
-    "float32": "float", "float16": "half", "bfloat16": "i16", "int64": "i64", "int32": "i32", "int8": "i8",
-    "uint8": "i8", "bool": "i8",
+    "float32": "float", "float16": "half", "bfloat16": "i16", "int64": "i64", "int32": "i32", "uint32": "i32",
+    "int8": "i8", "uint8": "i8", "float8_e4m3fn": "i8", "float8_e5m2": "i8", "bool": "i8",
 }  # fmt: skip
 BYTES = {"float": 4, "half": 2, "i16": 2, "i64": 8, "i32": 4, "i8": 1}
 
@@ -102,6 +103,8 @@ def decode(e: Emitter, dtype: DType, raw: Reg) -> Reg:
     if dtype.name == "bool":
         zero = Reg("zeroinitializer" if raw.vector else "0", "i8", raw.vector)
         return e.binary("icmp ne", raw, zero, "i1")
+    if dtype in FP8:
+        return fp8.decode(e, dtype, raw)
     if dtype.bits == 8:
         return e.convert("zext" if dtype.name == "uint8" else "sext", raw, "i32")
     return raw
@@ -116,4 +119,6 @@ def encode(e: Emitter, dtype: DType, value: Reg) -> Reg:
         return e.convert("fptrunc", value, "half")
     if dtype.name == "bool":
         return e.convert("zext", value, "i8")
+    if dtype in FP8:
+        return e.convert("trunc", fp8.encode(e, dtype, value), "i8")
     return e.convert("trunc", value, "i8") if dtype.bits == 8 else value

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 from ... import ir
-from ...dtypes import DType
+from ...dtypes import FP8, DType
 from ...errors import InternalError
 from ...ir import Op, Value
-from ...ir.intervals import is_exact
+from ...ir.intervals import interval, is_exact, shifts_in_range
 from .infinities import infinity_of, is_from_memory
-from .msl import BFLOAT_BITS, HELPERS, helper_source
+from .msl import BFLOAT_BITS, FP8_NAMES, HELPERS, helper_source
 
 TYPES = {
     "float32": "float",
@@ -18,12 +18,15 @@ TYPES = {
     "bfloat16": "bfloat",
     "int64": "long",
     "int32": "int",
+    "uint32": "uint",
+    "float8_e4m3fn": "uchar",
+    "float8_e5m2": "uchar",
     "int8": "char",
     "uint8": "uchar",
     "bool": "bool",
 }
 SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&&", "or": "||", "lt": "<", "le": "<=", "eq": "=="}
-SYMBOLS |= {"ne": "!="}
+SYMBOLS |= {"ne": "!=", "bitand": "&", "bitor": "|", "bitxor": "^"}
 UNSIGNED = {"int32": "uint", "int64": "ulong"}
 LARGEST = ("-FLT_MAX", "FLT_MAX")  # stand for the infinities (infinities.py)
 INFINITY_BITS = ("0xFF800000u", "0x7F800000u")
@@ -33,11 +36,13 @@ POSITIONAL |= {"min", "max", "cast"}
 
 class MetalDialect:
     """Metal with its `bfloat` type, or Metal before 3.1, which has none: memory then holds the bits of a bfloat16 as
-    `ushort`, and registers hold its value as `float`. Records which helper functions the text calls."""
+    `ushort`, and registers hold its value as `float`. So it is with fp8, whose bits are a `uchar`. Records which helper
+    functions the text calls."""
 
     def __init__(self, bfloat: bool = True) -> None:
         self.bfloat = bfloat
         self._helpers: set[str] = set()
+        self._tables: dict[str, str] = {}  # names of lookup tables, by type and entries
 
     def use(self, helper: str) -> str:
         """Return the name of a helper function, whose definition the kernel then needs."""
@@ -47,8 +52,11 @@ class MetalDialect:
     def helper_sources(self, dtypes: set[str]) -> list[str]:
         """Return the definitions the text needs; `dtypes` are those of the kernel's tensors and values."""
         bits = [BFLOAT_BITS] if not self.bfloat and "bfloat16" in dtypes else []
+        bits += [f"constant {text.replace(' ', f' {name}', 1)}" for text, name in self._tables.items()]
         return bits + [
-            helper_source(name, self.bfloat and "bfloat16" in dtypes) for name in HELPERS if name in self._helpers
+            helper_source(name, bfloat=self.bfloat and "bfloat16" in dtypes, uint="uint32" in dtypes)
+            for name in HELPERS
+            if name in self._helpers
         ]
 
     # ---- types -------------------------------------------------------------------------------------------------------
@@ -57,7 +65,7 @@ class MetalDialect:
         return "float" if self.as_bits(dtype) else TYPES[dtype.name]
 
     def memory_type(self, dtype: DType) -> str:
-        return "ushort" if self.as_bits(dtype) else TYPES[dtype.name]
+        return "ushort" if dtype.name == "bfloat16" and not self.bfloat else TYPES[dtype.name]
 
     def tile_type(self, dtype: DType) -> str:
         """Return the type in threadgroup memory, where all tiles share one array: a bool is a byte of 0 or 1."""
@@ -65,24 +73,30 @@ class MetalDialect:
 
     def from_memory(self, text: str, dtype: DType) -> str:
         """Convert a value from its memory type to its register type."""
-        return f"widened({text})" if self.as_bits(dtype) else text
+        return f"{self._bits('widened', dtype)}({text})" if self.as_bits(dtype) else text
 
     def to_memory(self, text: str, dtype: DType) -> str:
         """Convert a value from its register type to its memory type."""
-        return f"narrowed({text})" if self.as_bits(dtype) else text
+        return f"{self._bits('narrowed', dtype)}({text})" if self.as_bits(dtype) else text
+
+    def _bits(self, helper: str, dtype: DType) -> str:
+        """Return the name of a function between the bits of a dtype and its value."""
+        return self.use(f"{helper}_{FP8_NAMES[dtype.name]}") if dtype in FP8 else helper
 
     def as_bits(self, dtype: DType) -> bool:
         """True if memory holds the bits of this dtype under another type."""
-        return dtype.name == "bfloat16" and not self.bfloat
+        return dtype in FP8 or (dtype.name == "bfloat16" and not self.bfloat)
 
     def converted(self, text: str, dtype: DType) -> str:
         """Convert a number to the value of a dtype."""
+        if dtype in FP8:
+            return self.from_memory(self.to_memory(f"float({text})", dtype), dtype)
         return f"rounded({text})" if self.as_bits(dtype) else f"{TYPES[dtype.name]}({text})"
 
     # ---- numbers and operations --------------------------------------------------------------------------------------
 
     def zero(self, dtype: DType) -> str:
-        return self.converted("0", dtype)
+        return "0.0f" if dtype in FP8 else self.converted("0", dtype)
 
     def number(self, value: bool | int | float, dtype: DType) -> str:
         if dtype.name == "bool":
@@ -90,6 +104,8 @@ class MetalDialect:
         if dtype.is_int:
             if dtype.name == "int64":
                 return f"{value}L" if value != -(2**63) else "(-9223372036854775807L - 1)"
+            if dtype.name == "uint32":
+                return f"{value}u"
             return str(value) if value != -(2**31) else "(-2147483647 - 1)"
         value = float(value)
         if math.isnan(value):
@@ -110,17 +126,25 @@ class MetalDialect:
             return f"({a} ? {b} : {operands[2]})"
         if kind == "fma":
             return f"fma({a}, {b}, {operands[2]})"
+        if kind == "lookup":
+            return self._lookup(op, a)
         if kind == "cast":
             return self.cast(a, op.operands[0].dtype, op.result.dtype)
         if kind in ("eq", "ne") and any(infinity_of(v) is not None for v in op.operands):
             return self._is_infinite(op, operands)
         if kind == "not":
             return f"!{a}"
+        if kind in ("shl", "shr"):
+            return self._shift(op, a, b)
+        if kind in ("floordiv", "mod") and dtype.is_unsigned:
+            return f"({b} == 0 ? 0u : {a} {'/' if kind == 'floordiv' else '%'} {b})"
         if kind in ("floordiv", "mod"):
             if is_exact(op):
                 return f"({a} {'/' if kind == 'floordiv' else '%'} {b})"
             return f"{self.use('floordiv' if kind == 'floordiv' else 'floormod')}({a}, {b})"
-        may_wrap = dtype.is_int and kind in ("add", "sub", "mul", "neg", "abs")
+        if kind == "abs" and dtype.is_unsigned:
+            return a
+        may_wrap = dtype.is_int and not dtype.is_unsigned and kind in ("add", "sub", "mul", "neg", "abs")
         if may_wrap and not (is_position(op.result) or is_exact(op)):
             return _wrapping(kind, a, b, dtype)
         if kind in SYMBOLS:
@@ -138,6 +162,25 @@ class MetalDialect:
         if kind in ir.UNARY:
             return f"{kind}({a})"
         raise InternalError(f"the metal backend has no text for {kind!r}")
+
+    def _lookup(self, op: Op, index: str) -> str:
+        dtype, table = op.result.dtype, op.attrs["table"]
+        entries = ", ".join(self.number(x, dtype) for x in table)
+        text = f"[{len(table)}] = {{{entries}}};"
+        name = self._tables.setdefault(f"{TYPES[dtype.name]} {text}", f"table_{len(self._tables)}")
+        low, high = interval(op.operands[0])
+        inside = low >= 0 and high < len(table)
+        found = f"{name}[{bare(index)}]"
+        return found if inside else f"(uint({bare(index)}) < {len(table)}u ? {found} : {self.zero(dtype)})"
+
+    def _shift(self, op: Op, a: str, count: str) -> str:
+        """Return a shift. In Metal one to the left of a negative number, and by a count out of range, is undefined."""
+        kind, name = op.kind, TYPES[op.result.dtype.name]
+        if not shifts_in_range(op):
+            return f"{self.use('shifted_left' if kind == 'shl' else 'shifted_right')}({a}, {count})"
+        if kind == "shr" or op.result.dtype.is_unsigned:
+            return f"({a} {'<<' if kind == 'shl' else '>>'} {count})"
+        return f"{name}({UNSIGNED[op.result.dtype.name]}({a}) << {count})"
 
     def _is_infinite(self, op: Op, operands: list[str]) -> str:
         """Return a comparison with an infinity, or with the number that stands for it, by bits: fast math would take a

@@ -15,6 +15,29 @@ BFLOAT_FROM_LANE = (
     "METAL_FUNC bfloat from_lane(bfloat x, int lane) { return bfloat(simd_shuffle(float(x), ushort(lane))); }\n"
 )
 
+UINT_OVERLOADS = {
+    "shuffle_xor": "\nMETAL_FUNC uint shuffle_xor(uint x, ushort mask) { return simd_shuffle_xor(x, mask); }",
+    "from_lane": "\nMETAL_FUNC uint from_lane(uint x, int lane) { return simd_shuffle(x, ushort(lane)); }",
+}
+
+# The two fp8 formats. Subnormal float32 numbers, which a GPU takes for zero, are avoided.
+FP8_NAMES = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
+
+
+def _narrowed(name: str, mantissa: int, bias: int, greatest: int, beyond: int, nan: int) -> str:
+    """Return the function that rounds to an fp8 format, ties to even: normal numbers by their bits, smaller ones, whose
+    codes are equal steps, by adding a number of that precision."""
+    drop, magic = 23 - mantissa, 2.0 ** (24 - bias - mantissa)
+    return f"""METAL_FUNC uchar narrowed_{name}(float x) {{
+  const uint bits = as_type<uint>(x), size = bits & 0x7FFFFFFFu, sign = bits >> 24 & 128u;
+  if (size > 0x7F800000u) return uchar({nan}u | sign);
+  uint code = ((size + (size >> {drop} & 1u) + {2 ** (drop - 1) - 1}u) >> {drop}) - {(127 - bias) << mantissa}u;
+  const uint small = as_type<uint>(as_type<float>(size) + {magic}f) - {(151 - bias - mantissa) << 23}u;
+  if (size < {(128 - bias) << 23}u) code = small;
+  return uchar((code > {greatest}u ? {beyond}u : code) | sign);
+}}"""
+
+
 # Reduce 32 partial sums over 32 lanes by recursive halving; lane n returns sum n. 31 shuffles. Every stage has constant
 # bounds, so that the parts stay in registers.
 _SUMS_OVER_LANES = "\n".join(
@@ -69,10 +92,25 @@ METAL_FUNC void load_matrix(thread simdgroup_float8x8 &matrix, P source, long st
     matrix.thread_elements()[e] = widened(source[offset]);
   }
 }""",
+    # A count out of range moves every bit out.
+    "shifted_left": """template <typename T> METAL_FUNC T shifted_left(T a, T n) {
+  return n >= 0 && n < T(8 * sizeof(T)) ? T(as_type<make_unsigned_t<T>>(a) << n) : T(0);
+}""",
+    "shifted_right": """template <typename T> METAL_FUNC T shifted_right(T a, T n) {
+  return n >= 0 && n < T(8 * sizeof(T)) ? a >> n : a < 0 ? T(-1) : T(0);
+}""",
+    "widened_e4m3": """METAL_FUNC float widened_e4m3(uchar x) {
+  const uint size = x & 127u, normal = (size << 20) + 0x3C000000u, least = as_type<uint>(float(size) * 0.001953125f);
+  return as_type<float>((size == 127u ? 0x7FC00000u : size < 8u ? least : normal) | uint(x & 128u) << 24);
+}""",
+    "widened_e5m2": "METAL_FUNC float widened_e5m2(uchar x) { return float(as_type<half>(ushort(x << 8))); }",
+    "narrowed_e4m3": _narrowed("e4m3", 3, 7, 0x7E, 0x7F, 0x7F),
+    "narrowed_e5m2": _narrowed("e5m2", 2, 15, 0x7B, 0x7C, 0x7E),
     "sums_over_lanes": _SUMS_OVER_LANES,
 }
 
 
-def helper_source(name: str, bfloat: bool) -> str:
-    """Return the text of a helper; without `bfloat`, leave out the overload for that type."""
-    return HELPERS[name].replace("{bfloat}", BFLOAT_FROM_LANE if bfloat else "")
+def helper_source(name: str, *, bfloat: bool, uint: bool) -> str:
+    """Return the text of a helper, with its overloads for `bfloat` and `uint` where they are asked for."""
+    text = HELPERS[name].replace("{bfloat}", BFLOAT_FROM_LANE if bfloat else "")
+    return text + UINT_OVERLOADS[name] if uint and name in UINT_OVERLOADS else text

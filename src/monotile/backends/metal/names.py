@@ -52,6 +52,7 @@ enable_if is_same
 GENERATED = """
 c e fm fn gid i integers j k0 kb ke kk lane lane_u left meta floats parts r right scratch sg sg_u sum sums tid u x
 floordiv floormod from_lane is_highest is_lowest load_matrix narrowed rounded saturated shuffle_xor sums_over_lanes
+narrowed_e4m3 narrowed_e5m2 widened_e4m3 widened_e5m2 shifted_left shifted_right
 widened with_infinities UNROLL METAL_FUNC INFINITY NAN MAXFLOAT MAXHALF HUGE_VALF HUGE_VALH
 """
 
@@ -62,7 +63,7 @@ SCALARS = "bool|char|uchar|short|ushort|int|uint|long|ulong|half|float|bfloat|do
 FAMILIES = re.compile(
     rf"(packed_)?({SCALARS})[1-9](x\d)?|u?int(8|16|32|64)_t|float\d+_t|bfloat\d+_t"
     r"|(simd|simdgroup|quad|quadgroup|threadgroup|atomic|texture|depth|os_log|mt|memory_order|metal)(_\w+|\d\w*)"
-    r"|M_\w+|(FLT|HALF|BFLT|DBL|LDBL|CHAR|SCHAR|UCHAR|SHRT|USHRT|INT|UINT|LONG|ULONG|LLONG|FP|MTL)_\w+|\w*_[rc]\d+|buffer_\d\w*"
+    r"|M_\w+|(FLT|HALF|BFLT|DBL|LDBL|CHAR|SCHAR|UCHAR|SHRT|USHRT|INT|UINT|LONG|ULONG|LLONG|FP|MTL)_\w+|\w*_[rc]\d+|table_\d+|buffer_\d\w*"
 )
 
 

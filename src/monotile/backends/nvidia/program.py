@@ -198,7 +198,9 @@ def _typed_arguments(kernel: ir.Kernel, bound: BoundLaunch, addresses: Sequence[
     for tensor in bound.variant.host_described:
         base = Pointer(addresses[tensor.index], descriptors.copied_dtype(kernel.tensors[tensor.index].dtype))
         found.append(descriptors.tensor_descriptor(tensor, bound.words, base))
-    return found + [Pointer(addresses[n], kernel.tensors[n].dtype) for n in bound.variant.pointers]
+    return found + [
+        Pointer(addresses[n], descriptors.pointer_dtype(kernel.tensors[n].dtype)) for n in bound.variant.pointers
+    ]
 
 
 def _encoded(bound: BoundLaunch, compiled: LoadedKernel, n: int, address: int) -> Sequence[Any]:
@@ -282,7 +284,7 @@ class HostPointer(Pointer):
 
 def _interpret(kernel: ir.Kernel, variant: Variant, grid: int, pointers: Sequence[int], rest: Sequence[Any]) -> None:
     """Run on arrays in this machine's memory. Only their addresses matter: the strides are arguments."""
-    dtypes = [kernel.tensors[n].dtype for n in variant.pointers]
+    dtypes = [descriptors.pointer_dtype(kernel.tensors[n].dtype) for n in variant.pointers]
     arguments = [HostPointer(pointer, dtype) for pointer, dtype in zip(pointers, dtypes, strict=True)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's, of NaN and overflow

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ....dtypes import DType, bool_, int32, uint8
+from ....dtypes import FP8, DType, bool_, int32, uint8
 from ....ir import Kernel, Op, Value, constant
 from .memory import Memory
 from .padding import padded
@@ -129,9 +129,14 @@ def can_describe(tensors: Sequence[DescribedTensor], words: Sequence[int]) -> bo
     return True
 
 
+def pointer_dtype(dtype: DType) -> DType:
+    """Return the element type of a pointer: fp8 is held as its bits."""
+    return uint8 if dtype in FP8 else dtype
+
+
 def copied_dtype(dtype: DType) -> DType:
     """Return the element type of a copy: TMA has no bool."""
-    return uint8 if dtype is bool_ else dtype
+    return uint8 if dtype is bool_ else pointer_dtype(dtype)
 
 
 def swizzle_bytes(tensor: DescribedTensor) -> int:

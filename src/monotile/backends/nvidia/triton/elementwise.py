@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ....dtypes import DType, bfloat16, bool_, float32
+from ....dtypes import FP8, DType, bfloat16, bool_, float32, int32
 from ....ir import Op
+from ....ir.intervals import shifts_in_range
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,20 @@ INT_FORMS = {
     "mul": Form("{0} * {1}"),
     "floordiv": Form("floordiv({0}, {1})", ("floordiv",), typed=True),
     "mod": Form("modulo({0}, {1})", ("modulo",), typed=True),
+    "bitand": Form("{0} & {1}"),
+    "bitor": Form("{0} | {1}"),
+    "bitxor": Form("{0} ^ {1}"),
+    "shl": Form("shift_left({0}, {1}, {bits})", ("shift_left",), typed=True),
+    "shr": Form("shift_right({0}, {1}, {bits})", ("shift_right",), typed=True),
 }
+UNSIGNED_FORMS = INT_FORMS | {
+    "neg": Form("{0} * 0 - {0}"),
+    "abs": Form("{0}"),
+    "shr": Form("shift_right_unsigned({0}, {1}, {bits})", ("shift_right_unsigned",), typed=True),
+    "floordiv": Form("{tl}.where({1} == 0, {1}, {0} // {tl}.where({1} == 0, {1} + 1, {1}))", typed=True),
+    "mod": Form("{tl}.where({1} == 0, {1}, {0} % {tl}.where({1} == 0, {1} + 1, {1}))", typed=True),
+}
+SHIFTS = {"shl": Form("{0} << {1}"), "shr": Form("{0} >> {1}")}  # by counts in range
 FORMS = {
     "not": Form("{0} == 0"),
     "max": Form("{tl}.maximum({0}, {1})"),
@@ -77,7 +91,10 @@ def form(op: Op, *, emulate: bool = False) -> Form:
         return EMULATED[op.kind]
     if op.kind in FORMS:
         return FORMS[op.kind]
-    return (FLOAT_FORMS if dtype.is_float else INT_FORMS)[op.kind]
+    if op.kind in SHIFTS and shifts_in_range(op):
+        return SHIFTS[op.kind]
+    found = (FLOAT_FORMS if dtype.is_float else UNSIGNED_FORMS if dtype.is_unsigned else INT_FORMS)[op.kind]
+    return replace(found, text=found.text.replace("{bits}", str(dtype.bits)))
 
 
 def power_of_two(kind: str, divisor: object) -> Form | None:
@@ -92,7 +109,9 @@ def cast(source: DType, target: DType, *, emulate: bool = False) -> Form:
     if source is target:
         return SAME
     wide = SAME
-    if source.is_narrow and source.is_float:
+    if source in FP8:
+        wide = Form(f"from_{source.name}({{0}})", (f"from_{source.name}",))
+    elif source.is_narrow and source.is_float:
         wide = Form("from_bf16({0})", ("from_bf16",)) if emulate and source is bfloat16 else _to(float32)
     if target is bool_:
         return Form("{0} != 0.0").of(wide) if source.is_float else Form("{0} != 0")
@@ -100,10 +119,12 @@ def cast(source: DType, target: DType, *, emulate: bool = False) -> Form:
         single = wide if source.is_float else _to(float32)
         if target is float32:
             return single
+        if target in FP8:
+            return Form(f"to_{target.name}({{0}})", (f"to_{target.name}",)).of(single)
         return (Form("to_bf16({0})", ("to_bf16",)) if emulate and target is bfloat16 else _to(target)).of(single)
     if source.is_float:
         least, most = target.limits
-        via = "{tl}.int64" if target.bits == 64 else "{tl}.int32"
+        via = "{tl}.int64" if most > int32.limits[1] else "{tl}.int32"
         kind = "{tl}." + target.name
         return Form(f"float_to_int({{0}}, {least}, {most}, {via}, {kind})", ("float_to_int",)).of(wide)
     return _to(target)

@@ -22,6 +22,39 @@ from string import Template
 
 from .text import Dialect
 
+_FROM_E4M3 = """\
+@$jit
+def from_float8_e4m3fn(x):
+    byte = x.to($tl.int32)
+    size = byte & 0x7F
+    small = (size.to($tl.float32) * 0.001953125).to($tl.int32, bitcast=True)
+    bits = $tl.where(size < 8, small, (size << 20) + 0x3C000000)
+    return $tl.where(size == 0x7F, 0x7FC00000, bits | ((byte & 0x80) << 24)).to($tl.float32, bitcast=True)
+"""
+_FROM_E5M2 = """\
+@$jit
+def from_float8_e5m2(x):
+    return (x.to($tl.int16) << 8).to($tl.float16, bitcast=True).to($tl.float32)
+"""
+
+
+def _to_fp8(name: str, mantissa: int, bias: int, greatest: int, beyond: int, nan: int) -> str:
+    """Return the function that rounds a float32 to an fp8 format, ties to even: normal numbers by their bits, smaller
+    ones, whose codes are equal steps, by adding a number of that precision."""
+    drop, magic = 23 - mantissa, 2.0 ** (24 - bias - mantissa)
+    return f"""\
+@$jit
+def to_{name}(x):
+    bits = x.to($tl.int32, bitcast=True)
+    size = bits & 0x7FFFFFFF
+    normal = ((size + ((size >> {drop}) & 1) + {2 ** (drop - 1) - 1}) >> {drop}) - {(127 - bias) << mantissa}
+    small = (size.to($tl.float32, bitcast=True) + {magic}).to($tl.int32, bitcast=True) - {(151 - bias - mantissa) << 23}
+    code = $tl.where(size < {(128 - bias) << 23}, small, normal)
+    code = $tl.where(size > 0x7F800000, {nan}, $tl.where(code > {greatest}, {beyond}, code))
+    return (code | ((bits >> 24) & 0x80)).to($tl.uint8)
+"""
+
+
 # $jit and $tl are the dialect's. Of an assembly text, $0 and the like stay.
 FUNCTIONS = {
     "exp_f32": """\
@@ -117,6 +150,28 @@ def to_bf16(x):
 def from_bf16(x):
     return (x.to($tl.int16, bitcast=True).to($tl.int32) << 16).to($tl.float32, bitcast=True)
 """,
+    "shift_left": '''\
+@$jit
+def shift_left(x, n, bits: $tl.constexpr):
+    """A count out of range moves every bit out."""
+    inside = (n >= 0) & (n < bits)
+    return $tl.where(inside, x << $tl.where(inside, n, 0), 0)
+''',
+    "shift_right": """\
+@$jit
+def shift_right(x, n, bits: $tl.constexpr):
+    inside = (n >= 0) & (n < bits)
+    return x >> $tl.where(inside, n, bits - 1)
+""",
+    "shift_right_unsigned": """\
+@$jit
+def shift_right_unsigned(x, n, bits: $tl.constexpr):
+    return $tl.where(n < bits, x >> $tl.where(n < bits, n, 0), 0)
+""",
+    "from_float8_e4m3fn": _FROM_E4M3,
+    "from_float8_e5m2": _FROM_E5M2,
+    "to_float8_e4m3fn": _to_fp8("float8_e4m3fn", 3, 7, 0x7E, 0x7F, 0x7F),
+    "to_float8_e5m2": _to_fp8("float8_e5m2", 2, 15, 0x7B, 0x7C, 0x7E),
     "python_int": """\
 def python_int(x):
     return int(x.handle.data.item()) if isinstance(x, $tl.tensor) else x

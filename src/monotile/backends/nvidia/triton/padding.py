@@ -7,7 +7,7 @@ takes. The elements between a tile's own side and the padded one are *padding*. 
 
 from __future__ import annotations
 
-from ....dtypes import DType
+from ....dtypes import FP8, DType
 from ....ir import Value, constant
 
 LEAST = 16
@@ -46,7 +46,7 @@ def holds_zero(value: Value, axis: int) -> bool:
 def identity(fold: str, dtype: DType) -> str:
     """Return the identity of a reduction, as Triton writes it."""
     if fold == "sum":
-        return "0.0" if dtype.is_float else "0"
+        return "0.0" if dtype.is_float and dtype not in FP8 else "0"
     if dtype.is_float:
         return 'float("-inf")' if fold == "max" else 'float("inf")'
     if dtype.kind == "bool":

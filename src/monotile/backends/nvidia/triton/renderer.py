@@ -8,7 +8,7 @@ from ....dtypes import bfloat16, bool_, float32
 from ....errors import DeviceLimit, InternalError
 from ....ir import ELEMENTWISE, Block, Kernel, Op, Value, constant, starts, uses, view_of, walk
 from ....ir.affine import linear
-from ....ir.intervals import nonnegative
+from ....ir.intervals import interval, nonnegative
 from ....ir.matchers import accumulation
 from ....passes.facts import loop_of, nan_matters
 from ..schedule import Schedule
@@ -151,6 +151,9 @@ class TritonRenderer:
     def elementwise(self, op: Op) -> None:
         if op.kind == "add" and self._add_dot(op):
             return
+        if op.kind == "lookup":
+            self.lookup(op)
+            return
         form = self.form(op)
         texts = [self.value(v) for v in op.operands]
         typed = form.typed or all_literal(op, texts)
@@ -159,6 +162,28 @@ class TritonRenderer:
         if self.emulate and not shape and op.result.dtype is bool_ and op.operands[-1].dtype.is_float:
             text = f"({text}).to(tl.int32) != 0"  # the interpreter broadcasts a comparison as what was compared
         self.define(op.result, text, shape, op.kind)
+
+    def lookup(self, op: Op) -> None:
+        """Choose an entry of a table by the bits of its position, from the lowest up."""
+        (index,), dtype = op.operands, op.result.dtype
+        at, shape, tl = self.tensor(index), self.value(index).shape, self.tl
+        table = op.attrs["table"]
+        parts = [self.dialect.number(x, dtype) for x in table]
+        bit = 1
+        while len(parts) > 1:
+            test = self.names.fresh(f"bit_{bit}")
+            self.lines.add(f"{test} = ({at} & {bit}) != 0")
+            chosen = []
+            for low, high in zip(parts[::2], [*parts[1::2], parts[-1]], strict=False):
+                chosen.append(self.names.fresh("entry"))
+                self.lines.add(f"{chosen[-1]} = {tl}.where({test}, {high}, {low})")
+            parts, bit = chosen, 2 * bit
+        least, most = interval(index)
+        text = parts[0]
+        if least < 0 or most >= len(table):
+            zero = "0.0" if dtype.is_float else "0"
+            text = f"{tl}.where(({at} >= 0) & ({at} < {len(table)}), {text}, {zero})"
+        self.define(op.result, text, shape, "entry")
 
     def form(self, op: Op) -> Form:
         if op.kind == "cast":
@@ -283,7 +308,7 @@ class TritonRenderer:
         self.define(op.result, self.load_text(op, address, mask), stem=name)
 
     def load_text(self, op: Op, address: str, mask: str) -> str:
-        guard = f", mask={mask}, other={'0.0' if op.result.dtype.is_float else '0'}" if mask else ""
+        guard = f", mask={mask}, other={identity('sum', op.result.dtype)}" if mask else ""
         return f"{self.tl}.load({address}{guard})"
 
     def store(self, op: Op) -> None:

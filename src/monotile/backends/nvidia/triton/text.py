@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ....dtypes import DType, bfloat16, bool_, float32, int32, int64, to_numpy
+from ....dtypes import FP8, DType, bfloat16, bool_, float32, int32, int64, to_numpy
 from ....ir import Kernel, show
 from ....runtime import cache
 
@@ -23,10 +23,14 @@ class Dialect:
     barrier: str  # a call at which all threads of a program or consumer meet
 
     def type(self, dtype: DType) -> str:
+        if dtype in FP8:  # the bits: the oldest GPUs have no conversions, and newer ones saturate
+            return f"{self.module}.uint8"
         return f"{self.module}.int1" if dtype is bool_ else f"{self.module}.{dtype.name}"
 
     def number(self, value: Any, dtype: DType) -> str:
         """Write a constant as a scalar of its type."""
+        if dtype in FP8:
+            return f"{self.module}.full([], {to_numpy(dtype).type(value).tobytes()[0]}, {self.module}.uint8)"
         if dtype is bfloat16:
             value = float(to_numpy(bfloat16).type(value))
         plain, kind = literal(value, float32 if dtype.is_float else int32), self.type(dtype)

@@ -1,0 +1,75 @@
+"""Codecs: how a tile of stored fields becomes a tile of numbers. A codec is a compile-time constant of the attention
+kernel; keys and values have one each, and None is plain numbers.
+
+A number is its code times a scale that it shares with its group. If a row is one group, its scale stays outside: keys
+multiply their products by it, values their weights."""
+
+from typing import Any, NamedTuple
+
+from monotile.language import arange, dot, float16, float32, int32
+
+from .key_sources import keys_at, values_at
+
+
+class Codec(NamedTuple):
+    """A format of numbers for rows of one size."""
+
+    kind: str  # integers, nibbles, fp8 or aura
+    size: int  # numbers of a row
+    group: int  # numbers that share a scale
+    bits: int = 8
+    zeros: bool = False  # a code of its group is the zero point
+    levels: Any = ()  # of aura: the numbers that codes stand for
+
+
+def products(codec, Q, source, scales, zeros, g, first, cols):
+    """Queries times the keys at `cols`, `first` and those behind it."""
+    if codec is None:
+        return dot(Q, keys_at(source, g, first, cols).T)
+    K, factor = tile(codec, source.k, scales, zeros, source.b, g, cols, Q.dtype, factors=True)
+    return dot(Q, K.T) if factor is None else dot(Q, K.T) * factor[None, :]
+
+
+def values(codec, dtype, source, scales, zeros, g, first, cols, Dv):
+    """The values at `cols`, and the factor of each that its weight is to be multiplied by, or None."""
+    if codec is None:
+        return values_at(source, g, first, cols, arange(Dv)), None
+    factors = dtype != float16  # in which weights times scales may be too small to be numbers
+    return tile(codec, source.v, scales, zeros, source.b, g, cols, dtype, factors)
+
+
+def tile(codec, stored, scales, zeros, b, g, cols, dtype, factors):
+    """The numbers of some rows, and the factor of each row that they lack, or None. Without `factors` there is none."""
+    columns = arange(codec.size)
+    numbers = codes(codec, stored, b, g, cols, columns)
+    if codec.group == codec.size:
+        if codec.zeros:
+            numbers = numbers - zeros[b, g, cols, arange(1)].astype(int32)
+        if factors:
+            return numbers.astype(dtype), scales[b, g, cols, 0]
+        return (numbers.astype(float32) * scales[b, g, cols, arange(1)]).astype(dtype), None
+    rows, groups = cols[:, None], (columns // codec.group)[None, :]
+    if codec.zeros:
+        numbers = numbers - zeros[b, g, rows, groups].astype(int32)
+    return (numbers.astype(float32) * scales[b, g, rows, groups]).astype(dtype), None
+
+
+def codes(codec, stored, b, g, cols, columns):
+    """Codes as numbers, of which a row's or group's scale makes its own."""
+    if codec.kind == "integers" or codec.kind == "fp8":
+        return stored[b, g, cols, columns]
+    if codec.kind == "nibbles":  # the even columns are the lower ones
+        pairs = stored[b, g, cols[:, None], (columns // 2)[None, :]]
+        nibbles = (pairs >> (columns % 2 * 4)[None, :]) & 15
+        return nibbles if codec.zeros else nibbles - 8
+    return codec.levels[words(codec, stored, b, g, cols, columns)]
+
+
+def words(codec, stored, b, g, cols, columns):
+    """Codes packed into words of 32 bits, from the lowest bit up; where 32 is no multiple, some lie in two words."""
+    first = columns * codec.bits
+    word, shift = (first // 32)[None, :], (first % 32)[None, :]
+    found = stored[b, g, cols[:, None], word] >> shift
+    if 32 % codec.bits:
+        found = found | (stored[b, g, cols[:, None], word + 1] << (32 - shift))
+    return (found & (2**codec.bits - 1)).astype(int32)

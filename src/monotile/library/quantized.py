@@ -1,0 +1,204 @@
+"""`quantize`: arrays in 8 bits and fewer, with the fields that the attention kernel reads in place.
+
+Arithmetic here is NumPy's, in float32, whatever library and device the array is of: a cache is quantised once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..dtypes import BY_NAME, DType, bfloat16, float8_e4m3fn, float8_e5m2, float16, float32, to_numpy
+from ..errors import ArgumentKind, ArgumentRank, ArgumentShape, BadOption, MixedDTypes
+from ..kernels.codecs import Codec
+from ..runtime import tensors
+from . import aura
+
+Array = Any
+Numbers = npt.NDArray[Any]
+FLOATS = (float32, float16, bfloat16)
+FP8 = {"fp8_e4m3": (float8_e4m3fn, 448.0), "fp8_e5m2": (float8_e5m2, 57344.0)}
+AURA = {f"aura{bits}": bits for bits in (2, 3, 4, 6, 8)}
+INTEGERS = ("int8", "int4", "int4_zero_point")
+FORMATS = (*INTEGERS, *FP8, *AURA)
+
+
+@dataclass(frozen=True, eq=False)
+class Quantized:
+    """An array (..., N, D) in a format of few bits; docs/guide/quantize.md says what its fields hold."""
+
+    format: str
+    codes: Array  # (..., N, width)
+    scales: Array  # (..., N, D / group), float32; for aura the norm of each row
+    zeros: Array | None  # (..., N, D / group), uint8; of int4_zero_point alone
+    size: int  # D
+    dtype: str  # of the array it was made from
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.codes.shape[:-1], self.size)
+
+    @property
+    def codec(self) -> Codec:
+        """The compile-time description that kernels get, after a check of the fields' shapes."""
+        check_format(self.format)
+        groups = int(self.scales.shape[-1])
+        if groups < 1 or self.size % groups:
+            raise ArgumentShape(f"scales {tuple(self.scales.shape)} do not divide rows of {self.size} into groups")
+        found = codec(self.format, self.size, self.size // groups)
+        wanted = (*self.codes.shape[:-1], width(self.format, self.size))
+        if tuple(self.codes.shape) != wanted:
+            raise ArgumentShape(f"codes of {self.format} have shape {wanted}, found {tuple(self.codes.shape)}")
+        for name, field in (("scales", self.scales), ("zeros", self.zeros)):
+            if name == "zeros" and (field is not None) != found.zeros:
+                raise BadOption(f"{self.format} has {'' if found.zeros else 'no '}zeros; make it with quantize")
+            if field is not None and tuple(field.shape) != (*wanted[:-1], groups):
+                raise ArgumentShape(f"{name} must have shape {(*wanted[:-1], groups)}, found {tuple(field.shape)}")
+        return found
+
+    def dequantize(self) -> Array:
+        """The numbers that the fields stand for, as an array of the type they were made from."""
+        found = self.codec
+        codes, scales = _numbers(self.codes), _numbers(self.scales)
+        spread = np.repeat(scales, found.group, axis=-1)
+        if found.kind == "aura":
+            values = np.asarray(found.levels, np.float32)[aura.unpack(codes, self.size, found.bits)]
+            return _like(self.codes, (values * spread) @ aura.rotation(self.size), BY_NAME[self.dtype])
+        if found.kind == "nibbles":
+            zeros = 8 if self.zeros is None else np.repeat(_numbers(self.zeros).astype(np.int32), found.group, axis=-1)
+            codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], -1)[..., : self.size]
+            codes = codes.astype(np.int32) - zeros
+        return _like(self.codes, codes.astype(np.float32) * spread, BY_NAME[self.dtype])
+
+
+def quantize(x: Array, format: str, *, group: int | None = None, check: bool = False) -> Quantized:
+    """Quantise an array (..., N, D) of NumPy or torch, each row by itself. `group` numbers share a scale, by default a
+    whole row. With `check`, numbers that are not finite are an error. See docs/guide/quantize.md."""
+    check_format(format)
+    view = tensors.read("x", x)
+    if view.dtype not in FLOATS:
+        raise MixedDTypes(f"quantize takes float32, float16 or bfloat16, found {view.dtype}; cast it")
+    if len(view.shape) < 2 or view.shape[-1] < 1:
+        raise ArgumentRank(f"quantize takes an array (..., N, D) with D from 1 up, found shape {view.shape}")
+    size = view.shape[-1]
+    group = size if group is None else read_group(group, size, format)
+    numbers = _numbers(x).astype(np.float32)
+    if check and not np.isfinite(numbers).all():
+        raise BadOption("x holds NaN or infinity, which no format has; replace them before quantize")
+    with np.errstate(all="ignore"):
+        codes, scales, zeros = _encode(numbers, format, group)
+    kind = FP8[format][0] if format in FP8 else None
+    return Quantized(
+        format, _like(x, codes, kind), _like(x, scales), None if zeros is None else _like(x, zeros), size,
+        view.dtype.name,
+    )  # fmt: skip
+
+
+def check_format(format: Any) -> None:
+    if format not in FORMATS:
+        raise BadOption(f"format must be one of {', '.join(FORMATS)}; found {format!r}")
+
+
+def read_group(group: Any, size: int, format: str) -> int:
+    if isinstance(group, bool) or not isinstance(group, int) or group < 1 or size % group:
+        raise BadOption(f"group must divide the {size} numbers of a row, found {group!r}; leave it out for one scale")
+    if format in AURA and group != size:
+        raise BadOption(f"{format} has one norm for a row of {size}, found group {group}; leave group out")
+    return group
+
+
+def width(format: str, size: int) -> int:
+    """Codes of a row, as stored."""
+    bits = {"int4": 4, "int4_zero_point": 4, **AURA}.get(format, 8)
+    unit = 32 if format in AURA else 8
+    return -(-size * bits // unit)
+
+
+@cache
+def codec(format: str, size: int, group: int) -> Codec:
+    if format in AURA:
+        return Codec("aura", size, size, AURA[format], levels=aura.levels(size, AURA[format]))
+    if format in FP8:
+        return Codec("fp8", size, group)
+    if format == "int8":
+        return Codec("integers", size, group)
+    return Codec("nibbles", size, group, 4, zeros=format == "int4_zero_point")
+
+
+def _encode(x: Numbers, format: str, group: int) -> tuple[Numbers, Numbers, Numbers | None]:
+    if format in AURA:
+        return *_encode_aura(x, AURA[format]), None
+    parts = x.reshape(*x.shape[:-1], -1, group)
+    if format == "int4_zero_point":
+        low, high = np.minimum(parts.min(-1), 0.0), np.maximum(parts.max(-1), 0.0)
+        scales = _nonzero((high - low) / np.float32(15.0))
+        zeros = _whole(-low / scales, 0, 15, np.uint8)
+        codes = _whole(np.rint(parts / scales[..., None]) + zeros[..., None], 0, 15, np.uint8)
+        return _in_pairs(codes.reshape(x.shape)), scales, zeros
+    top = np.abs(parts).max(-1)
+    if format in FP8:
+        dtype, most = FP8[format]
+        scales = _nonzero(top / np.float32(most))
+        codes = np.clip(parts / scales[..., None], -most, most).astype(to_numpy(dtype))
+        return codes.reshape(x.shape), scales, None
+    most = 127 if format == "int8" else 7
+    scales = _nonzero(top / np.float32(most))
+    codes = _whole(parts / scales[..., None], -most, most, np.int8).reshape(x.shape)
+    return (codes if format == "int8" else _in_pairs((codes + 8).astype(np.uint8))), scales, None
+
+
+def _encode_aura(x: Numbers, bits: int) -> tuple[Numbers, Numbers]:
+    size = x.shape[-1]
+    norms = np.sqrt(np.square(x, dtype=np.float64).sum(-1, keepdims=True)).astype(np.float32)
+    unit = (x / _nonzero(norms)) @ aura.rotation(size).T
+    table = np.asarray(aura.levels(size, bits), np.float32)
+    codes = np.searchsorted((table[1:] + table[:-1]) / 2, unit).astype(np.uint8)
+    return aura.pack(codes, bits), norms
+
+
+def _nonzero(scales: Numbers) -> Numbers:
+    """Scales, and 1 for groups of zeros."""
+    found: Numbers = np.where(scales == 0.0, np.float32(1.0), scales).astype(np.float32)
+    return found
+
+
+def _whole(x: Numbers, low: int, high: int, dtype: Any) -> Numbers:
+    found: Numbers = np.clip(np.nan_to_num(np.rint(x)), low, high).astype(dtype)
+    return found
+
+
+def _in_pairs(codes: Numbers) -> Numbers:
+    """Two codes in a byte, the one of the even column in the lower half."""
+    if codes.shape[-1] % 2:
+        codes = np.concatenate([codes, np.zeros_like(codes[..., :1])], axis=-1)
+    found: Numbers = (codes[..., ::2] | codes[..., 1::2] << 4).astype(np.uint8)
+    return found
+
+
+def _numbers(array: Array) -> Numbers:
+    """An array as NumPy's; types that NumPy has no name for are read by their bits."""
+    if isinstance(array, np.ndarray):
+        return array
+    if tensors.is_mlx(array) or not tensors.is_array(array):
+        raise ArgumentKind(f"quantize takes NumPy arrays and torch tensors, found {type(array).__name__}; convert it")
+    torch, name = __import__("torch"), str(array.dtype).removeprefix("torch.")
+    bits = {"bfloat16": torch.uint16, "float8_e4m3fn": torch.uint8, "float8_e5m2": torch.uint8}.get(name)
+    host = array.detach().cpu().contiguous()
+    found: Numbers = host.numpy() if bits is None else host.view(bits).numpy().view(to_numpy(BY_NAME[name]))
+    return found
+
+
+def _like(array: Array, numbers: Numbers, dtype: DType | None = None) -> Array:
+    """Numbers as an array of another's library and device, converted to a type if one is given."""
+    numbers = np.ascontiguousarray(numbers if dtype is None else numbers.astype(to_numpy(dtype)))
+    if isinstance(array, np.ndarray):
+        return numbers
+    torch = __import__("torch")
+    name = numbers.dtype.name
+    bits = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}.get(name)
+    if bits is None:
+        return torch.from_numpy(numbers).to(array.device)
+    return torch.from_numpy(numbers.view(bits)).view(getattr(torch, name)).to(array.device)

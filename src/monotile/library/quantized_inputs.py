@@ -1,0 +1,84 @@
+"""Quantised keys and values of a call: their fields as arrays of it, and as arguments of the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ..dtypes import DType
+from ..errors import MixedDTypes
+from ..kernels.codecs import Codec
+from ..runtime import tensors
+from ..runtime.tensors import View
+from .calls import ArrayRef, CallBuilder
+
+Codecs = tuple[Codec | None, Codec | None]  # of keys and of values; None: plain
+PLAIN: Codecs = (None, None)
+FIELDS = ("k_scales", "k_zeros", "v_scales", "v_zeros")
+STORED = {"integers": ("int8",), "nibbles": ("uint8",), "fp8": ("float8_e4m3fn", "float8_e5m2"), "aura": ("uint32",)}
+
+
+def codecs_of(options: Any) -> Codecs:
+    """The codecs among the options of a call; those of plain calls have none."""
+    found: Codecs = getattr(options, "codecs", PLAIN)
+    return found
+
+
+def is_rotated(codec: Codec | None) -> bool:
+    return codec is not None and codec.kind == "aura"
+
+
+class StoredFields(NamedTuple):
+    """The fields of quantised keys and values of a call: codes, scales and zeros, or None for plain ones."""
+
+    keys: tuple[ArrayRef | None, ...] = (None, None, None)
+    values: tuple[ArrayRef | None, ...] = (None, None, None)
+    codecs: Codecs = (None, None)
+
+    def arguments(self, k: ArrayRef, v: ArrayRef | None) -> tuple[ArrayRef | None, ...]:
+        """Return keys, values and the fields of quantised ones as the kernel takes them."""
+        plain = [x if codec is None else None for x, codec in zip((k, v), self.codecs, strict=True)]
+        return (*plain, *self.keys, *self.values)
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """The codecs as constants of the kernel; none for a plain call."""
+        pairs = zip(("k_codec", "v_codec"), self.codecs, strict=True)
+        return {name: codec for name, codec in pairs if codec is not None}
+
+
+ALL_PLAIN = StoredFields()
+
+
+def read_fields(builder: CallBuilder, codecs: Codecs, *, batched: bool) -> StoredFields:
+    found = []
+    for name, codec in zip("kv", codecs, strict=True):
+        refs: list[ArrayRef | None] = [None, None, None]
+        if codec is not None:
+            refs = [builder.inputs.get(n) for n in (name, f"{name}_scales", f"{name}_zeros")]
+            refs = [None if a is None else _batched(builder, a, batched) for a in refs]
+            _check_types(name, codec, refs)
+        found.append(tuple(refs))
+    return StoredFields(found[0], found[1], codecs)
+
+
+def as_numbers(array: ArrayRef, codec: Codec | None, dtype: DType) -> ArrayRef:
+    """Codes as the numbers they stand for: an array that is checked and counted, but not read."""
+    if codec is None:
+        return array
+    shape = (*array.shape[:-1], codec.size)
+    return ArrayRef(array.place, View(dtype, shape, tensors.dense(shape), array.view.device))
+
+
+def _batched(builder: CallBuilder, array: ArrayRef, batched: bool) -> ArrayRef:
+    array = array if batched else array.reshaped(1, *array.shape)
+    last = array.view.strides[-1] if array.shape else 1
+    return array if array.shape[-1] <= 1 or 0 in array.shape or last == 1 else builder.contiguous(array)
+
+
+def _check_types(name: str, codec: Codec, refs: Sequence[ArrayRef | None]) -> None:
+    wanted = STORED[codec.kind], ("float32",), ("uint8",)
+    for field, ref, names in zip(("codes", "scales", "zeros"), refs, wanted, strict=True):
+        if ref is not None and ref.dtype.name not in names:
+            expected = " or ".join(names)
+            raise MixedDTypes(f"the {field} of {name!r} must be {expected}, found {ref.dtype}; make them with quantize")

@@ -1,0 +1,140 @@
+"""quantize and dequantize, and attention on quantised keys and values against attention on what they stand for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import monotile
+from monotile.errors import BadOption, MonotileError
+from monotile.kernels import reference
+from monotile.library.aura import levels, rotation
+from monotile.library.quantized import FORMATS, Quantized
+
+from .cases import qkv
+
+
+def exact(x: Any) -> Any:
+    """The numbers that quantised fields stand for, in float32."""
+    return replace(x, dtype="float32").dequantize() if isinstance(x, Quantized) else x
+
+
+def check(q: Any, K: Any, V: Any, backend: str, **options: Any) -> None:
+    """The error rule: at most twice the error of plain attention in the same type, plus a little."""
+    found = monotile.attention(q, K, V, backend=backend, **options)
+    plain = [x.dequantize() if isinstance(x, Quantized) else x for x in (K, V)]
+    naive = monotile.attention(q, *plain, backend="interpreter", **options)
+    wanted, _ = reference.attention(q, exact(K), exact(V), **options)
+    error, allowed = (np.abs(x.astype(np.float64) - wanted).max() for x in (found, naive))
+    assert found.dtype == q.dtype and error <= 2 * allowed + 1e-6
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_format_keeps_what_its_bits_can(format: str) -> None:
+    x = np.random.default_rng(1).standard_normal((2, 3, 40, 80)).astype(np.float32)
+    error = np.sqrt(np.square(monotile.quantize(x, format).dequantize() - x).mean())
+    bound = {"int8": 0.008, "int4": 0.14, "int4_zero_point": 0.12, "fp8_e4m3": 0.03, "fp8_e5m2": 0.06, "aura2": 0.36,
+             "aura3": 0.2, "aura4": 0.105, "aura6": 0.028, "aura8": 0.0075}  # fmt: skip
+    assert error < bound[format]
+    zeros = monotile.quantize(np.zeros((4, 33), np.float32), format).dequantize()
+    assert np.abs(zeros).max() == 0.0
+
+
+def test_groups_have_scales_of_their_own() -> None:
+    x = np.ones((3, 64), np.float32)
+    x[:, 16:] *= 1000.0
+    found = monotile.quantize(x, "int4", group=16)
+    assert found.scales.shape == (3, 4) and found.codes.shape == (3, 32)
+    np.testing.assert_allclose(found.dequantize(), x, rtol=1e-6)
+
+
+def test_the_rotation_is_orthogonal_and_the_levels_are_even() -> None:
+    for size in (1, 2, 64, 80, 96, 576):
+        np.testing.assert_allclose(rotation(size) @ rotation(size).T, np.eye(size), atol=1e-6)
+    table = np.array(levels(128, 2)) * np.sqrt(128)
+    np.testing.assert_allclose(table, [-1.51, -0.4528, 0.4528, 1.51], atol=0.01)  # Lloyd and Max, for a normal variable
+    assert np.array_equal(table, -table[::-1])
+
+
+CASES = [("int8", None), ("int4", 16), ("int4_zero_point", None), ("fp8_e4m3", 16), ("fp8_e5m2", None), ("aura3", None),
+         ("aura4", None)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("format", "group"), CASES)
+def test_attention_on_quantised_keys_and_values(backend: str, format: str, group: int | None) -> None:
+    dtype = {"int8": "bfloat16", "fp8_e5m2": "float16", "aura4": "bfloat16"}.get(format, "float32")
+    q, k, v = qkv(3, 37, 48, Dv=32, Hq=4, Hkv=2, dtype=dtype)
+    K, V = (monotile.quantize(x, format, group=group) for x in (k, v))
+    check(q, K, V, backend, causal=True)
+
+
+def test_one_of_the_two_may_be_plain_and_formats_may_differ(backend: str) -> None:
+    q, k, v = qkv(1, 70, 33, Hq=4, Hkv=1)
+    check(q, monotile.quantize(k, "int4"), v, backend)
+    check(q, k, monotile.quantize(v, "aura2"), backend, softcap=5.0)
+    check(q, monotile.quantize(k, "aura8"), monotile.quantize(v, "int8"), backend, window=(20, 0))
+
+
+def test_partials_of_quantised_keys_merge_to_attention(backend: str) -> None:
+    q, k, v = qkv(1, 300, 32, Hq=2, Hkv=1)
+    K, V = monotile.quantize(k, "int8"), monotile.quantize(v, "aura4")
+    parts = monotile.decode_partials(q, K, V, splits=3, backend=backend)
+    o, _ = monotile.merge(*parts, backend=backend)
+    np.testing.assert_allclose(o, monotile.attention(q, K, V, backend=backend), atol=2e-6)
+
+
+def test_unseen_keys_never_matter(backend: str) -> None:
+    """Behind the last visible key the scales are NaN."""
+    q, k, v = qkv(2, 40, 32, Hq=2, Hkv=1)
+    seen = np.arange(40) < 25
+    mask = np.broadcast_to(seen, (1, 1, 2, 40))
+    K, V = monotile.quantize(k, "int8"), monotile.quantize(v, "int8")
+    wanted = monotile.attention(q, K, V, mask=mask, backend=backend)
+    for x in (K, V):
+        x.scales[:, :, 25:] = np.nan
+    assert np.array_equal(monotile.attention(q, K, V, mask=mask, backend=backend), wanted)
+
+
+def test_torch_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.randn(1, 2, n, 32, dtype=torch.bfloat16) for n in (1, 50, 50))
+    for format in ("int8", "fp8_e4m3", "aura4"):
+        K, V = monotile.quantize(k, format), monotile.quantize(v, format)
+        found = monotile.attention(q, K, V)
+        wanted = monotile.attention(q, K.dequantize(), V.dequantize())
+        assert found.dtype == q.dtype and (found.float() - wanted.float()).abs().max() < 0.02
+    with pytest.raises(monotile.MonotileError, match="no gradient"):
+        monotile.attention(q.requires_grad_(), K, V)
+
+
+MISTAKES: list[tuple[Any, str]] = [
+    (lambda x: monotile.quantize(x, "int5"), "format must be one of int8"),
+    (lambda x: monotile.quantize(x, "int8", group=5), "group must divide the 16"),
+    (lambda x: monotile.quantize(x, "aura4", group=8), "one norm for a row"),
+    (lambda x: monotile.quantize(x * np.nan, "int8", check=True), "NaN or infinity"),
+    (lambda x: monotile.quantize(x.astype(np.int32), "int8"), "cast it"),
+    (lambda x: monotile.quantize(x[0, 0, 0], "int8"), "(..., N, D)"),
+    (lambda x: monotile.attention(x, replace(monotile.quantize(x, "int4"), size=15), x), "head size"),
+    (lambda x: monotile.attention(x, replace(monotile.quantize(x, "int8"), format="int4"), x), "codes of int4"),
+    (lambda x: monotile.attention(x, replace(monotile.quantize(x, "int8"), format="fp8_e4m3"), x), "float8_e4m3fn"),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), MISTAKES)
+def test_mistakes(call: Any, words: str) -> None:
+    with pytest.raises(MonotileError) as error:
+        call(np.ones((1, 2, 4, 16), np.float32))
+    assert words in str(error.value)
+
+
+def test_nan_without_a_check_harms_its_own_row_alone() -> None:
+    x = np.ones((4, 16), np.float32)
+    x[1, 3] = np.nan
+    for format in FORMATS:
+        found = monotile.quantize(x, format).dequantize()
+        np.testing.assert_allclose(found[[0, 2, 3]], monotile.quantize(x[[0, 2, 3]], format).dequantize())
+    with pytest.raises(BadOption):
+        monotile.quantize(x, "int8", check=True)

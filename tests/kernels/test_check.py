@@ -25,6 +25,15 @@ def test_registered_cases(case: registry.Case, backend: str) -> None:
     assert [v for v in registry.verdicts(case, backend) if not v.ok] == []
 
 
+def test_cases_of_metal_run_on_the_gpu_of_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
+    from monotile.backends.metal import on_mps
+
+    assert registry.gpu_of("cpu") is None and registry.gpu_of("metal") is None
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(on_mps, "why_not", lambda: None)
+    assert registry.gpu_of("metal") == "mps" and registry.gpu_of("cpu") is None
+
+
 def test_a_wrong_result_is_found() -> None:
     """A wrong digit, a misplaced NaN or infinity, a wrong shape."""
     exact = normal(4, 5).astype(np.float64)

@@ -19,7 +19,7 @@ STATES = {"split_o": "o", "split_m": "m", "split_l": "l"}  # of attention, by th
 SPLITS = "max(1, min(32, Nk // 128))"  # a plain rule, where the caller names no number
 
 
-class Part(NamedTuple):
+class EmittedKernel(NamedTuple):
     """A kernel of the manifest."""
 
     kernel: Kernel
@@ -27,7 +27,7 @@ class Part(NamedTuple):
     entry: Entry
 
 
-def chains(parts: Sequence[Part]) -> list[Entry]:
+def chains(parts: Sequence[EmittedKernel]) -> list[Entry]:
     """Return the chains of a manifest's kernels. A kernel that belongs to no other is a chain of one launch."""
     by = {part.kernel: part for part in parts}
     found, used = [], set[Kernel]()
@@ -41,7 +41,7 @@ def chains(parts: Sequence[Part]) -> list[Entry]:
     return found
 
 
-def _alone(part: Part) -> Entry:
+def _alone(part: EmittedKernel) -> Entry:
     tensors = [{n: t[n] for n in ("name", "role", "dtype", "shape")} for t in tensors_of(part.entry)]
     bound = {t["name"]: t["shape"] for t in tensors}
     scalars = [{"name": name, "dtype": dtype.name} for name, dtype in part.form.scalars]
@@ -49,7 +49,7 @@ def _alone(part: Part) -> Entry:
     return {"name": part.entry["name"], "tensors": tensors, "scalars": scalars, "launches": [launch]}
 
 
-def _attention(by: Mapping[Kernel, Part]) -> Entry:
+def _attention(by: Mapping[Kernel, EmittedKernel]) -> Entry:
     """Attention, after the block map that it reads and before the merge of its splits, if they are emitted with it."""
     part = by[attention.attention]
     consts, present = part.form.consts, {tensor.name: tensor for tensor in part.form.tensors}
@@ -112,7 +112,9 @@ def _blocks(length: str, size: int) -> str:
     return f"({length} + {size - 1}) // {size}"
 
 
-def _launch(part: Part, names: Mapping[str, str], shapes: Mapping[str, Shape], scalars: Mapping[str, str]) -> Entry:
+def _launch(
+    part: EmittedKernel, names: Mapping[str, str], shapes: Mapping[str, Shape], scalars: Mapping[str, str]
+) -> Entry:
     tensors = {own: {"tensor": name, "shape": shapes[name]} for own, name in names.items()}
     return {"kernel": part.entry["name"], "tensors": tensors, "scalars": dict(scalars)}
 
@@ -122,12 +124,12 @@ def tensors_of(entry: Entry) -> list[Entry]:
     return [tensor for tensor in entry.get("tensors") or entry["buffers"] if tensor["role"] != "words"]
 
 
-def _dtype(by: Mapping[Kernel, Part], launch: Entry, name: str) -> str:
+def _dtype(by: Mapping[Kernel, EmittedKernel], launch: Entry, name: str) -> str:
     (part,) = (part for part in by.values() if part.entry["name"] == launch["kernel"])
     return next(str(tensor.dtype) for tensor in part.form.tensors if tensor.name == name)
 
 
-def _check_dtypes(chain: Entry, parts: Sequence[Part]) -> None:
+def _check_dtypes(chain: Entry, parts: Sequence[EmittedKernel]) -> None:
     dtypes = {tensor["name"]: tensor["dtype"] for tensor in chain["tensors"]}
     forms = {part.entry["name"]: part.form for part in parts}
     for launch in chain["launches"]:

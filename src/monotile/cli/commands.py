@@ -1,4 +1,4 @@
-"""The verbs of the command line: devices, inspect, emit, check, compile, tune, cache, bench, snap, diff."""
+"""The verbs of the command line: devices, inspect, emit, check, compile, tune, cache, metal run, bench, snap, diff."""
 
 from functools import partial
 from pathlib import Path
@@ -216,6 +216,30 @@ def run_cache(
     from . import cache_report
 
     cache_report.run(_console(), limit=limit, clear=clear)
+
+
+# ---- other people's Metal kernels ------------------------------------------------------------------------------------
+
+metal_app = typer.Typer(help="Metal shaders, anyone's, without a Mac.", no_args_is_help=True)
+app.add_typer(metal_app, name="metal")
+
+
+@metal_app.command("run")
+def run_metal(
+    shader: Annotated[Path, typer.Argument(help="a .metal file")],
+    buffers: Annotated[Path, typer.Option(help="JSON of the launch: buffers, grid, threads (docs: metal_runner)")],
+    kernel: Annotated[str | None, typer.Option(help="The function, if the file has several.")] = None,
+    order: Annotated[str, typer.Option(help="of threads: ascending, descending, shuffled, or all three")] = "all",
+    fast_math: Annotated[bool, typer.Option("--fast-math", help="Compile as Metal does by default.")] = False,
+    style: Annotated[str, typer.Option("--format", help="text, or github for annotations")] = "text",
+    out: Annotated[Path | None, typer.Option(help="A folder to write the buffers to, as .npy files.")] = None,
+) -> None:
+    """Run a Metal kernel on the CPU and report its mistakes by line, and its counters. The exit code is 1 where it has
+    any, where a result is not as expected, or where results depend on the order of threads."""
+    from . import metal_run
+
+    if not metal_run.command(shader, buffers, metal_run.RunChoices(kernel, order, fast_math, style, out)):
+        raise typer.Exit(1)
 
 
 # ---- times -----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from ..kernels import attention
 from ..kernels.scores import Options
 from ..launch.kernel import Kernel
 from . import swift_package
-from .chains import Part, chains
+from .chains import EmittedKernel, chains
 from .contracts import contract
 from .inspection import check_device, specialised
 from .request import BadRequest, Request
@@ -62,7 +62,7 @@ def emit(
         device = check_device(target, device)
     _check_names(kernels, request)
     files: dict[str, bytes] = {}
-    parts: list[Part] = []
+    parts: list[EmittedKernel] = []
     for kernel in sorted(kernels, key=lambda k: k is not attention.attention):  # whose sizes the others take
         form, choice = specialised(kernel, _part(kernel, request), target, device, alone=True)
         if kernel is attention.attention:
@@ -71,7 +71,7 @@ def emit(
         if files.keys() & made.files.keys():
             raise BadRequest(f"two kernels are named {kernel.name!r}; emit them into folders of their own")
         files |= made.files
-        parts.append(Part(kernel, form, {**made.entry, **contract(kernel, form)}))
+        parts.append(EmittedKernel(kernel, form, {**made.entry, **contract(kernel, form)}))
     manifest = {"format": FORMAT, "monotile": __version__, "target": target, "meanings": MEANINGS}
     found = chains(parts)
     if package is not None:

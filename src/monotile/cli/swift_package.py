@@ -12,7 +12,7 @@ import numpy as np
 from ..backends.manifest import Entry
 from ..backends.metal.runner.folder import evaluate
 from ..dtypes import BY_NAME, to_numpy
-from .chains import Part
+from .chains import EmittedKernel
 from .request import BadRequest
 
 Array = np.ndarray[Any, Any]
@@ -23,7 +23,7 @@ OTHER_LENGTHS = (33, 70, 65, 40)  # of symbols in order: no multiples of a block
 ALLOWED = {"float32": 1e-4, "float16": 2e-3, "bfloat16": 1e-2}  # relative to the greatest element
 
 
-def files(parts: Sequence[Part], chains: Sequence[Entry]) -> dict[str, bytes]:
+def files(parts: Sequence[EmittedKernel], chains: Sequence[Entry]) -> dict[str, bytes]:
     """Return the package's files by path: its sources, and inputs and results of a run of every chain."""
     found = {str(path.relative_to(SOURCES)): path.read_bytes() for path in sorted(SOURCES.rglob("*.swift"))}
     cases = []
@@ -35,7 +35,7 @@ def files(parts: Sequence[Part], chains: Sequence[Entry]) -> dict[str, bytes]:
     return found
 
 
-def _case(parts: Sequence[Part], chain: Entry) -> tuple[Entry, dict[str, bytes]]:
+def _case(parts: Sequence[EmittedKernel], chain: Entry) -> tuple[Entry, dict[str, bytes]]:
     """Describe a run of a chain on random inputs, with the results of the interpreter."""
     relations = [relation for part in parts for relation in part.entry["relations"]]
     names, numbers, memory = _inputs(chain, relations)
@@ -93,7 +93,7 @@ def _number(scalar: Entry, relations: Sequence[str]) -> float | int:
     return -0.125 if f"{scalar['name']} <= 0" in relations else 0.125
 
 
-def _interpret(part: Part, launch: Entry, memory: Mapping[str, Array], names: Mapping[str, Any]) -> None:
+def _interpret(part: EmittedKernel, launch: Entry, memory: Mapping[str, Array], names: Mapping[str, Any]) -> None:
     """Run one launch in the interpreter, which defines what a kernel means."""
     given: dict[str, Any] = {name: evaluate(text, dict(names)) for name, text in launch["scalars"].items()}
     for name, use in launch["tensors"].items():

@@ -56,6 +56,7 @@ def run(console: Console, *, backend: str = "cpu", only: str = "") -> bool:
     from rich.table import Table
 
     backends.usable(backend)
+    place = f"{backend} ({registry.gpu_of(backend) or 'the runner, on the CPU'})" if backend == "metal" else backend
     wanted = cases(only)
     if not wanted:
         raise MonotileError(f"no case's name holds {only!r}; the ops are {', '.join(registry.OPS)}")
@@ -64,7 +65,7 @@ def run(console: Console, *, backend: str = "cpu", only: str = "") -> bool:
     with Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=console, transient=True
     ) as bar:
-        task = bar.add_task(f"checking on {backend}", total=len(wanted))
+        task = bar.add_task(f"checking on {place}", total=len(wanted))
         for result in results(wanted, backend):
             found.append(result)
             for verdict in result.verdicts:
@@ -76,7 +77,7 @@ def run(console: Console, *, backend: str = "cpu", only: str = "") -> bool:
     console.print(table)
     failed = [r for r in found if not r.ok]
     worst = max(found, key=lambda r: r.share)
-    console.print(f"{len(found) - len(failed)} of {len(found)} cases hold on {backend}", highlight=False)
+    console.print(f"{len(found) - len(failed)} of {len(found)} cases hold on {place}", highlight=False)
     console.print(
         f"worst: {worst.case.name}, at {worst.share:.0%} of what is allowed",
         highlight=False,

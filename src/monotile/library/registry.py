@@ -6,6 +6,7 @@ A result may be twice as far from float64 as the plain formula is in the same dt
 
 from __future__ import annotations
 
+import sys
 import types
 import zlib
 from collections.abc import Callable, Mapping
@@ -128,9 +129,21 @@ def verdicts(case: Case, backend: str | None = None, threads: int | None = None)
     return [judge(name, found[name], exact[name], naive[name]) for name in found]
 
 
+def gpu_of(backend: str | None) -> str | None:
+    """The torch device that runs a backend's cases; None if they run on arrays in this machine's memory."""
+    if backend == "nvidia" and not backends.get("nvidia").accepts("cpu"):  # Triton's interpreter takes them as they are
+        return "cuda"
+    if backend == "metal" and sys.platform == "darwin":
+        from ..backends.metal import on_mps
+
+        return "mps" if on_mps.why_not() is None else None
+    return None
+
+
 def on_device(value: Any, backend: str | None) -> Any:
-    """Move an argument to where a backend takes it: for nvidia the GPU, with arrays that a function refers to."""
-    if backend != "nvidia" or backends.get("nvidia").accepts("cpu"):  # Triton's interpreter takes them as they are
+    """Move an argument to where a backend takes it: on a GPU, with arrays that a function refers to."""
+    device = gpu_of(backend)
+    if device is None:
         return value
     if isinstance(value, types.FunctionType):
         cells = tuple(types.CellType(on_device(cell.cell_contents, backend)) for cell in value.__closure__ or ())
@@ -146,7 +159,8 @@ def on_device(value: Any, backend: str | None) -> Any:
 
     name = value.dtype.name
     plain = value.view(np.int16) if name == "bfloat16" else value
-    return torch.from_numpy(np.ascontiguousarray(plain).reshape(plain.shape)).cuda().view(getattr(torch, name))
+    tensor = torch.from_numpy(np.ascontiguousarray(plain).reshape(plain.shape)).view(getattr(torch, name))
+    return tensor.to(device)
 
 
 def from_device(value: Any) -> Any:

@@ -180,6 +180,11 @@ def build(
     return BuiltKernel(library, found, parsed.variables)
 
 
+def kernel_names(source: str) -> tuple[str, ...]:
+    """Return the names of a shader's kernels."""
+    return tuple(_parsed(source, compiler()).kernels)
+
+
 @cache
 def _parsed(source: str, chosen: Compiler) -> shader.ParsedShader:
     """Expand a shader's macros and parse it. Metal's own headers are left out; the shim takes their place later."""

@@ -36,7 +36,7 @@ def flash_attn_varlen_func(
     pages) k and v are pages (pages, page size, Hkv, D)."""
     refuse_dropout(dropout_p)
     check_rank("q", q, 3)
-    rows = Rows.of(q, cu_seqlens_q, cu_seqlens_k)
+    rows = PackedRanges.of(q, cu_seqlens_q, cu_seqlens_k)
     wanted = Wanted(softmax_scale, causal, window_size, softcap, alibi_slopes)
     if block_table is None:
         o, lse = _packed(q, k, v, rows, wanted)
@@ -45,7 +45,7 @@ def flash_attn_varlen_func(
     return (o, lse, None) if return_attn_probs else o
 
 
-class Rows(NamedTuple):
+class PackedRanges(NamedTuple):
     """Where each row of packed queries belongs."""
 
     sequence: Tensor  # (queries,)
@@ -69,7 +69,7 @@ class Rows(NamedTuple):
         return self.ends_k.diff()
 
     @classmethod
-    def of(cls, q: Tensor, ends_q: Tensor, ends_k: Tensor) -> Rows:
+    def of(cls, q: Tensor, ends_q: Tensor, ends_k: Tensor) -> PackedRanges:
         for name, ends in (("cu_seqlens_q", ends_q), ("cu_seqlens_k", ends_k)):
             if ends.dim() != 1 or ends.shape != ends_q.shape or len(ends) < 1 or ends.is_floating_point():
                 raise ArgumentShape(
@@ -84,7 +84,7 @@ class Rows(NamedTuple):
         return cls(sequence, places - ends_q[sequence], ends_q, ends_k)
 
 
-def _packed(q: Tensor, k: Tensor, v: Tensor, rows: Rows, wanted: Wanted) -> tuple[Tensor, Tensor]:
+def _packed(q: Tensor, k: Tensor, v: Tensor, rows: PackedRanges, wanted: Wanted) -> tuple[Tensor, Tensor]:
     check_rank("k", k, 3)
     check_rank("v", v, 3)
     if torch_calls.needs_operator(q, k, v):
@@ -99,7 +99,7 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, rows: Rows, wanted: Wanted) -> tupl
     return found
 
 
-def _differentiable(q: Tensor, k: Tensor, v: Tensor, rows: Rows, wanted: Wanted) -> tuple[Tensor, Tensor]:
+def _differentiable(q: Tensor, k: Tensor, v: Tensor, rows: PackedRanges, wanted: Wanted) -> tuple[Tensor, Tensor]:
     """The same by `attention`, which has gradients: each query sees an interval of all keys, and a block map tells
     which blocks of them are skipped."""
     at = rows.sequence
@@ -115,7 +115,7 @@ def _differentiable(q: Tensor, k: Tensor, v: Tensor, rows: Rows, wanted: Wanted)
 
 
 def _in_pages(
-    q: Tensor, k: Tensor, v: Tensor, rows: Rows, wanted: Wanted, block_table: Tensor
+    q: Tensor, k: Tensor, v: Tensor, rows: PackedRanges, wanted: Wanted, block_table: Tensor
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Sequences side by side, each at the end of as many rows as the longest has, against keys in pages."""
     torch_calls.refuse_gradients("flash_attn_varlen_func with a block_table", q, k, v)

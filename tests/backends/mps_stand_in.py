@@ -47,13 +47,17 @@ class Storage:
     def data_ptr(self) -> int:
         return self.number
 
+    def nbytes(self) -> int:
+        return self.memory.nbytes
+
 
 DTYPES = {name: DType(name) for name in (*ELEMENTS, "float64")}
 DEVICE, STRIDED = Device(), object()
 
 
 class Tensor:
-    layout, device, requires_grad = STRIDED, DEVICE, False
+    layout, device = STRIDED, DEVICE
+    requires_grad = is_nested = is_meta = False
 
     def __init__(self, view: Array, storage: Storage) -> None:
         self.view, self.storage = view, storage
@@ -64,6 +68,9 @@ class Tensor:
 
     @property
     def ndim(self) -> int:
+        return self.view.ndim
+
+    def dim(self) -> int:
         return self.view.ndim
 
     @property
@@ -176,7 +183,9 @@ def torch() -> types.ModuleType:
         "mps": types.SimpleNamespace(compile_shader=compile_shader),
         "is_autocast_enabled": lambda kind: False, "is_grad_enabled": lambda: False,
         "compiler": types.SimpleNamespace(is_compiling=lambda: False), "nn": types.SimpleNamespace(Parameter=Tensor),
-        "_C": types.SimpleNamespace(_are_functorch_transforms_active=lambda: False),
+        "_C": types.SimpleNamespace(
+            _are_functorch_transforms_active=lambda: False, _is_any_autocast_enabled=lambda: False
+        ),
     }  # fmt: skip
     vars(module).update(parts)
     return module

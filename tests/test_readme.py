@@ -41,6 +41,7 @@ scores(q, k, s)
 def shell(text: str) -> list[list[str]]:
     """The `monotile` commands in blocks of code without a language, and in the text."""
     blocks = "\n".join(block for name, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.M | re.S) if not name)
+    blocks = blocks.replace("\\\n", " ")
     lines = re.findall(r"^monotile ([a-z].*?)(?:  +#.*)?$", blocks, re.M) + re.findall(r"`monotile ([a-z][^`]*)`", text)
     return [shlex.split(line) for line in lines]
 
@@ -88,6 +89,8 @@ def test_the_commands_of_the_pages_exist(page: Path) -> None:
     verbs = get_group(commands.app).commands
     for words in shell(page.read_text()):
         assert words[0] in verbs, words
-        if not verbs[words[0]].context_settings.get("ignore_unknown_options"):
-            known = {option for parameter in verbs[words[0]].params for option in parameter.opts}
+        verb = verbs[words[0]]
+        verb = getattr(verb, "commands", {}).get(words[1], verb) if len(words) > 1 else verb
+        if not verb.context_settings.get("ignore_unknown_options"):
+            known = {option for parameter in verb.params for option in parameter.opts}
             assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, words

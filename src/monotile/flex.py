@@ -1,4 +1,4 @@
-"""FlexAttention by monotile's kernels: torch's names and signatures, forward and backward, on every device.
+"""FlexAttention by monotile's kernels: torch's names and signatures, forward and backward.
 
 from monotile.flex import create_block_mask, flex_attention
 

@@ -402,7 +402,7 @@ def object_without_comparison(y):
     t = hostile == 1
 
 
-@mistake(ConstantFailed, "hostile()", "no call", "constants")
+@mistake(UnsupportedPython, 'raise RuntimeError("no call")', "'raise'", "assert")
 def object_that_fails_when_called(y):
     t = hostile()
 

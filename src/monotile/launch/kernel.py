@@ -85,10 +85,16 @@ class Kernel:
     ) -> None:
         if threads is not None:
             check_threads(threads)
-        if consts:
-            plan, args = with_constants(tuple(consts.values()), lambda: self._planned(args, consts, backend, schedule))
-        else:
-            plan, args = self._planned(args, consts, backend, schedule)
+        try:
+            if consts:
+                values = tuple(consts.values())
+                plan, args = with_constants(values, lambda: self._planned(args, consts, backend, schedule))
+            else:
+                plan, args = self._planned(args, consts, backend, schedule)
+        except InternalError:
+            raise
+        except MonotileError as error:  # without the frames of the compiler
+            raise error.with_traceback(None) from None
         given = args if plan.all_arrays else [args[n] for n in plan.array_positions]
         addresses = [numpy_address(a) if type(a) is np.ndarray else tensors.address(a) for a in given]
         self._check_memory(plan, given, addresses)
@@ -124,12 +130,7 @@ class Kernel:
             if any([arrays.is_foreign(a, backend) for a in given]):
                 given = arrays.host_views([p.name for p in self.parameters], given, backend)
                 return self._planned(given, consts, backend, schedule)
-            try:
-                plan = self.plan(given, captured, consts, backend, schedule)
-            except InternalError:
-                raise
-            except MonotileError as error:  # without the frames of the compiler
-                raise error.with_traceback(None) from None
+            plan = self.plan(given, captured, consts, backend, schedule)
             if len(self._plans) >= MAX_PLANS:
                 self._plans.clear()
             self._plans[key] = plan

@@ -169,7 +169,7 @@ def test_decode_and_merge() -> None:
 
 
 def test_offsets_do_not_wrap() -> None:
-    """A second head 2^32 elements after the first is read there, not at the first one."""
+    """A second head 2^40 elements after the first is read there, where no memory is, not at the first one."""
     q, k, v = randoms(1, 2, 16, 16), randoms(1, 2, 8, 16, seed=1), randoms(1, 2, 8, 16, seed=2)
     arrays = [q, k, v, metal.poisoned(q.shape, np.float32)]
     given = over_all_keys(*arrays, scale=0.25)
@@ -184,7 +184,7 @@ def test_offsets_do_not_wrap() -> None:
     )
     rendered = program.rendered
     assert metal.run(rendered.source, rendered.name, buffers, 2, rendered.threads).clean
-    meta[rendered.meta.index((1, "stride", 1))] = 2**32
+    meta[rendered.meta.index((1, "stride", 1))] = 2**40
     report = metal.run(rendered.source, rendered.name, buffers, 2, rendered.threads)
     assert [finding.kind for finding in report.findings] == ["fault"], report
 

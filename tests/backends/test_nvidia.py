@@ -29,6 +29,7 @@ from monotile.kernels.attention import attention
 from monotile.kernels.scores import Options
 from monotile.language import Const, Tensor, kernel
 from monotile.launch.arguments import Arguments
+from monotile.launch.captures import NOTHING
 from monotile.launch.kernel import choose_backend
 from monotile.runtime.tensors import View
 
@@ -132,7 +133,7 @@ def test_schedules_fit_shared_memory() -> None:
 
 def backend_for(x: View, y: View, name: str | None = None) -> object:
     """The backend that a call of scale_rows with these arrays runs on."""
-    return choose_backend(name, Arguments(scale_rows.signature, (x, y), 2, {}))
+    return choose_backend(name, Arguments(scale_rows.signature, (x, y), NOTHING, {}))
 
 
 @compiled

@@ -140,8 +140,7 @@ def test_the_largest_head_sizes(dtype: str, D: int, spills: int) -> None:
 
 
 @compiled
-@pytest.mark.parametrize("D", [128, 256])
-@pytest.mark.parametrize("mask_type", [bool, np.float32])
+@pytest.mark.parametrize(("D", "mask_type"), [(128, bool), (256, np.float32)])
 def test_masks_of_float32(mask_type: Any, D: int) -> None:
     """Blocks so small that nearly everything fits the registers."""
     blocks = NvidiaChoices().row_blocks(problem(D, "float32", mask=bool_)).blocks

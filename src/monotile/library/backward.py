@@ -17,12 +17,9 @@ from .block_mask import BlockMask, unwrapped
 from .calls import ArrayRef, CallBuilder, Finish, LibraryFunction
 from .inputs import (
     AttentionInputs,
-    read_causal,
     read_inputs,
     read_options,
-    read_scale,
-    read_softcap,
-    read_window,
+    read_scoring,
     unit_last,
 )
 from .launches import SCALE
@@ -73,14 +70,9 @@ def attention_backward(
 ) -> Gradients:  # fmt: skip
     """The gradients of `attention` with these arguments, where it returned `o` and `lse`, for the gradient `do` of o
     (and `dlse` of lse). See docs/guide/attention_backward.md."""
-    if causal is not False:
-        read_causal(causal)
     if not isinstance(mask_grad, bool):
         raise BadOption(f"mask_grad is True or False, found {mask_grad!r}")
-    scale = scale if scale is None else read_scale(scale)
-    window = window if window is None else read_window(window)
-    softcap = softcap if softcap is None else read_softcap(softcap)
-    negative = scale is not None and scale < 0.0
+    scale, window, softcap, negative = read_scoring(causal, scale, window, softcap)
     blocks = None
     if mask_mod is not None:
         mask_mod, blocks = unwrapped(mask_mod)

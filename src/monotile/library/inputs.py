@@ -248,6 +248,19 @@ def read_softcap(softcap: Any) -> float | None:
     return softcap or None
 
 
+def read_scoring(
+    causal: Any, scale: Any, window: Any, softcap: Any
+) -> tuple[float | None, tuple[int | None, int | None] | None, float | None, bool]:
+    """Check these options, of which a call gives few, and return scale, window and softcap as numbers, and whether the
+    scale is negative."""
+    if causal is not False:
+        read_causal(causal)
+    scale = scale if scale is None else read_scale(scale)
+    window = window if window is None else read_window(window)
+    softcap = softcap if softcap is None else read_softcap(softcap)
+    return scale, window, softcap, scale is not None and scale < 0.0
+
+
 def read_window(window: Any) -> tuple[int | None, int | None]:
     """Return how many keys a query sees on its left and on its right, None for all of them."""
     if not isinstance(window, tuple | list) or len(window) != 2:

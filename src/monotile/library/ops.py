@@ -26,12 +26,9 @@ from .calls import ArrayRef, CallBuilder, Finish, LibraryFunction
 from .inputs import (
     AttentionInputs,
     check_count,
-    read_causal,
     read_inputs,
     read_options,
-    read_scale,
-    read_softcap,
-    read_window,
+    read_scoring,
 )
 from .launches import SCALE
 from .mask_maps import MASK_BLOCKS, mask_blocks
@@ -91,12 +88,7 @@ def attention(
 ) -> Any:  # fmt: skip
     """softmax(q k^T * scale) v, for q (B, Hq, Nq, D), k (B, Hkv, Nk, D), v (B, Hkv, Nk, Dv). See
     docs/guide/attention.md."""
-    if causal is not False:
-        read_causal(causal)
-    scale = scale if scale is None else read_scale(scale)
-    window = window if window is None else read_window(window)
-    softcap = softcap if softcap is None else read_softcap(softcap)
-    negative = scale is not None and scale < 0.0
+    scale, window, softcap, negative = read_scoring(causal, scale, window, softcap)
     arrays = (q, k, v) if mask is None is sinks else (q, k, v, mask, sinks)
     layouts = _, addresses = tensors.layouts(arrays)
     in_keys = addresses[1] == addresses[2] and tensors.is_leading_part(v, k)
@@ -177,14 +169,9 @@ def decode_partials(
     """The softmax state of each of `splits` runs of keys; `merge` makes attention of them. See
     docs/guide/decode_partials.md."""
     torch_calls.refuse_gradients("decode_partials", q, k, v, mask)
-    if causal is not False:
-        read_causal(causal)
     if splits is not None:
         check_count("splits", splits)
-    scale = scale if scale is None else read_scale(scale)
-    window = window if window is None else read_window(window)
-    softcap = softcap if softcap is None else read_softcap(softcap)
-    negative = scale is not None and scale < 0.0
+    scale, window, softcap, negative = read_scoring(causal, scale, window, softcap)
     arrays = (q, k, v) if mask is None else (q, k, v, mask)
     blocks = None
     if mask_mod is not None:

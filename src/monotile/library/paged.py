@@ -26,11 +26,8 @@ from .inputs import (
     check_sinks,
     one_device,
     one_dtype,
-    read_causal,
     read_options,
-    read_scale,
-    read_softcap,
-    read_window,
+    read_scoring,
     unit_last,
 )
 from .launches import SCALE
@@ -68,16 +65,12 @@ def attention_paged(
     """Attention of q (B, Hq, Nq, D) on keys (P, page, Hkv, D) and values (P, page, Hkv, Dv) in pages: key j of batch b
     is at j % page in page page_table[b, j // page], for j below lengths[b]. See docs/guide/caches.md."""
     torch_calls.refuse_gradients("attention_paged", q, k_pages, v_pages, sinks)
-    read_causal(causal)
-    scale = scale if scale is None else read_scale(scale)
-    window = window if window is None else read_window(window)
-    softcap = softcap if softcap is None else read_softcap(softcap)
+    scale, window, softcap, negative = read_scoring(causal, scale, window, softcap)
     arrays = q, k_pages, v_pages, page_table, lengths, sinks
     layouts = _, addresses = tensors.layouts(arrays)
     if check:
         check_pages(contents(page_table), contents(lengths), k_pages.shape)
     in_keys = addresses[1] == addresses[2] and tensors.is_leading_part(v_pages, k_pages)
-    negative = scale is not None and scale < 0.0
     options = causal, window, softcap, score_mod, mask_mod, negative, in_keys, return_lse, backend, threads
     return PAGED.call(arrays, layouts, options, scale)
 

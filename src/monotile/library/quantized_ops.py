@@ -11,7 +11,7 @@ from ..runtime import tensors
 from . import aura, torch_calls
 from .block_mask import unwrapped
 from .calls import LibraryFunction
-from .inputs import check_count, read_causal, read_scale, read_softcap, read_window
+from .inputs import check_count, read_scoring
 from .merging import Partials
 from .ops import FUNCTIONS
 from .quantized import Quantized
@@ -82,14 +82,10 @@ def decode_partials(q: Array, k: Array, v: Array, *, mask: Array, splits: int | 
 def _read_options(given: dict[str, Any]) -> tuple[float | None, Any, tuple[Any, ...]]:
     """Check options; return the scale, the maps of a block mask, and the options that both functions have."""
     causal, scale, window, softcap = (given[name] for name in ("causal", "scale", "window", "softcap"))
-    read_causal(causal)
-    scale = scale if scale is None else read_scale(scale)
-    window = window if window is None else read_window(window)
-    softcap = softcap if softcap is None else read_softcap(softcap)
+    scale, window, softcap, negative = read_scoring(causal, scale, window, softcap)
     mask_mod, blocks = given["mask_mod"], None
     if mask_mod is not None:
         mask_mod, blocks = unwrapped(mask_mod)
-    negative = scale is not None and scale < 0.0
     return scale, blocks, (causal, window, softcap, given["score_mod"], mask_mod, negative)
 
 

@@ -22,11 +22,8 @@ from .inputs import (
     check_sinks,
     one_device,
     one_dtype,
-    read_causal,
     read_options,
-    read_scale,
-    read_softcap,
-    read_window,
+    read_scoring,
     unit_last,
 )
 from .launches import SCALE
@@ -63,17 +60,13 @@ def attention_varlen(
     torch_calls.refuse_gradients("attention_varlen", q, k, v, sinks)
     if torch_calls.is_tensor(q):
         q, k, v = torch_calls.in_autocast(q, k, v)
-    read_causal(causal)
-    scale = scale if scale is None else read_scale(scale)
-    window = window if window is None else read_window(window)
-    softcap = softcap if softcap is None else read_softcap(softcap)
+    scale, window, softcap, negative = read_scoring(causal, scale, window, softcap)
     arrays = q, k, v, q_offsets, k_offsets, sinks
     layouts = _, addresses = tensors.layouts(arrays)
     if check:
         for name, offsets, array in (("q_offsets", q_offsets, q), ("k_offsets", k_offsets, k)):
             check_offsets(name, contents(offsets), array.shape[0])
     in_keys = addresses[1] == addresses[2] and tensors.is_leading_part(v, k)
-    negative = scale is not None and scale < 0.0
     options = causal, window, softcap, score_mod, mask_mod, negative, in_keys, return_lse, backend, threads
     return VARLEN.call(arrays, layouts, options, scale)
 

@@ -12,6 +12,7 @@ from monotile.dtypes import BY_NAME, bool_, float32
 from monotile.launch.captures import NOTHING
 from monotile.library import block_maps, dry_run, merging, ops
 from monotile.library.calls import CallBuilder
+from monotile.library.inputs import AttentionOptions
 from monotile.runtime.tensors import View, dense
 
 DEVICES = {"cpu": "cpu", "metal": "mps", "nvidia": "sm_90"}
@@ -40,7 +41,7 @@ def tensor(device: str, dtype: Any, *shape: int) -> View:
     return View(dtype, shape, dense(shape), device)
 
 
-def described(device: str, given: dict[str, Any]) -> tuple[dict[str, View], ops.AttentionOptions]:
+def described(device: str, given: dict[str, Any]) -> tuple[dict[str, View], AttentionOptions]:
     """The arrays and options of a call."""
     Nq, Nk, D, dtype = given.get("Nq", 300), given.get("Nk", 3000), given.get("D", 128), BY_NAME["bfloat16"]
     inputs = {"q": tensor(device, dtype, 1, 8, Nq, D)}
@@ -50,9 +51,9 @@ def described(device: str, given: dict[str, Any]) -> tuple[dict[str, View], ops.
     if "sinks" in given:
         inputs["sinks"] = tensor(device, float32, 8)
     usual = {"causal": False, "negative": False, "return_lse": False, "backend": None}
-    values = {**dict.fromkeys(ops.AttentionOptions._fields), **usual}
+    values = {**dict.fromkeys(AttentionOptions._fields), **usual}
     values |= {name: value for name, value in given.items() if name in values}
-    return inputs, ops.AttentionOptions(**values)
+    return inputs, AttentionOptions(**values)
 
 
 @pytest.mark.parametrize("name", CALLS)

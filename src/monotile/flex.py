@@ -146,7 +146,7 @@ def _from_torch(given: Any) -> BlockMask | None:
 
 
 def _listed(numbers: Tensor, indices: Tensor) -> Tensor:
-    """1 for each block (batch, head, row, column) that a list of columns names, which has so many valid entries."""
+    """Return 1 for each block (batch, head, row, column) in the first `numbers` columns of its list, else 0."""
     valid = torch.arange(indices.shape[-1], device=indices.device) < numbers[..., None]
     found = torch.zeros(indices.shape, dtype=torch.int32, device=indices.device)
     return found.scatter_add(-1, indices.long(), valid.int()).clamp(max=1)

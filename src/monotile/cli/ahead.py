@@ -16,7 +16,7 @@ from ..backends.nvidia.device import DESCRIBED, gpu
 from ..backends.nvidia.schedule import count
 from ..errors import MonotileError
 from ..library import dry_run
-from ..library.ops import AttentionOptions
+from ..library.inputs import AttentionOptions
 from ..runtime.tensors import View, dense
 from .request import BadRequest
 

@@ -14,6 +14,7 @@ from ..kernels import attention, backward, examples, mask_blocks, merge, option_
 from ..kernels.scores import Options
 from ..launch.kernel import Kernel
 from ..library import backward as backward_call
+from ..library import inputs as call_inputs
 from ..library import mask_maps, merging, ops
 from ..runtime.tensors import View, dense
 from .request import BadRequest, Request, find
@@ -171,7 +172,9 @@ class FunctionDefaults:
 
 QKV = {"q": "B Hq Nq D", "k": "B Hkv Nk D", "v": "B Hkv Nk Dv", "mask": "B Hq Nq Nk", "sinks": "Hq"}
 FUNCTIONS: dict[str, FunctionDefaults] = {
-    "attention": FunctionDefaults(ops.AttentionOptions, QKV, ("mask", "sinks"), {"mask": bool_, "sinks": float32}),
+    "attention": FunctionDefaults(
+        call_inputs.AttentionOptions, QKV, ("mask", "sinks"), {"mask": bool_, "sinks": float32}
+    ),
     "attention_backward": FunctionDefaults(
         backward_call.BackwardOptions,
         {**QKV, "do": "B Hq Nq Dv", "o": "B Hq Nq Dv", "lse": "B Hq Nq", "dlse": "B Hq Nq"},

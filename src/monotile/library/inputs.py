@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -34,6 +34,21 @@ MAX_PARTS = 2**20
 UNBOUNDED = 2**30  # a window's side from here on hides nothing, and its sum with a position might not fit int32
 SOFTCAPS = 1e-30, 1e30
 GREATEST_SCALE = 2e38  # times log2(e) it is still a number
+
+
+class AttentionOptions(NamedTuple):
+    """The options of a call of attention, as given: on dense, ragged or paged keys."""
+
+    causal: Any
+    window: Any
+    softcap: Any
+    score_mod: Any
+    mask_mod: Any
+    negative: bool  # the scale is negative
+    values_in_keys: bool  # v is the first columns of k, as in MLA: the same memory
+    return_lse: Any
+    backend: str | None
+    threads: int | None
 
 
 @dataclass

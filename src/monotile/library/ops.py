@@ -25,6 +25,7 @@ from .block_mask import BlockMask, block_mask, unwrapped
 from .calls import ArrayRef, CallBuilder, Finish, LibraryFunction
 from .inputs import (
     AttentionInputs,
+    AttentionOptions,
     check_count,
     read_inputs,
     read_options,
@@ -63,21 +64,6 @@ _first: Finish = itemgetter(0)
 
 
 # ---- attention -------------------------------------------------------------------------------------------------------
-
-
-class AttentionOptions(NamedTuple):
-    """The options of a call of `attention`, as given."""
-
-    causal: Any
-    window: Any
-    softcap: Any
-    score_mod: Any
-    mask_mod: Any
-    negative: bool  # the scale is negative
-    values_in_keys: bool  # v is the first columns of k, as in MLA: the same memory
-    return_lse: Any
-    backend: str | None
-    threads: int | None
 
 
 def attention(

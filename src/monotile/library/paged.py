@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from . import torch_calls
 from .calls import ArrayRef, CallBuilder, Finish, LibraryFunction
 from .inputs import (
     AttentionInputs,
+    AttentionOptions,
     check_shapes,
     check_sinks,
     one_device,
@@ -38,21 +39,6 @@ Array = Any
 FEW_ROWS = 64  # query rows of a KV head, up to which keys are split whatever else there is to do
 KEYS_PER_SPLIT = 4096  # of the longest sequence: it must not be the work of one program while others are done
 MAX_SPLITS = 64
-
-
-class PagedOptions(NamedTuple):
-    """The options of a call of `attention_paged`, as given."""
-
-    causal: Any
-    window: Any
-    softcap: Any
-    score_mod: Any
-    mask_mod: Any
-    negative: bool  # the scale is negative
-    values_in_keys: bool  # v_pages is the first columns of k_pages
-    return_lse: Any
-    backend: str | None
-    threads: int | None
 
 
 def attention_paged(
@@ -75,7 +61,7 @@ def attention_paged(
     return PAGED.call(arrays, layouts, options, scale)
 
 
-def _plan(builder: CallBuilder, given: PagedOptions) -> Finish:
+def _plan(builder: CallBuilder, given: AttentionOptions) -> Finish:
     options = read_options(given)
     q, sinks = builder.input("q"), builder.inputs.get("sinks")
     k, v = _read_pages(builder, "k_pages"), _read_pages(builder, "v_pages")
@@ -110,8 +96,8 @@ def _plan(builder: CallBuilder, given: PagedOptions) -> Finish:
 
 
 def _choose(builder: CallBuilder, problem: AttentionProblem, page: int) -> AttentionChoice:
-    """Blocks for pages. Few rows get splits of all that a table holds, since a length is not known before the launch:
-    a program then has so many keys at most, whatever the lengths are."""
+    """Return the blocks and splits for pages. With few rows, the capacity of the table is split, because lengths are
+    not known before the launch: no program has more than KEYS_PER_SPLIT keys, up to MAX_SPLITS splits."""
     choice = builder.choices.attention(problem)
     block = builder.choices.page_block(page, choice.key_block)
     choice = replace(choice, blocks={**choice.blocks, "BK": block}, first_block=0)
@@ -214,4 +200,4 @@ def paged_append(
     paged_append_kernel(*arrays, backend=backend, threads=threads)
 
 
-PAGED = LibraryFunction(("q", "k_pages", "v_pages", "page_table", "lengths", "sinks"), PagedOptions, _plan)
+PAGED = LibraryFunction(("q", "k_pages", "v_pages", "page_table", "lengths", "sinks"), AttentionOptions, _plan)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from . import torch_calls
 from .calls import ArrayRef, CallBuilder, Finish, LibraryFunction
 from .inputs import (
     AttentionInputs,
+    AttentionOptions,
     check_shapes,
     check_sinks,
     one_device,
@@ -30,21 +31,6 @@ from .launches import SCALE
 
 Array = Any
 NOT_PAGED = (None,) * 4
-
-
-class VarlenOptions(NamedTuple):
-    """The options of a call of `attention_varlen`, as given."""
-
-    causal: Any
-    window: Any
-    softcap: Any
-    score_mod: Any
-    mask_mod: Any
-    negative: bool  # the scale is negative
-    values_in_keys: bool  # v is the first columns of k
-    return_lse: Any
-    backend: str | None
-    threads: int | None
 
 
 def attention_varlen(
@@ -71,7 +57,7 @@ def attention_varlen(
     return VARLEN.call(arrays, layouts, options, scale)
 
 
-def _plan(builder: CallBuilder, given: VarlenOptions) -> Finish:
+def _plan(builder: CallBuilder, given: AttentionOptions) -> Finish:
     options = read_options(given)
     q, k, v = (unit_last(builder, a) for a in _read_packed(builder))
     offsets = builder.input("q_offsets"), builder.input("k_offsets")
@@ -165,4 +151,4 @@ def check_offsets(name: str, offsets: np.ndarray[Any, Any], length: int) -> None
         raise BadOffsets(f"{found}; offsets never fall: an empty sequence repeats the one before")
 
 
-VARLEN = LibraryFunction(("q", "k", "v", "q_offsets", "k_offsets", "sinks"), VarlenOptions, _plan)
+VARLEN = LibraryFunction(("q", "k", "v", "q_offsets", "k_offsets", "sinks"), AttentionOptions, _plan)

@@ -28,8 +28,8 @@ from .streamed_dots import StreamedDotEmitter
 from .target import Target
 from .vectors import BYTES
 
-# Tiles of a block along the rows, for so many vectors. Registers hold the sums, a B tile of each vector, and two A
-# tiles in turn.
+# Tile rows of a register block, by its number of vectors. The tile registers hold the accumulators, one B tile for each
+# vector, and A tiles.
 TILE_ROWS = {1: 4, 2: 2}
 FINISHED_ROWS = 4  # rows of sums whose elementwise work is one iteration
 

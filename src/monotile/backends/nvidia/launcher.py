@@ -24,7 +24,8 @@ class LoadedKernel(NamedTuple):
 
 
 def load(kernel: Any, descriptors: int) -> LoadedKernel:
-    """Return the launcher of a kernel that Triton compiled, whose first arguments are so many descriptors."""
+    """Return the launcher of a kernel that Triton compiled, with `descriptors` tensor descriptors as its first
+    arguments."""
     run, function, packed = kernel.run, kernel.function, kernel.packed_metadata
     inside = _inside(run, descriptors)
     if inside is None:

@@ -59,6 +59,11 @@ class Quantized:
                 raise ArgumentShape(f"{name} must have shape {(*wanted[:-1], groups)}, found {tuple(field.shape)}")
         return found
 
+    def fields(self) -> dict[str, Array]:
+        """The arrays by name."""
+        found = {"codes": self.codes, "scales": self.scales, "zeros": self.zeros}
+        return {name: array for name, array in found.items() if array is not None}
+
     def dequantize(self) -> Array:
         """The numbers that the fields stand for, as an array of the type they were made from."""
         found = self.codec

@@ -10,7 +10,7 @@ import sys
 import types
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from ..kernels import reference
 from . import ops, quantized_cases
 from .block_mask import BlockMask
 from .cache_cases import appended, exact_append, formula, paged, ragged, run_append
+from .quantized import Quantized
 
 Array = np.ndarray[Any, Any]
 Inputs = dict[str, Any]
@@ -153,12 +154,14 @@ def on_device(value: Any, backend: str | None) -> Any:
         return types.FunctionType(value.__code__, moved, value.__name__, value.__defaults__, cells)
     if isinstance(value, BlockMask):
         return BlockMask(on_device(value.mask_mod, backend), value.B, value.H, value.Nq, value.Nk)
+    if isinstance(value, Quantized):
+        return replace(value, **{name: on_device(array, backend) for name, array in value.fields().items()})
     if not isinstance(value, np.ndarray):
         return value
     import torch
 
-    name = value.dtype.name
-    plain = value.view(np.int16) if name == "bfloat16" else value
+    name, size = value.dtype.name, value.dtype.itemsize
+    plain = value.view(f"i{size}") if name.startswith(("bfloat", "float8")) else value  # types that NumPy lacks
     tensor = torch.from_numpy(np.ascontiguousarray(plain).reshape(plain.shape)).view(getattr(torch, name))
     return tensor.to(device)
 

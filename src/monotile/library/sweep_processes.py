@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 PATIENCE = 300.0  # seconds that one call may take, its kernels' compilation included
 MAX_FAULTS = 3  # of a family, after which its other calls are left out
+NOTED = 100  # calls between two lines of progress in a file
 
 
 @dataclass(frozen=True)
@@ -204,6 +205,10 @@ def run(console: Console, wanted: Sweep) -> bool:
                 repeat = f"--sweep 1 --seed {wanted.seed} --from {outcome.family}.{outcome.case}"
                 text = f"{repeat}\n  {outcome.name}\n  {outcome.problem}"
                 console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
+            if not console.is_terminal and len(runner.outcomes) % NOTED == 0:
+                failed = sum(bool(o.problem) for o in runner.outcomes)
+                text = f"{len(runner.outcomes)} calls, {failed} failed, {time.monotonic() - begin:.0f} s"
+                console.print(text, highlight=False)
 
         runner = Runner(wanted, told)
         runner.run()

@@ -291,6 +291,7 @@ def _position_problem(kernel: Kernel, pipeline: Pipeline) -> str | None:
 def _tile_problem(kernel: Kernel, pipeline: Pipeline) -> str | None:
     """Check that everything computed has the layout of the dots' results: their rows and one of their widths."""
     loops = {id(op) for op in pipeline.loops}
+    zeroing = _conditions(pipeline)
     for op in walk(kernel.body):
         if op.kind == "for" and id(op) not in loops and op is not pipeline.outer:
             return "The kernel has a loop without a dot."
@@ -301,9 +302,23 @@ def _tile_problem(kernel: Kernel, pipeline: Pipeline) -> str | None:
             if len(value.shape) != 2 or renamed or value in pipeline.shared or value in pipeline.zeroed:
                 continue
             rows, width = value.shape
+            if width == 1 and value in zeroing:
+                continue
             if rows not in (1, pipeline.rows) or (width != 1 and padded(width) not in pipeline.widths):
                 return f"The kernel computes a tile of {rows} x {width}, which is not the shape of a dot's result."
     return None
+
+
+def _conditions(pipeline: Pipeline) -> set[Value]:
+    """Return the values that say which rows of tiles are replaced by zero."""
+    found = set[Value]()
+    stack = [where.op.operands[0] for where in pipeline.zeroed if where.op is not None]
+    while stack:
+        value = stack.pop()
+        if value not in found and value.shape:
+            found.add(value)
+            stack += value.op.operands if value.op is not None else ()
+    return found
 
 
 def scalar_slice(values: tuple[Value, ...]) -> list[Op] | None:

@@ -26,6 +26,7 @@ from backends.nvidia_kernels import (
     interpreted,
     product,
     scale_rows,
+    seen_rows,
 )
 from monotile import ir
 from monotile.backends.nvidia import program
@@ -165,6 +166,20 @@ def test_products_ignore_padding(dtype: str, shape: tuple[int, int, int]) -> Non
     one = np.float32(1)
     wide_a, wide_b = ((x.astype(np.float32) + one).astype(numpy_type(dtype)).astype(np.float64) for x in (a, b))
     np.testing.assert_allclose(c, wide_a @ wide_b, rtol=1e-5, atol=1e-5)
+
+
+@interpreted
+def test_rows_that_are_not_seen_are_not_loaded() -> None:
+    """What they hold does not matter, in the last block either."""
+    x, y, out = random((70, 20), "float32", 1), random((40, 20), "float32", 2), poisoned((40, 20))
+    seen = np.random.default_rng(3).random((70, 40)) < 0.05
+    known = [seen[:, :32].any(axis=1), seen[:, 32:].any(axis=1)]
+    hidden = ~known[0] & ~known[1]
+    x[hidden] = np.nan
+    assert hidden.any() and not all(k.all() for k in known)
+    seen_rows(x, y, seen, out, backend="nvidia")
+    for k, cols in zip(known, (slice(0, 32), slice(32, 40)), strict=True):
+        np.testing.assert_allclose(out[cols], y[cols] @ x[k].T @ x[k], rtol=1e-4, atol=1e-3)
 
 
 @interpreted

@@ -192,8 +192,8 @@ def run_case(seed: int, family: int, case: int, backend: str) -> CallOutcome:
 
     def placed(name: str, value: np.ndarray[Any, Any]) -> GuardedArray:
         layout = draw_layout(drawn.views, value.shape, value.dtype.itemsize, views)
-        if name.endswith("_pages") and layout.spread:
-            layout = replace(layout, spread=(*layout.spread[:-1], 1))  # pages have contiguous rows
+        if name.endswith("_pages") and layout != Placement():  # their rows are contiguous, and not all are NaN
+            layout = replace(layout, spread=(*layout.spread[:-1], 1), repeated=())
         said.append(f"{name} {value.shape} {layout}") if layout != Placement() or name == "mask" else None
         return guarded(name, value, layout)
 
@@ -232,19 +232,40 @@ def _run(family: Family, given: Inputs, backend: str) -> Results:
 
 def _judge(family: Family, found: Results, inputs: Inputs) -> list[Verdict]:
     """Compare with float64 by the registry's rule, or, where arrays are so small that the plain formula happens to be
-    exact, with what rounding the weights and the output to the element type may cost."""
+    exact, with what rounding may cost."""
     op = registry.OPS[family.op]
     exact, naive = op.exact(inputs), op.naive(inputs)
-    values = inputs.get("v", inputs.get("v_pages", np.zeros(1)))
-    largest = _largest(np.asarray(values.dequantize() if isinstance(values, Quantized) else values, np.float64))
     verdicts = []
     for name in found:
         verdict = registry.judge(name, found[name], exact[name], naive[name])
-        least = 2 * UNIT[family.dtype] * (largest if name == "out" else _largest(exact[name]))
-        least = 4 * registry.LSE * max(1.0, _largest(exact[name])) if name == "lse" else least
         kept = verdict.error == np.inf or name == "block_map"
-        verdicts.append(verdict if kept else Verdict(name, verdict.error, max(verdict.allowed, least)))
+        allowed = verdict.allowed if kept else max(verdict.allowed, _rounding(family, name, exact, inputs))
+        verdicts.append(Verdict(name, verdict.error, allowed))
     return verdicts
+
+
+def _rounding(family: Family, name: str, exact: Results, inputs: Inputs) -> float:
+    """Return what rounding may cost: of weights and results to the element type; of scores, whose functions the plain
+    formula computes in float64; of quantised keys and the queries rotated for them, before their product."""
+    largest = _largest(exact[name])
+    if name == "lse":
+        products = _score_rounding(family, inputs) if family.formats else 0.0
+        return max(4 * registry.LSE * max(1.0, largest), products)
+    if name == "out" and "m" not in inputs and "lses" not in inputs:
+        values = inputs.get("v", inputs.get("v_pages"))
+        largest = _largest(_numbers(values))
+    of_scores = 2.0**-24 * _largest(exact["lse"]) if "alibi" in family.made and "lse" in exact else 0.0
+    return 2 * max(UNIT[family.dtype], of_scores) * largest
+
+
+def _score_rounding(family: Family, inputs: Inputs) -> float:
+    """Return twice the error of a product of the longest query and key whose terms are rounded independently."""
+    q, k = (np.linalg.norm(_numbers(inputs[name]), axis=-1).max(initial=0.0) for name in "qk")
+    return float(2 * UNIT[family.dtype] * abs(family.options.get("scale", family.D**-0.5)) * q * k / family.D**0.5)
+
+
+def _numbers(array: Any) -> Any:
+    return np.asarray(array.dequantize() if isinstance(array, Quantized) else array, np.float64)
 
 
 def _largest(array: Any) -> float:

@@ -50,6 +50,7 @@ class TritonRenderer:
         )
         self.here = kernel.body  # the block that is being written
         self.fused: dict[Value, Op] = {}  # dots that the addition of their result will write
+        self.masked_loads: Mapping[Op, Op] = {}  # loads that the select of their rows will write
 
     # ---- values ------------------------------------------------------------------------------------------------------
 
@@ -153,6 +154,9 @@ class TritonRenderer:
             return
         if op.kind == "lookup":
             self.lookup(op)
+            return
+        if op in self.masked_loads:
+            self.load(self.masked_loads[op], op)
             return
         form = self.form(op)
         texts = [self.value(v) for v in op.operands]
@@ -297,7 +301,10 @@ class TritonRenderer:
 
     # ---- memory ------------------------------------------------------------------------------------------------------
 
-    def load(self, op: Op) -> None:
+    def load(self, op: Op, select: Op | None = None) -> None:
+        """Write a load; one whose rows a select chooses, with the select."""
+        if select is None and op in self.masked_loads.values():
+            return
         name = f"{op.attrs['tensor'].name}_tile"
         if self.schedule.tensor_descriptors:
             tile = self.descriptors.load(op, [self.value(v).text for v in op.operands])
@@ -305,7 +312,10 @@ class TritonRenderer:
                 self.define(op.result, tile, stem=name)
                 return
         address, mask = self._place(op)
-        self.define(op.result, self.load_text(op, address, mask), stem=name)
+        if select is not None:
+            rows = self.value(select.operands[0]).text
+            mask = f"({mask}) & {rows}" if mask else rows
+        self.define(op.result if select is None else select.result, self.load_text(op, address, mask), stem=name)
 
     def load_text(self, op: Op, address: str, mask: str) -> str:
         guard = f", mask={mask}, other={identity('sum', op.result.dtype)}" if mask else ""

@@ -39,9 +39,11 @@ class KeySums(NamedTuple):
     dV: Any  # (keys, Dv)
 
 
-def visible_rows(options, at, seen, case, hides):
+def visible_rows(options, at, seen, case, hides, all_sighted):
     """Rows that see some key of the tile, (rows, 1); where nothing but position `hides` keys, those that see some key
-    of their head. `seen` leaves out rows past the last one."""
+    of their head, or all where it is known that they do (`all_sighted`). `seen` leaves out rows past the last one."""
+    if all_sighted:
+        return True
     if case != FULL or (hides and has_positions(options)):
         return seen.max(axis=1)[:, None]
     return _sees_some_key(options, at)
@@ -126,11 +128,12 @@ def backward_keys(
     do: Tensor["B H Nq Dv"], q: Tensor["B H Nq D"], k: Tensor["B Hkv Nk D"], v: Tensor["B Hkv Nk Dv"],
     mask: Tensor["B H Nq Nk"], block_map: Tensor["B H MR MK"], lse: Tensor["B H Nq"], delta: Tensor["B H Nq"],
     dk: Tensor["B Hkv Nk D"], dv: Tensor["B Hkv Nk Dv"], dq: Tensor["B H Nq D"], workspace: Tensor["B H Nq D"],
-    scale: float, *, options: Const, D: Const, Dv: Const, BR: Const, BK: Const, covered: Const = False,
+    scale: float,
+    *, options: Const, D: Const, Dv: Const, BR: Const, BK: Const, covered: Const = False, all_sighted: Const = False,
 ):  # fmt: skip
-    """Each program owns BK keys of a KV head and sums over the rows of the query heads that read them. With `dq` it
-    owns all keys of the KV head and adds up dq too, block after block, in float32: in `workspace`, or in dq itself
-    where that is left out."""
+    """Each program owns BK keys of a KV head and sums over the rows of the query heads that read them: dk, dv or both.
+    With `dq` it owns all keys of the KV head and adds up dq too, block after block, in float32: in `workspace`, or in
+    dq itself where that is left out. `all_sighted`: every row sees some key."""
     Nq, Nk, group = q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
     rule = scores.Rule(options, scale, is_additive(mask))
     hides = mask is not None or options.mask_mod is not None
@@ -150,12 +153,16 @@ def backward_keys(
             def step(sums, rows, case):
                 M = mask[b, h, rows, cols] if mask is not None and case != FULL else None
                 seen = visible(options, at(rows), M, case) & at(rows).inside
-                sighted = visible_rows(options, at(rows), seen, case, hides)
+                sighted = visible_rows(options, at(rows), seen, case, hides, all_sighted)
                 Q, dO, L, delta_ = terms_of_rows(do, q, lse, delta, b, h, rows)
                 terms = RowTerms(where(sighted, Q, 0.0), where(sighted, dO, 0.0), L, delta_)
                 P, _, dX = score_gradients(rule, terms, K, V, at(rows), M, seen)
-                dV = sums.dV + dot(P.astype(V.dtype).T, terms.dO)
-                sums = KeySums(sums.dK + dot(dX.astype(K.dtype).T, terms.Q), dV)
+                dK, dV = sums
+                if dv is not None:
+                    dV = dV + dot(P.astype(V.dtype).T, terms.dO)
+                if dk is not None:
+                    dK = dK + dot(dX.astype(K.dtype).T, terms.Q)
+                sums = KeySums(dK, dV)
                 if dq is not None:
                     keys = visible_keys(options, at(rows), M, seen, case, hides)
                     sum_dq[b, h, rows] += dot(dX.astype(K.dtype), where(keys[:, None], K, 0.0))
@@ -166,11 +173,13 @@ def backward_keys(
                 sums = by_block_case(step, sums, i + arange(BR), case, hides, covered)
             return sums
 
-        sums = KeySums(zeros((BK, D)), zeros((BK, Dv)))
+        sums = KeySums(zeros((BK, D)) if dk is not None else 0.0, zeros((BK, Dv)) if dv is not None else 0.0)
         for h in range(g * group, g * group + group):
             sums = add_head(sums, h)
-        dk[b, g, cols] = sums.dK * scale
-        dv[b, g, cols] = sums.dV
+        if dk is not None:
+            dk[b, g, cols] = sums.dK * scale
+        if dv is not None:
+            dv[b, g, cols] = sums.dV
 
     if dq is None:
         b, g, n = program_id(k.shape[0], k.shape[1], cdiv(Nk, BK))  # the first keys first: the most rows may see them

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from monotile.language import Const, Tensor, arange, blocks, cdiv, dot, float32, kernel, program_id, where, zeros
 
-from . import scores, softmax
-from .row_groups import RowBlock, row_block
+from . import key_sources, programs, scores, softmax
+from .row_groups import RowBlock
 from .visibility import (
     FULL,
     by_block_case,
@@ -91,14 +91,22 @@ def score_gradients(rule, terms, K, V, at, mask, seen):
 def backward_queries(
     do: Tensor["B H Nq Dv"], q: Tensor["B H Nq D"], k: Tensor["B Hkv Nk D"], v: Tensor["B Hkv Nk Dv"],
     mask: Tensor["B H Nq Nk"], block_map: Tensor["B H MR MK"], lse: Tensor["B H Nq"], delta: Tensor["B H Nq"],
-    dq: Tensor["B H Nq D"], scale: float,
+    q_offsets: Tensor["E"], k_offsets: Tensor["E"], dq: Tensor["B H Nq D"], scale: float,
     *, options: Const, D: Const, Dv: Const, BR: Const, BK: Const, covered: Const = False,
 ):  # fmt: skip
-    """Each program owns BR rows of a query head and sums over its keys."""
-    Nq, Nk = q.shape[2], k.shape[2]
-    b, h, n = program_id(q.shape[0], q.shape[1], cdiv(Nq, BR))
-    own = row_block(b, h, cdiv(Nq, BR) - 1 - n, Nq, Nq, BR, False)  # the last rows first: they may see the most keys
-    g = h // (q.shape[1] // k.shape[1])
+    """Each program owns BR rows of a query head and sums over its keys. With `q_offsets` the one batch holds sequences
+    one after the other, and the rows are those of one of them."""
+    if q_offsets is not None:
+        own, start, end, sees = programs.ragged_rows(q, q_offsets, BR)
+        do, q, dq = do[:, :, start:end], q[:, :, start:end], dq[:, :, start:end]
+        lse, delta = lse[:, :, start:end], delta[:, :, start:end]
+        source = key_sources.ragged(k, v, k_offsets, own.b)
+        b, k, v, Nk = source.b, source.k, source.v, source.count
+        high = where(sees, Nk, 0)
+    else:
+        own, Nk = programs.dense_rows(q, BR), k.shape[2]
+        b, high = own.b, Nk
+    h, g = own.group, own.group // (q.shape[1] // k.shape[1])
     terms = terms_of_rows(do, q, lse, delta, b, h, own.rows)
     rule = scores.Rule(options, scale, is_additive(mask))
     hides = mask is not None or options.mask_mod is not None
@@ -115,7 +123,7 @@ def backward_queries(
         return dQ + dot(dX.astype(K.dtype), K)
 
     dQ = zeros((BR, D))
-    for j in blocks(Nk, BK, lambda cols: by_position(options, at(cols))):
+    for j in blocks(high, BK, lambda cols: by_position(options, at(cols))):
         case = block_map[b, h, own.index, j // BK] if block_map is not None else None
         dQ = by_block_case(step, dQ, j + arange(BK), case, hides, covered)
     dq[b, h, own.rows] = dQ * scale
@@ -125,18 +133,34 @@ def backward_queries(
 def backward_keys(
     do: Tensor["B H Nq Dv"], q: Tensor["B H Nq D"], k: Tensor["B Hkv Nk D"], v: Tensor["B Hkv Nk Dv"],
     mask: Tensor["B H Nq Nk"], block_map: Tensor["B H MR MK"], lse: Tensor["B H Nq"], delta: Tensor["B H Nq"],
+    q_offsets: Tensor["E"], k_offsets: Tensor["E"],
     dk: Tensor["B Hkv Nk D"], dv: Tensor["B Hkv Nk Dv"], dq: Tensor["B H Nq D"], workspace: Tensor["B H Nq D"],
     scale: float, *, options: Const, D: Const, Dv: Const, BR: Const, BK: Const, covered: Const = False,
 ):  # fmt: skip
     """Each program owns BK keys of a KV head and sums over the rows of the query heads that read them. With `dq` it
     owns all keys of the KV head and adds up dq too, block after block, in float32: in `workspace`, or in dq itself
-    where that is left out."""
+    where that is left out. With `k_offsets` the one batch holds sequences one after the other, and the keys are those
+    of one of them."""
+    sum_dq = workspace if workspace is not None else dq
+    if k_offsets is not None:
+        block = programs.ragged_block(k, k_offsets, BK, whole=dq is not None)
+        start, end = block.start, block.end
+        k, v, dk, dv = k[:, :, start:end], v[:, :, start:end], dk[:, :, start:end], dv[:, :, start:end]
+        start, end = key_sources.sequence_ends(q_offsets, block.sequence, q)
+        do, q, lse, delta = do[:, :, start:end], q[:, :, start:end], lse[:, :, start:end], delta[:, :, start:end]
+        if dq is not None:
+            dq, sum_dq = dq[:, :, start:end], sum_dq[:, :, start:end]
+        b, sequence, g, n = 0, block.sequence, block.head, block.index
+        rows_end = where(block.used, q.shape[2], 0)
+    else:
+        b, g, n = programs.dense_keys(k, BK, whole=dq is not None)
+        sequence, rows_end = b, q.shape[2]
     Nq, Nk, group = q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
     rule = scores.Rule(options, scale, is_additive(mask))
     hides = mask is not None or options.mask_mod is not None
-    sum_dq = workspace if workspace is not None else dq
 
-    def block_of_keys(b, g, n):
+    def add_keys(n):
+        """Compute the gradients of block n of the keys, and add to dq."""
         cols = n * BK + arange(BK)
         K, V = k[b, g, cols], v[b, g, cols]
 
@@ -144,7 +168,7 @@ def backward_keys(
             """Add the rows of a query head."""
 
             def at(rows):
-                return place_of(RowBlock(b, h, rows // BR, rows, Nq, h, rows, Nq), cols, Nk, False)
+                return place_of(RowBlock(sequence, h, rows // BR, rows, Nq, h, rows, Nq), cols, Nk, False)
 
             def step(sums, rows, case):
                 M = mask[b, h, rows, cols] if mask is not None and case != FULL else None
@@ -160,7 +184,7 @@ def backward_keys(
                     sum_dq[b, h, rows] += dot(dX.astype(K.dtype), where(keys[:, None], K, 0.0))
                 return sums
 
-            for i in blocks(Nq, BR, lambda rows: by_position(options, at(rows)) & at(rows).inside):
+            for i in blocks(rows_end, BR, lambda rows: by_position(options, at(rows)) & at(rows).inside):
                 case = block_map[b, h, i // BR, n] if block_map is not None else None
                 sums = by_block_case(step, sums, i + arange(BR), case, hides, covered)
             return sums
@@ -172,15 +196,13 @@ def backward_keys(
         dv[b, g, cols] = sums.dV
 
     if dq is None:
-        b, g, n = program_id(k.shape[0], k.shape[1], cdiv(Nk, BK))  # the first keys first: the most rows may see them
-        block_of_keys(b, g, n)
+        add_keys(n)
     else:
-        b, g = program_id(k.shape[0], k.shape[1])
         for h in range(g * group, g * group + group):
             for i in range(0, Nq, BR):
                 sum_dq[b, h, i + arange(BR)] = zeros((BR, D))
         for n in range(cdiv(Nk, BK)):
-            block_of_keys(b, g, n)
+            add_keys(n)
         scale_rows(dq, sum_dq, b, g * group, group, scale, BR)
 
 

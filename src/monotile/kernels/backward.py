@@ -23,6 +23,15 @@ from .visibility import (
 )
 
 
+class RowSources(NamedTuple):
+    """The tensors that gradients read rows of."""
+
+    do: Any
+    q: Any
+    lse: Any
+    delta: Any
+
+
 class RowTerms(NamedTuple):
     """What the gradients need of some rows."""
 
@@ -74,8 +83,47 @@ def row_deltas(
     delta[b, h, rows] = total if dlse is None else total - dlse[b, h, rows]
 
 
-def terms_of_rows(do, q, lse, delta, b, h, rows):
-    return RowTerms(q[b, h, rows], do[b, h, rows], lse[b, h, rows], delta[b, h, rows])
+def terms_of_rows(of, b, h, rows):
+    return RowTerms(of.q[b, h, rows], of.do[b, h, rows], of.lse[b, h, rows], of.delta[b, h, rows])
+
+
+def rows_between(of, start, end):
+    """The rows of one sequence."""
+    span = of.q[:, :, start:end]
+    return RowSources(of.do[:, :, start:end], span, of.lse[:, :, start:end], of.delta[:, :, start:end])
+
+
+class KeyPart(NamedTuple):
+    """What a program of `backward_keys` owns, and the tensors of its sequence."""
+
+    b: Any  # of the tensors
+    sequence: Any
+    head: Any  # KV head
+    index: Any  # of its block of keys; 0 where it owns all
+    rows_end: Any  # of the rows that it sums over
+    rows: Any  # RowSources
+    k: Any
+    v: Any
+    dk: Any
+    dv: Any
+    dq: Any
+    sum_dq: Any
+
+
+def part_of_program(rows, k, v, dk, dv, dq, sum_dq, q_offsets, k_offsets, BK):
+    """Keys of a batch, or of a sequence between others. The first come first: under causality most rows see them."""
+    if k_offsets is None:
+        b, g, n = program_id(k.shape[0], k.shape[1], cdiv(k.shape[2], BK) if dq is None else 1)
+        return KeyPart(b, b, g, n, rows.q.shape[2], rows, k, v, dk, dv, dq, sum_dq)
+    block = programs.ragged_block(k, k_offsets, BK, whole=dq is not None)
+    start, end = key_sources.sequence_ends(q_offsets, block.sequence, rows.q)
+    rows = rows_between(rows, start, end)
+    if dq is not None:
+        dq, sum_dq = dq[:, :, start:end], sum_dq[:, :, start:end]
+    start, end = block.start, block.end
+    k, v, dk, dv = k[:, :, start:end], v[:, :, start:end], dk[:, :, start:end], dv[:, :, start:end]
+    rows_end = where(block.used, rows.q.shape[2], 0)
+    return KeyPart(0, block.sequence, block.head, block.index, rows_end, rows, k, v, dk, dv, dq, sum_dq)
 
 
 def score_gradients(rule, terms, K, V, at, mask, seen):
@@ -96,10 +144,10 @@ def backward_queries(
 ):  # fmt: skip
     """Each program owns BR rows of a query head and sums over its keys. With `q_offsets` the one batch holds sequences
     one after the other, and the rows are those of one of them."""
+    of_rows = RowSources(do, q, lse, delta)
     if q_offsets is not None:
         own, start, end, sees = programs.ragged_rows(q, q_offsets, BR)
-        do, q, dq = do[:, :, start:end], q[:, :, start:end], dq[:, :, start:end]
-        lse, delta = lse[:, :, start:end], delta[:, :, start:end]
+        of_rows, dq = rows_between(of_rows, start, end), dq[:, :, start:end]
         source = key_sources.ragged(k, v, k_offsets, own.b)
         b, k, v, Nk = source.b, source.k, source.v, source.count
         high = where(sees, Nk, 0)
@@ -107,7 +155,7 @@ def backward_queries(
         own, Nk = programs.dense_rows(q, BR), k.shape[2]
         b, high = own.b, Nk
     h, g = own.group, own.group // (q.shape[1] // k.shape[1])
-    terms = terms_of_rows(do, q, lse, delta, b, h, own.rows)
+    terms = terms_of_rows(of_rows, b, h, own.rows)
     rule = scores.Rule(options, scale, is_additive(mask))
     hides = mask is not None or options.mask_mod is not None
 
@@ -139,23 +187,11 @@ def backward_keys(
 ):  # fmt: skip
     """Each program owns BK keys of a KV head and sums over the rows of the query heads that read them. With `dq` it
     owns all keys of the KV head and adds up dq too, block after block, in float32: in `workspace`, or in dq itself
-    where that is left out. With `k_offsets` the one batch holds sequences one after the other, and the keys are those
-    of one of them."""
-    sum_dq = workspace if workspace is not None else dq
-    if k_offsets is not None:
-        block = programs.ragged_block(k, k_offsets, BK, whole=dq is not None)
-        start, end = block.start, block.end
-        k, v, dk, dv = k[:, :, start:end], v[:, :, start:end], dk[:, :, start:end], dv[:, :, start:end]
-        start, end = key_sources.sequence_ends(q_offsets, block.sequence, q)
-        do, q, lse, delta = do[:, :, start:end], q[:, :, start:end], lse[:, :, start:end], delta[:, :, start:end]
-        if dq is not None:
-            dq, sum_dq = dq[:, :, start:end], sum_dq[:, :, start:end]
-        b, sequence, g, n = 0, block.sequence, block.head, block.index
-        rows_end = where(block.used, q.shape[2], 0)
-    else:
-        b, g, n = programs.dense_keys(k, BK, whole=dq is not None)
-        sequence, rows_end = b, q.shape[2]
-    Nq, Nk, group = q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
+    where that is left out. With `k_offsets` the one batch holds sequences one after the other."""
+    sum_dq, rows = workspace if workspace is not None else dq, RowSources(do, q, lse, delta)
+    part = part_of_program(rows, k, v, dk, dv, dq, sum_dq, q_offsets, k_offsets, BK)
+    b, sequence, g, n, rows_end, of_rows, k, v, dk, dv, dq, sum_dq = part
+    Nq, Nk, group = of_rows.q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
     rule = scores.Rule(options, scale, is_additive(mask))
     hides = mask is not None or options.mask_mod is not None
 
@@ -174,8 +210,8 @@ def backward_keys(
                 M = mask[b, h, rows, cols] if mask is not None and case != FULL else None
                 seen = visible(options, at(rows), M, case) & at(rows).inside
                 sighted = visible_rows(options, at(rows), seen, case, hides)
-                Q, dO, L, delta_ = terms_of_rows(do, q, lse, delta, b, h, rows)
-                terms = RowTerms(where(sighted, Q, 0.0), where(sighted, dO, 0.0), L, delta_)
+                terms = terms_of_rows(of_rows, b, h, rows)
+                terms = terms._replace(Q=where(sighted, terms.Q, 0.0), dO=where(sighted, terms.dO, 0.0))
                 P, _, dX = score_gradients(rule, terms, K, V, at(rows), M, seen)
                 dV = sums.dV + dot(P.astype(V.dtype).T, terms.dO)
                 sums = KeySums(sums.dK + dot(dX.astype(K.dtype).T, terms.Q), dV)
@@ -198,12 +234,16 @@ def backward_keys(
     if dq is None:
         add_keys(n)
     else:
-        for h in range(g * group, g * group + group):
-            for i in range(0, Nq, BR):
-                sum_dq[b, h, i + arange(BR)] = zeros((BR, D))
+        clear_rows(sum_dq, b, g * group, group, BR, D)
         for n in range(cdiv(Nk, BK)):
             add_keys(n)
         scale_rows(dq, sum_dq, b, g * group, group, scale, BR)
+
+
+def clear_rows(sums, b, first, heads, BR, D):
+    for h in range(first, first + heads):
+        for i in range(0, sums.shape[2], BR):
+            sums[b, h, i + arange(BR)] = zeros((BR, D))
 
 
 def scale_rows(x, sums, b, first, heads, scale, BR):

@@ -41,16 +41,6 @@ def dense_rows(q, BR):
     return row_block(b, h, cdiv(q.shape[2], BR) - 1 - n, q.shape[2], q.shape[2], BR, False)
 
 
-def dense_keys(k, BK, whole):
-    """This program's batch and KV head, and its block of BK keys; or block 0 of the head, of which it owns the
-    `whole`. The first keys come first: under causality most rows see them."""
-    if whole:
-        b, g = program_id(k.shape[0], k.shape[1])
-        return b, g, 0
-    b, g, n = program_id(k.shape[0], k.shape[1], cdiv(k.shape[2], BK))
-    return b, g, n
-
-
 class Ragged(NamedTuple):
     """The part of a program in a batch of sequences that lie one after the other: views of its sequence, and rows."""
 

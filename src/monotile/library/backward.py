@@ -39,7 +39,7 @@ class Gradients(NamedTuple):
 
 
 class BackwardOptions(NamedTuple):
-    """The options of a call of `attention_backward`, as given."""
+    """The options of a call, as given; ragged sequences have no mask."""
 
     causal: Any
     window: Any

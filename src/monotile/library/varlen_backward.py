@@ -4,28 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..runtime import tensors
-from .backward import BackwardCall, Gradients, RowGradients, check_rows
+from .backward import BackwardCall, BackwardOptions, Gradients, RowGradients, check_rows
 from .calls import CallBuilder, Finish, LibraryFunction
 from .inputs import read_options, read_scoring, unit_last
 from .varlen import as_batch, check_offsets, read_sequences, usual_problem
 
 Array = Any
-
-
-class BackwardOptions(NamedTuple):
-    """The options of a call, as given."""
-
-    causal: Any
-    window: Any
-    softcap: Any
-    score_mod: Any
-    mask_mod: Any
-    negative: bool  # the scale is negative
-    backend: str | None
-    threads: int | None
 
 
 def attention_varlen_backward(
@@ -42,7 +29,7 @@ def attention_varlen_backward(
     layouts = tensors.layouts(arrays)
     if check:
         check_offsets(q, k, q_offsets, k_offsets)
-    options = causal, window, softcap, score_mod, mask_mod, negative, backend, threads
+    options = causal, window, softcap, score_mod, mask_mod, negative, False, backend, threads
     found: Gradients = VARLEN_BACKWARD.call(arrays, layouts, options, scale)
     return found
 

@@ -20,7 +20,7 @@ LIBRARY.define(
 )
 
 
-class Given(NamedTuple):
+class VarlenArguments(NamedTuple):
     """The arguments of the operator."""
 
     q: Tensor
@@ -54,37 +54,37 @@ def attention_varlen(
         varlen.check_offsets(q, k, q_offsets, k_offsets)
     left, right = (None, None) if window is None else read_window(window)
     number, mods = number_of(score_mod, mask_mod)
-    given = Given(q, k, v, q_offsets, k_offsets, sinks, str(causal), left, right, mods=number, **options)
-    o, lse = call_operator("attention_varlen", _Attention, given, given[:6])
+    given = VarlenArguments(q, k, v, q_offsets, k_offsets, sinks, str(causal), left, right, mods=number, **options)
+    o, lse = call_operator("attention_varlen", _Varlen, given, given[:6])
     del mods  # an entry of the table until here
     return (o, lse) if return_lse else o
 
 
 def _forward(*args: Any) -> tuple[Tensor, Tensor]:
-    given = Given(*args)
+    given = VarlenArguments(*args)
     found: tuple[Tensor, Tensor] = varlen.attention_varlen(*given[:5], **given.options, return_lse=True)
     return found
 
 
 def _forward_shapes(*args: Any) -> tuple[Tensor, Tensor]:
-    q, _, v = Given(*args)[:3]
+    q, _, v = VarlenArguments(*args)[:3]
     return q.new_empty((*q.shape[:2], v.shape[2])), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
 
 
 def _backward(do: Tensor, o: Tensor, lse: Tensor, dlse: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    given = Given(*args)
+    given = VarlenArguments(*args)
     q, k, v, *offsets = given[:5]
     found = varlen_backward.attention_varlen_backward(do, q, k, v, o, lse, *offsets, dlse=dlse, **given.options)
     return tuple(q.new_empty(0) if gradient is None else gradient for gradient in found[:4])
 
 
 def _backward_shapes(do: Tensor, o: Tensor, lse: Tensor, dlse: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    q, k, v, _, _, sinks = Given(*args)[:6]
+    q, k, v, _, _, sinks = VarlenArguments(*args)[:6]
     return tuple(q.new_empty(0) if t is None else t.new_empty(t.shape) for t in (q, k, v, sinks))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    given = Given(*inputs)
+    given = VarlenArguments(*inputs)
     ctx.save_for_backward(*given[:6], *output)
     ctx.rest, ctx.mods = given[6:], mods_of(given.mods)
 
@@ -92,7 +92,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _differentiate(ctx: Any, do: Tensor, dlse: Tensor) -> tuple[Any, ...]:
     *arrays, o, lse = ctx.saved_tensors
     given = do, o, lse, dlse, *arrays, *ctx.rest
-    dq, dk, dv, dsinks = call_operator("attention_varlen_backward", _AttentionBackward, given, given[:10])
+    dq, dk, dv, dsinks = call_operator("attention_varlen_backward", _VarlenBackward, given, given[:10])
     return dq, dk, dv, None, None, None if arrays[5] is None else dsinks, *[None] * len(ctx.rest)
 
 
@@ -108,7 +108,7 @@ def _no_vmap(*args: Any) -> Any:
     raise ArgumentKind("vmap has no rule for attention_varlen; pack the sequences of the whole batch into one call")
 
 
-class _Attention(torch.autograd.Function):  # type: ignore[misc]
+class _Varlen(torch.autograd.Function):  # type: ignore[misc]
     """The operator under torch.func, whose transforms know functions and not operators' derivatives."""
 
     @staticmethod
@@ -120,7 +120,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
     vmap = staticmethod(_no_vmap)
 
 
-class _AttentionBackward(torch.autograd.Function):  # type: ignore[misc]
+class _VarlenBackward(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(*args: Any) -> Any:
         return torch.ops.monotile.attention_varlen_backward(*args)

@@ -127,8 +127,8 @@ def part_of_program(rows, k, v, dk, dv, dq, sum_dq, q_offsets, k_offsets, BK):
     rows = rows_between(rows, start, end)
     if dq is not None:
         dq, sum_dq = dq[:, :, start:end], sum_dq[:, :, start:end]
-    start, end = block.start, block.end
-    k, v, dk, dv = (keys_between(x, start, end) for x in (k, v, dk, dv))
+    k, v = keys_between(k, block.start, block.end), keys_between(v, block.start, block.end)
+    dk, dv = keys_between(dk, block.start, block.end), keys_between(dv, block.start, block.end)
     rows_end = where(block.used, rows.q.shape[2], 0)
     return KeyPart(0, block.sequence, block.head, block.index, rows_end, rows, k, v, dk, dv, dq, sum_dq)
 

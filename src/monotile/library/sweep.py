@@ -22,9 +22,10 @@ from .registry import Inputs, Results, Sizes, Verdict
 
 DTYPES = ("float32", "float16", "bfloat16")
 HEAD_SIZES = (1, 7, 16, 17, 32, 33, 40, 48, 64, 64, 72, 80, 96, 100, 112, 128, 128, 160, 192, 256, 320, 512, 576)
-SEQUENCES = ("attention_varlen", "attention_paged")  # of their own lengths
+SEQUENCES = ("attention_varlen", "attention_varlen_backward", "attention_paged")  # of their own lengths
 OPS = (
-    *("attention",) * 12, *("attention_backward", "attention_varlen", "attention_paged", "quantize") * 2,
+    *("attention",) * 11, "attention_varlen_backward",
+    *("attention_backward", "attention_varlen", "attention_paged", "quantize") * 2,
     *("decode_partials",) * 2, "merge", "merge_lse", "mask_blocks",
 )  # fmt: skip
 MASKS = (None, None, None, "bool", "bool", "padding", "additive", "additive of the element type")

@@ -4,7 +4,7 @@ Arithmetic here is NumPy's, in float32, whatever library and device the array is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -63,6 +63,10 @@ class Quantized:
         """The arrays by name."""
         found = {"codes": self.codes, "scales": self.scales, "zeros": self.zeros}
         return {name: array for name, array in found.items() if array is not None}
+
+    def with_fields(self, fields: dict[str, Array]) -> Quantized:
+        """The same numbers in other arrays."""
+        return replace(self, **fields)
 
     def dequantize(self) -> Array:
         """The numbers that the fields stand for, as an array of the type they were made from."""

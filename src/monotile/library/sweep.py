@@ -204,9 +204,9 @@ def run_case(seed: int, family: int, case: int, backend: str) -> CallOutcome:
             array = placed(name, value)
             host[name], given[name] = array.host, array.given
         elif isinstance(value, Quantized):
-            fields = {f: placed(f"{name} {f}", x) for f, x in value.fields().items()}
-            host[name] = replace(value, **{f: x.host for f, x in fields.items()})
-            given[name] = replace(value, **{f: x.given for f, x in fields.items()})
+            fields = {field: placed(f"{name} {field}", x) for field, x in value.fields().items()}
+            host[name] = value.with_fields({field: x.host for field, x in fields.items()})
+            given[name] = value.with_fields({field: x.given for field, x in fields.items()})
         elif isinstance(value, types.FunctionType):
             cells = [c.cell_contents for c in value.__closure__ or ()]
             captured = [guarded(name, c, Placement()).given for c in cells if isinstance(c, np.ndarray)]

@@ -18,13 +18,16 @@ def masked_loads(kernel: Kernel, uses: Uses) -> dict[Op, Op]:
     """Return the loads that are written where their rows are selected, by the select."""
     found = {}
     for select in walk(kernel.body):
-        if select.kind == "where":
-            load = select.operands[1].op
-            selects_rows = _rows_of_reduction(select.operands[0]) and _is_zero(select.operands[2])
-            if load is not None and selects_rows and _alone(load, select, kernel, uses):
-                if _feeds_dot(select.result, uses):
-                    found[select] = load
+        load = select.operands[1].op if select.kind == "where" else None
+        if load is not None and _alone(load, select, kernel, uses) and _selects_rows(select, uses):
+            found[select] = load
     return found
+
+
+def _selects_rows(select: Op, uses: Uses) -> bool:
+    """Return True where rows that a reduction hides become zero for a dot."""
+    condition, _, other = select.operands
+    return _rows_of_reduction(condition) and _is_zero(other) and _feeds_dot(select.result, uses)
 
 
 def _alone(load: Op, select: Op, kernel: Kernel, uses: Uses) -> bool:

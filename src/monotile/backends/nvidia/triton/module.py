@@ -9,8 +9,8 @@ from ....passes.grid import Grid
 from ..schedule import Schedule
 from .descriptors import DescribedTensor
 from .functions import sources
-from .memory import FunctionArgument
 from .masked_loads import masked_loads
+from .memory import FunctionArgument
 from .renderer import TritonRenderer
 from .text import TRITON, SourceLines, function_name
 

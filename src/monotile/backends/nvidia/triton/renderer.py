@@ -156,7 +156,7 @@ class TritonRenderer:
             self.lookup(op)
             return
         if op in self.masked_loads:
-            self.load(self.masked_loads[op], op)
+            self.masked_load(self.masked_loads[op], op)
             return
         form = self.form(op)
         texts = [self.value(v) for v in op.operands]
@@ -301,9 +301,8 @@ class TritonRenderer:
 
     # ---- memory ------------------------------------------------------------------------------------------------------
 
-    def load(self, op: Op, select: Op | None = None) -> None:
-        """Write a load; one whose rows a select chooses, with the select."""
-        if select is None and op in self.masked_loads.values():
+    def load(self, op: Op) -> None:
+        if op in self.masked_loads.values():
             return
         name = f"{op.attrs['tensor'].name}_tile"
         if self.schedule.tensor_descriptors:
@@ -312,10 +311,14 @@ class TritonRenderer:
                 self.define(op.result, tile, stem=name)
                 return
         address, mask = self._place(op)
-        if select is not None:
-            rows = self.value(select.operands[0]).text
-            mask = f"({mask}) & {rows}" if mask else rows
-        self.define(op.result if select is None else select.result, self.load_text(op, address, mask), stem=name)
+        self.define(op.result, self.load_text(op, address, mask), stem=name)
+
+    def masked_load(self, op: Op, select: Op) -> None:
+        """Write a load of the rows that a select chooses."""
+        address, mask = self._place(op)
+        rows = self.value(select.operands[0]).text
+        text = self.load_text(op, address, f"({mask}) & {rows}" if mask else rows)
+        self.define(select.result, text, stem=f"{op.attrs['tensor'].name}_tile")
 
     def load_text(self, op: Op, address: str, mask: str) -> str:
         guard = f", mask={mask}, other={identity('sum', op.result.dtype)}" if mask else ""

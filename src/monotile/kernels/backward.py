@@ -195,7 +195,7 @@ def backward_keys(
 ):  # fmt: skip
     """Each program owns BK keys of a KV head and sums over the rows of the query heads that read them: dk, dv or both.
     With `dq` it owns all keys of the KV head and adds up dq too, block after block, in float32: in `workspace`, or in
-    dq itself. With `k_offsets` the one batch holds sequences one after the other. `all_sighted`: every row sees a key."""
+    dq itself. With `k_offsets` the one batch holds sequences in a row. `all_sighted`: every row sees some key."""
     sum_dq, rows = workspace if workspace is not None else dq, RowSources(do, q, lse, delta)
     part = part_of_program(rows, k, v, dk, dv, dq, sum_dq, q_offsets, k_offsets, BK)
     b, sequence, g, n, rows_end, of_rows, k, v, dk, dv, dq, sum_dq = part

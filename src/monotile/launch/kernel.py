@@ -1,8 +1,9 @@
 """A decorated kernel: look up or compile the program for a call, and launch it.
 
-Two tables keep a warm call short. `_plans` is keyed by everything about the call but addresses and contents: a hit goes
-straight to the backend. `_programs` is keyed by what the compiled code depends on (element types, constants, known
-strides, never lengths): a new sequence length makes a new plan, not a new program.
+Three tables keep a call short. `_plans` is keyed by everything about the call but addresses and contents: a hit goes
+straight to the backend. `_templates` is keyed by what the compiled code depends on (element types, constants, known
+strides, never lengths), as read from the arguments without checking them: a hit is a new plan of a checked program.
+`_programs` is keyed by the same as the full check reads it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,10 +36,12 @@ from ..runtime.tensors import numpy_address
 from . import source_keys
 from .arguments import Arguments, Specialisation
 from .captures import NOTHING, Captures, captures, const_key, note_rebound, with_constants
+from .layouts import ArgumentLayout, LayoutReader, Positions, lengths_agree
 from .signature import check_threads, read_scalar, read_signature
 from .source_keys import CompiledKernel, GlobalReads
 
 MAX_PLANS = 4096
+PACKAGE = __name__.partition(".")[0]
 
 
 @dataclass(slots=True)
@@ -54,6 +57,30 @@ class Plan:
     outputs: tuple[int, ...]  # arrays that are written, as positions in `array_positions`
     all_arrays: bool  # no scalars among the arguments
     globals_read: GlobalReads  # globals with the values that were compiled in
+    user_globals: GlobalReads  # those of them outside of this package
+
+
+class PlanTemplate(NamedTuple):
+    """What the plans of one program have in common."""
+
+    compiled: CompiledKernel
+    device: str
+    array_positions: tuple[int, ...]
+    scalars: tuple[tuple[int, str, DType], ...]
+    alignment_masks: tuple[int, ...]
+    outputs: tuple[int, ...]
+    all_arrays: bool
+    user_globals: GlobalReads
+    shared_lengths: tuple[Positions, ...]
+
+    def plan(self, words: list[int], spans: Sequence[tuple[int, int]]) -> Plan:
+        """Return the plan for tensors of these lengths and strides."""
+        program = self.compiled.program
+        bound = program.bind(words + [0] * len(self.scalars), self.device)
+        return Plan(
+            program, bound, self.array_positions, self.scalars, tuple(spans), self.alignment_masks, self.outputs,
+            self.all_arrays, self.compiled.globals_read, self.user_globals,
+        )  # fmt: skip
 
 
 class Kernel:
@@ -75,6 +102,8 @@ class Kernel:
         self.defaults = self.signature.defaults
         self._plans: dict[Any, Plan] = {}
         self._programs: dict[Any, CompiledKernel] = {}
+        self._templates: dict[Any, PlanTemplate] = {}
+        self._layouts = LayoutReader(self.signature)
         self._lock = threading.RLock()
 
     def __repr__(self) -> str:
@@ -172,6 +201,13 @@ class Kernel:
     ) -> Plan:
         """Check a call and find or compile its program. `captured` are arrays and numbers of functions among the
         constants; a `View` may stand for an array."""
+        key: Any = None
+        layouts: dict[int, ArgumentLayout] = {}
+        if not captured.pattern:
+            key, layouts = self._layouts.read(given, consts, backend, schedule)
+        plan = self._plan_of_template(key, layouts)
+        if plan is not None:
+            return plan
         call = Arguments(self.signature, given, captured, consts)
         chosen = choose_backend(backend, call)
         if schedule is not None and not isinstance(schedule, chosen.schedules or ()):
@@ -184,18 +220,41 @@ class Kernel:
         for view in views:
             words += [0, *view.shape, *view.strides]
         typed = zip(call.scalar_positions, compiled.kernel.scalars, strict=True)
-        scalars = tuple((position, name, dtype) for position, (name, dtype) in typed)
-        return Plan(
-            compiled.program,
-            compiled.program.bind(words + [0] * len(scalars), call.device),
+        template = PlanTemplate(
+            compiled,
+            call.device,
             array_positions=tuple(call.views),
-            scalars=scalars,
-            spans=tuple(tensors.span(v) for v in views),
+            scalars=tuple((position, name, dtype) for position, (name, dtype) in typed),
             alignment_masks=tuple(v.dtype.bytes - 1 for v in views),
             outputs=tuple(sorted(compiled.kernel.written)),
             all_arrays=len(call.views) == len(call.args),
-            globals_read=compiled.globals_read,
+            user_globals=tuple(read for read in compiled.globals_read if not _is_of_package(read)),
+            shared_lengths=self._layouts.shared_lengths(layouts),
         )
+        if key is not None and tuple(layouts) == template.array_positions:
+            if len(self._templates) >= MAX_PLANS:
+                self._templates.clear()
+            self._templates[key] = template
+        return template.plan(words, [tensors.span(v) for v in views])
+
+    def _plan_of_template(self, key: Any, layouts: Mapping[int, ArgumentLayout]) -> Plan | None:
+        """Return the plan of a call whose layouts a checked call had; None where the full check is needed."""
+        try:
+            template = self._templates.get(key)
+        except TypeError:  # something unhashable: the full check will say what
+            return None
+        if template is None or not lengths_agree(template.shared_lengths, layouts):
+            return None
+        for names, name, value in template.user_globals:
+            if names.get(name) is not value:
+                return None
+        found = list(layouts.values())
+        if any([found[n].overlaps_itself for n in template.outputs]):
+            return None
+        words: list[int] = []
+        for layout in found:
+            words += layout.words
+        return template.plan(words, [layout.span for layout in found])
 
     def _find_or_compile(self, call: Arguments, backend: Backend, schedule: Any) -> CompiledKernel:
         """Return this process's program for the call, else the one on disk, else compile it."""
@@ -248,6 +307,10 @@ def choose_backend(name: str | None, call: Arguments) -> Backend:
         cure = cures.get(device, "move them with .cpu()")
         raise ArgumentDevice(f"backend {chosen.name!r} cannot use arrays on {device!r}; {cure}")
     return chosen
+
+
+def _is_of_package(read: GlobalRead) -> bool:
+    return str(read[0].get("__name__")).startswith(PACKAGE + ".")
 
 
 def _distinct(globals_read: list[GlobalRead]) -> GlobalReads:

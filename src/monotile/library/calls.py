@@ -19,7 +19,6 @@ from ..frontend.functions import is_function
 from ..launch.captures import NOTHING, Captures, captures, const_key, note_rebound, with_constants
 from ..launch.kernel import Kernel
 from ..launch.signature import check_threads, read_scalar
-from ..launch.source_keys import GlobalReads
 from ..runtime import arrays, tensors
 from ..runtime.arrays import Library
 from ..runtime.tensors import Layouts, View
@@ -126,10 +125,10 @@ class CallBuilder:
         """Add a launch of arrays, None for a tensor that is left out, and scalars, of which SCALE may be one."""
         consts = {**choice.blocks, **consts}
         captured = captures(consts.values())
-        views = [a.view if isinstance(a, ArrayRef) else 1.0 if a is SCALE else a for a in args]
+        views = [a.view if type(a) is ArrayRef else 1.0 if a is SCALE else a for a in args]
         plan = kernel.plan(views, captured, consts, self.backend, choice.schedule)
         index = {place: n for n, place in enumerate(self.captured.arrays)}
-        places = [a.place if isinstance(a, ArrayRef) else ("", -1) for a in args]
+        places = [a.place if type(a) is ArrayRef else ("", -1) for a in args]
         places += [("captured", index[place]) for place in captured.arrays]
         own = [(args[position], name, dtype) for position, name, dtype in plan.scalars if position < len(args)]
         scalars = [a if a is SCALE else read_scalar(name, a, dtype) for a, name, dtype in own]
@@ -173,7 +172,7 @@ class PreparedCall:
         counts |= {"kept": len(builder.kept_views), "temporary": len(builder.temporaries)}
         self.steps = steps_of(builder.launches, list(counts.items()), builder.scale)
         self.maps, self.scores = _map_maker(lib, builder), builder.scores
-        self.reads = _foreign([read for planned in launches for read in planned.plan.globals_read])
+        self.reads = tuple([read for planned in launches for read in planned.plan.user_globals])
 
     def holds(self) -> bool:
         """True if functions of the caller's that were compiled in still refer to the same things."""
@@ -246,12 +245,6 @@ def _map_maker(lib: Library, builder: CallBuilder) -> MapMaker | None:
     steps = steps_of(builder.map_launches, counts, None)
     reads = {n for planned in builder.map_launches for kind, n in planned.places if kind == "captured"}
     return MapMaker(lib, builder.kept_views, steps, sorted(reads), tuple(builder.kept_keys))
-
-
-def _foreign(reads: Sequence[tuple[dict[str, Any], str, Any]]) -> GlobalReads:
-    """The globals that the caller's functions read; the library's own never change."""
-    package = __name__.partition(".")[0] + "."
-    return tuple(read for read in reads if not str(read[0].get("__name__")).startswith(package))
 
 
 # ---- functions of the library ----------------------------------------------------------------------------------------

@@ -145,8 +145,8 @@ def unit_last(builder: CallBuilder, array: ArrayRef) -> ArrayRef:
 
 def one_dtype(given: dict[str, ArrayRef]) -> DType:
     found = {name: a.dtype for name, a in given.items()}
-    listing = ", ".join(f"{n} {d}" for n, d in found.items())
     if len(set(found.values())) > 1:
+        listing = ", ".join(f"{n} {d}" for n, d in found.items())
         raise MixedDTypes(f"q, k and v must have one element type, found {listing}; cast them")
     dtype = found["q"]
     if dtype not in FLOATS:
@@ -155,6 +155,9 @@ def one_dtype(given: dict[str, ArrayRef]) -> DType:
 
 
 def check_shapes(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> None:
+    sizes = 1 <= q[3] <= MAX_HEAD_SIZE and 1 <= v[3] <= MAX_HEAD_SIZE
+    if q[3] == k[3] and sizes and q[0] == k[0] == v[0] and k[1:3] == v[1:3] and k[1] and q[1] % k[1] == 0:
+        return
     shapes = f"q {q}, k {k}, v {v}"
     if q[3] != k[3]:
         raise HeadSize(f"queries have head size {q[3]} and keys {k[3]}; they must be equal ({shapes})")

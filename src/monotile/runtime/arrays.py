@@ -12,6 +12,9 @@ from ..errors import ArgumentKind, OutOfDeviceMemory
 from . import tensors
 from .tensors import View, numpy_address
 
+MAX_TEMPLATES = 1024
+_templates: dict[View, Any] = {}  # of torch tensors
+
 
 class Numpy:
     """NumPy arrays, and arrays of other libraries that lie in this machine's memory, which they share."""
@@ -60,8 +63,15 @@ class Torch:
 
     def template(self, view: View) -> Any:
         """Return a tensor of the shape whose elements are all one element, so that it takes no memory."""
-        one = self.torch.empty((), dtype=getattr(self.torch, view.dtype.name), device=view.device)
-        return one.expand(view.shape)
+        found = _templates.get(view)
+        if found is None:
+            dtype = getattr(self.torch, view.dtype.name)
+            found = self.torch.empty((), dtype=dtype, device=view.device).expand(view.shape)
+            if type(found) is self.torch.Tensor:  # not one of a trace
+                if len(_templates) >= MAX_TEMPLATES:
+                    _templates.clear()
+                _templates[view] = found
+        return found
 
     def allocate(self, template: Any) -> tuple[Any, int]:
         torch = self.torch

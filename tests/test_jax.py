@@ -79,6 +79,18 @@ def test_vmap_of_gradients_under_a_bool_mask() -> None:
         close(a, b, 1e-4)
 
 
+def test_leading_dimensions_are_broadcast() -> None:
+    q, k, v = arrays()
+    wide, mask = jnp.stack([q, 2 * q, -q]), jnp.arange(30.0) * jnp.arange(3.0)[:, None, None, None, None]
+
+    def gradient(function: Any) -> Any:
+        return jax.grad(lambda k: (function(wide, k, v[0], mask=mask)[0] ** 2).sum())(k[:1])
+
+    close(attention(wide, k[:1], v[0], mask=mask), formula(wide, k[:1], v[0], mask)[0])
+    found = gradient(lambda *args, mask: attention(*args, mask=mask, return_lse=True))
+    close(found, gradient(formula), 1e-4)
+
+
 def test_functions_read_arrays_that_are_not_traced() -> None:
     q, k, v = arrays()
     bias = jnp.linspace(-1, 1, 30)

@@ -23,6 +23,7 @@ from ..library import ops
 from ..library.block_mask import unwrapped
 from ..library.dry_run import check
 from ..library.inputs import AttentionOptions, read_scoring
+from ..library.leading import Lead, broadcast_lead
 from ..runtime import tensors
 from ..runtime.tensors import View
 from . import ffi
@@ -65,10 +66,27 @@ def attention(
     options = AttentionOptions(causal, window, softcap, score_mod, plain, negative, False, return_lse, "cpu", threads)
     views = {name: None if a is None else _view(name, a) for name, a in zip(_NAMES, arrays, strict=True)}
     check("attention", views, options)
+    arrays, lead = _one_batch(arrays)
     ranks = tuple(0 if a is None else a.ndim for a in arrays)
     mods = _enter(score_mod, mask_mod)
     request = TracedCall(causal, window, scale, softcap, mods, threads, ranks, "o lse" if return_lse else "o")
-    return _attention(request, arrays)
+    found = _attention(request, arrays)
+    return found if lead is None else jax.tree.map(lambda a: a.reshape(*lead, *a.shape[1:]), found)
+
+
+def _one_batch(arrays: tuple[Any, ...]) -> tuple[tuple[Any, ...], Lead | None]:
+    """Return the arrays with leading dimensions broadcast and in one, and what those are; None where they are left."""
+    *qkv, mask, sinks = arrays
+    leads = {a.shape[:-3] for a in qkv}
+    if len(leads) == 1 and len(qkv[0].shape) < 5:
+        return arrays, None
+    lead = broadcast_lead({name: a.shape for name, a in zip("qkv", qkv, strict=True)})
+    if mask is not None and mask.ndim > 3:
+        shared = all(n == 1 for n in mask.shape[:-3])
+        mask = mask if shared else jnp.broadcast_to(mask, (*lead, *mask.shape[-3:]))
+        mask = mask.reshape(-1, *mask.shape[-3:])
+    flat = [jnp.broadcast_to(a, (*lead, *a.shape[-3:])).reshape(-1, *a.shape[-3:]) for a in qkv]
+    return (*flat, mask, sinks), lead
 
 
 _NAMES = ("q", "k", "v", "mask", "sinks")

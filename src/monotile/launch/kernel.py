@@ -11,14 +11,12 @@ from __future__ import annotations
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from .. import backends
-from ..backends.base import Backend, Program
-from ..dtypes import DType
+from ..backends.base import Backend
 from ..errors import (
     ArgumentAlignment,
     ArgumentDevice,
@@ -36,51 +34,12 @@ from ..runtime.tensors import numpy_address
 from . import source_keys
 from .arguments import Arguments, Specialisation
 from .captures import NOTHING, Captures, captures, const_key, note_rebound, with_constants
-from .layouts import ArgumentLayout, LayoutReader, Positions, lengths_agree
+from .layouts import ArgumentLayout, LayoutReader, lengths_agree
+from .plans import Plan, PlanTemplate, user_globals
 from .signature import check_threads, read_scalar, read_signature
 from .source_keys import CompiledKernel, GlobalReads
 
 MAX_PLANS = 4096
-PACKAGE = __name__.partition(".")[0]
-
-
-@dataclass(slots=True)
-class Plan:
-    """A checked launch: of the next call with the same key, only addresses, scalars and writability are checked."""
-
-    program: Program
-    bound: Any  # what the program's `bind` made of lengths and strides
-    array_positions: tuple[int, ...]  # of the arrays among the arguments
-    scalars: tuple[tuple[int, str, DType], ...]  # position, name and type of each scalar
-    spans: tuple[tuple[int, int], ...]  # bytes each array covers, relative to its address
-    alignment_masks: tuple[int, ...]  # address bits that must be zero
-    outputs: tuple[int, ...]  # arrays that are written, as positions in `array_positions`
-    all_arrays: bool  # no scalars among the arguments
-    globals_read: GlobalReads  # globals with the values that were compiled in
-    user_globals: GlobalReads  # those of them outside of this package
-
-
-class PlanTemplate(NamedTuple):
-    """What the plans of one program have in common."""
-
-    compiled: CompiledKernel
-    device: str
-    array_positions: tuple[int, ...]
-    scalars: tuple[tuple[int, str, DType], ...]
-    alignment_masks: tuple[int, ...]
-    outputs: tuple[int, ...]
-    all_arrays: bool
-    user_globals: GlobalReads
-    shared_lengths: tuple[Positions, ...]
-
-    def plan(self, words: list[int], spans: Sequence[tuple[int, int]]) -> Plan:
-        """Return the plan for tensors of these lengths and strides."""
-        program = self.compiled.program
-        bound = program.bind(words + [0] * len(self.scalars), self.device)
-        return Plan(
-            program, bound, self.array_positions, self.scalars, tuple(spans), self.alignment_masks, self.outputs,
-            self.all_arrays, self.compiled.globals_read, self.user_globals,
-        )  # fmt: skip
 
 
 class Kernel:
@@ -228,7 +187,7 @@ class Kernel:
             alignment_masks=tuple(v.dtype.bytes - 1 for v in views),
             outputs=tuple(sorted(compiled.kernel.written)),
             all_arrays=len(call.views) == len(call.args),
-            user_globals=tuple(read for read in compiled.globals_read if not _is_of_package(read)),
+            user_globals=user_globals(compiled.globals_read),
             shared_lengths=self._layouts.shared_lengths(layouts),
         )
         if key is not None and tuple(layouts) == template.array_positions:
@@ -307,10 +266,6 @@ def choose_backend(name: str | None, call: Arguments) -> Backend:
         cure = cures.get(device, "move them with .cpu()")
         raise ArgumentDevice(f"backend {chosen.name!r} cannot use arrays on {device!r}; {cure}")
     return chosen
-
-
-def _is_of_package(read: GlobalRead) -> bool:
-    return str(read[0].get("__name__")).startswith(PACKAGE + ".")
 
 
 def _distinct(globals_read: list[GlobalRead]) -> GlobalReads:

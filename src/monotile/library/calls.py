@@ -70,7 +70,7 @@ class CallBuilder:
         self.captured, self.backend, self.threads = captured, backend, threads
         self.device = next(iter(self.inputs.values())).view.device
         self.choices: Choices = backends.get(backends.resolve(backend, self.device)).choices
-        self.copies: set[int] = set()
+        self.copies: dict[int, tuple[int, ...]] = {}  # inputs by position, and the shape they are broadcast to
         self.results: list[View] = []
         self.temporaries: list[View] = []
         self.kept_views: list[View] = []
@@ -103,11 +103,11 @@ class CallBuilder:
     def _new(self, shape: tuple[int, ...], dtype: DType) -> View:
         return View(dtype, shape, tensors.dense(shape), self.device)
 
-    def contiguous(self, array: ArrayRef) -> ArrayRef:
-        """An input, copied at every call."""
-        self.copies.add(array.place[1])
-        view = array.view
-        return ArrayRef(array.place, View(view.dtype, view.shape, tensors.dense(view.shape), view.device))
+    def contiguous(self, array: ArrayRef, shape: tuple[int, ...] | None = None) -> ArrayRef:
+        """An input, copied at every call, where it is broadcast to another shape."""
+        shape = array.shape if shape is None else shape
+        self.copies[array.place[1]] = shape
+        return ArrayRef(array.place, View(array.dtype, shape, tensors.dense(shape), self.device))
 
     def reshaped(self, array: ArrayRef, *shape: int) -> ArrayRef:
         """An input under another shape, copied if its strides do not allow it."""
@@ -157,7 +157,7 @@ class PreparedCall:
 
     def __init__(self, lib: Library, builder: CallBuilder, finish: Finish) -> None:
         self.lib, self.finish = lib, finish
-        self.copies = sorted(builder.copies)
+        self.copies = sorted(builder.copies.items())
         self.results = [lib.template(view) for view in builder.results]
         launches = [*builder.map_launches, *builder.launches]
         self.needs_arrays = any(planned.plan.program.needs_arrays for planned in launches)
@@ -208,8 +208,8 @@ class PreparedCall:
     def _copied(self, given: Sequence[Array], addresses: list[int]) -> Sequence[Array]:
         """Return the arrays with contiguous copies where kernels need them, whose addresses replace the others."""
         given = list(given)
-        for n in self.copies:
-            given[n] = self.lib.contiguous(given[n])
+        for n, shape in self.copies:
+            given[n] = self.lib.contiguous(given[n], shape)
             addresses[n] = tensors.address(given[n])
         return given
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
@@ -36,8 +37,9 @@ class Numpy:
         array: Any = np.empty(shape, dtype)
         return array, numpy_address(array)
 
-    def contiguous(self, array: Any) -> Any:
-        return np.ascontiguousarray(array)
+    def contiguous(self, array: Any, shape: tuple[int, ...]) -> Any:
+        """Return a contiguous copy, broadcast to a shape of more elements, or with the same number of them."""
+        return np.ascontiguousarray(array if array.size == math.prod(shape) else np.broadcast_to(array, shape))
 
     def stack(self, arrays: list[Any], axis: int) -> Any:
         return np.stack(arrays, axis)
@@ -88,8 +90,9 @@ class Torch:
             raise OutOfDeviceMemory(f"{found}; free arrays, or pass smaller ones: {said}") from None
         return tensor, tensor.data_ptr()
 
-    def contiguous(self, array: Any) -> Any:
-        return array.detach().contiguous()
+    def contiguous(self, array: Any, shape: tuple[int, ...]) -> Any:
+        array = array.detach()
+        return (array if array.numel() == math.prod(shape) else array.expand(shape)).contiguous()
 
     def stack(self, arrays: list[Any], axis: int) -> Any:
         return self.torch.stack([a.detach() for a in arrays], axis)
@@ -137,8 +140,9 @@ class Mlx:
         shape, dtype = template
         return self.core.zeros(shape, dtype=dtype), 0
 
-    def contiguous(self, array: Any) -> Any:
-        return array  # MLX makes a kernel's inputs contiguous
+    def contiguous(self, array: Any, shape: tuple[int, ...]) -> Any:
+        # MLX makes a kernel's inputs contiguous.
+        return array if array.size == math.prod(shape) else self.core.broadcast_to(array, shape)
 
     def stack(self, arrays: list[Any], axis: int) -> Any:
         return self.core.stack(arrays, axis)

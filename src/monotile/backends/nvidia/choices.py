@@ -163,8 +163,16 @@ class NvidiaChoices(Choices):
         queries has one."""
         size = max(problem.head_size, problem.value_size)
         measured = problem.dtype.bytes == 2 and gpu(problem.device).architecture == MEASURED
-        hides = problem.mask is not None or problem.mask_mod  # by block cases, which Gluon modules have in one loop only
-        if measured and support.version_supported() and problem.source == "dense" and not hides and size <= BACKWARD_GLUON:
+        hides = (
+            problem.mask is not None or problem.mask_mod
+        )  # by block cases, which Gluon modules have in one loop only
+        if (
+            measured
+            and support.version_supported()
+            and problem.source == "dense"
+            and not hides
+            and size <= BACKWARD_GLUON
+        ):
             return next(choice for most, choice in backward_table() if size <= most)
         (keys, owned_rows), (rows, owned_keys) = (
             _backward_tile(problem, *kind) for kind in ((BACKWARD_ROWS, 1), (BACKWARD_KEYS, 2))

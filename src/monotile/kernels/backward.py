@@ -58,7 +58,7 @@ def visible_rows(options, at, seen, case, hides, all_sighted):
     return sees_some_key(options, at.i, at.Nq, at.Nk)
 
 
-def sees_some_key(options, i, Nq, Nk):
+def sees_some_key(options: Any, i: Any, Nq: Any, Nk: Any) -> Any:
     """True for rows that see some key by position. Those past the last one are zero as they are loaded."""
     shift = Nk - Nq
     sees = True

@@ -23,6 +23,7 @@ from .device import gpu
 from .gluon import support
 from .schedule import Schedule
 from .sides import pieces
+from .triton.descriptors import ALIGNMENT
 from .triton.padding import padded
 
 MEASURED = "sm_90"
@@ -166,13 +167,9 @@ class NvidiaChoices(Choices):
         hides = (
             problem.mask is not None or problem.mask_mod
         )  # by block cases, which Gluon modules have in one loop only
-        if (
-            measured
-            and support.version_supported()
-            and problem.source == "dense"
-            and not hides
-            and size <= BACKWARD_GLUON
-        ):
+        aligned = all(side * problem.dtype.bytes % ALIGNMENT == 0 for side in (problem.head_size, problem.value_size))
+        able = measured and support.version_supported() and problem.source == "dense" and aligned and not hides
+        if able and size <= BACKWARD_GLUON:
             return next(choice for most, choice in backward_table() if size <= most)
         (keys, owned_rows), (rows, owned_keys) = (
             _backward_tile(problem, *kind) for kind in ((BACKWARD_ROWS, 1), (BACKWARD_KEYS, 2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from monotile import dtypes, ir
 from monotile.dtypes import FP8, DType, bfloat16, bool_, float16, float32, int8, int32, int64, uint8, uint32
-from monotile.ir import Value
+from monotile.ir import Value, composed
 
 from .arguments import EXACT, HELD, Arguments
 
@@ -159,6 +159,10 @@ class Operations(Arguments):
         fold = self.pick(("max", "min") if x.dtype is bool_ else ("sum", "sum", "max", "min"))
         if fold == "sum" and self.bound[x] * x.shape[axis] > EXACT:
             x = self.held(x)
+        if self.chance(0.15):
+            fold = self.pick(("max", "min"))
+            self.keep(composed.position_of_extremum(self.b, fold, x, axis), x.shape[axis])
+            return
         self.keep(self.b.reduce(fold, x, axis), self.bound[x] * (x.shape[axis] if fold == "sum" else 1))
 
     def dot(self) -> None:
@@ -228,7 +232,7 @@ class Operations(Arguments):
         if x is None:
             return
         value = self.b.binary("mul", self.held(x, 8), 0.25)
-        value = self.b.unary(self.pick(("exp", "exp2", "tanh")), value)
+        value = self.b.unary(self.pick(("exp", "exp2", "tanh", "sigmoid", "erf", "sin", "cos")), value)
         if self.chance(0.5) and len(value.shape) == 2:
             top = self.b.reduce(self.pick(("sum", "max")), value, self.rng.randrange(2))
             if self.chance(0.5) or top.shape[0] == value.shape[-1]:

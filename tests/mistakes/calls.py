@@ -206,9 +206,9 @@ def exp_of_the_math_module(x, y):
     t = math.exp(x[0, 0])
 
 
-@mistake(NotCallable, "np.sin(x[0, arange(4)])", "'sin' cannot be called", "words")
+@mistake(NotCallable, "np.tan(x[0, arange(4)])", "'tan' cannot be called", "words")
 def numpy_function(x, y):
-    t = np.sin(x[0, arange(4)])
+    t = np.tan(x[0, arange(4)])
 
 
 @mistake(NotCallable, "print(x)", "'print' cannot be called", "words")

@@ -299,7 +299,9 @@ def sum_of_bools(y):
     t = (arange(4) < 2).sum()
 
 
-@mistake(UndefinedForDType, "dot(zeros((4, 4), int32), zeros((4, 4)))", "dot is not defined for int32", "astype")
+@mistake(
+    UndefinedForDType, "dot(zeros((4, 4), int32), zeros((4, 4)))", "dot of int32 and float32 is not defined", "cast"
+)
 def dot_of_ints(y):
     t = dot(zeros((4, 4), int32), zeros((4, 4)))
 

@@ -22,6 +22,7 @@ from ..dtypes import DType, float32
 from ..errors import InternalError
 from ..ir import Block, Op, Value
 from ..ir.fused import fma
+from ..ir.special import erf, sigmoid
 from .base import Backend, Program
 
 Array = npt.NDArray[Any]
@@ -158,6 +159,10 @@ ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "log": np.log,
     "log2": np.log2,
     "tanh": np.tanh,
+    "sigmoid": sigmoid,
+    "erf": erf,
+    "sin": np.sin,
+    "cos": np.cos,
     "sqrt": np.sqrt,
     "reciprocal": np.reciprocal,
     "not": np.logical_not,

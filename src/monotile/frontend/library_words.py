@@ -60,11 +60,6 @@ def _where(s: Any, condition: Any, yes: Any, no: Any) -> Any:
     return s.builder.where(s.number(condition), s.number(yes), s.number(no))
 
 
-def _sigmoid(s: Any, x: Any) -> Any:
-    b = s.builder
-    return b.binary("div", 1.0, b.binary("add", 1.0, _unary("exp")(s, b.unary("neg", s.number(x)))))
-
-
 def _rsqrt(s: Any, x: Any) -> Any:
     return s.builder.binary("div", 1.0, _unary("sqrt")(s, x))
 
@@ -123,8 +118,11 @@ def _size(s: Any, x: Any) -> Any:
     return x.shape
 
 
+FLOAT_FUNCTIONS = (
+    "exp", "exp2", "log", "log2", "tanh", "sigmoid", "erf", "sin", "cos", "sqrt", "reciprocal", "abs",
+)  # fmt: skip
 WORDS: dict[str, Handler] = {
-    **{name: _unary(name) for name in ("exp", "exp2", "log", "log2", "tanh", "sqrt", "reciprocal", "abs")},
+    **{name: _unary(name) for name in FLOAT_FUNCTIONS},
     **{name: _binary(name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "mul")},
     "absolute": _unary("abs"), "neg": _unary("neg"), "negative": _unary("neg"),
     "maximum": _binary("max"), "minimum": _binary("min"), "fmax": _binary("max"), "fmin": _binary("min"),
@@ -135,7 +133,7 @@ WORDS: dict[str, Handler] = {
     "logical_and": _both("and"), "logical_or": _both("or"), "logical_not": _neither,
     "bitwise_and": _binary("and"), "bitwise_or": _binary("or"), "bitwise_not": _unary("not"),
     "bitwise_xor": _binary("xor"), "bitwise_left_shift": _binary("shl"), "bitwise_right_shift": _binary("shr"),
-    "where": _where, "sigmoid": _sigmoid, "rsqrt": _rsqrt, "square": _square, "clamp": _clamp, "clip": _clamp,
+    "where": _where, "rsqrt": _rsqrt, "square": _square, "clamp": _clamp, "clip": _clamp,
     "ones_like": _like(1), "zeros_like": _like(0),
 }  # fmt: skip
 METHODS: dict[str, Handler] = {

@@ -13,7 +13,7 @@ from typing import Any
 from .. import dtypes
 from ..dtypes import DType, bool_, float32, int32
 from ..errors import BadStep, DTypeMismatch, ShapeNotConstant, WrongCall
-from ..ir import Value
+from ..ir import Value, composed, special
 from . import vocabulary
 from .derivatives import call_derivative
 from .expressions import REDUCTIONS, ExpressionBuilder
@@ -103,6 +103,8 @@ def _reduce(kind: str) -> Callable[..., Any]:
             raise s.fail(
                 ShapeNotConstant, f"{kind} needs a constant axis, found {describe(axis)}", "write axis=0 or axis=1"
             )
+        if kind.startswith("arg"):
+            return composed.position_of_extremum(s.builder, kind[3:], x, axis)
         return s.builder.reduce(kind, x, axis)
 
     return build
@@ -240,6 +242,10 @@ WORDS: dict[Any, Callable[..., Any]] = {
     vocabulary.log: _unary("log", math.log),
     vocabulary.log2: _unary("log2", math.log2),
     vocabulary.tanh: _unary("tanh", math.tanh),
+    vocabulary.sigmoid: _unary("sigmoid", lambda x: float(special.sigmoid(x))),
+    vocabulary.erf: _unary("erf", math.erf),
+    vocabulary.sin: _unary("sin", math.sin),
+    vocabulary.cos: _unary("cos", math.cos),
     vocabulary.sqrt: _unary("sqrt", math.sqrt),
     vocabulary.reciprocal: _unary("reciprocal", lambda x: 1.0 / x),
     vocabulary.fma: _fma,
@@ -249,6 +255,8 @@ WORDS: dict[Any, Callable[..., Any]] = {
     vocabulary.sum: _reduce("sum"),
     vocabulary.max: _reduce("max"),
     vocabulary.min: _reduce("min"),
+    vocabulary.argmax: _reduce("argmax"),
+    vocabulary.argmin: _reduce("argmin"),
     vocabulary.grad: _derivative("grad"),
     vocabulary.value_and_grad: _derivative("value_and_grad"),
     vocabulary.blocks: _blocks,

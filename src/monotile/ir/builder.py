@@ -21,7 +21,7 @@ from ..errors import (
     ShapeNotConstant,
     UndefinedForDType,
 )
-from . import bits, ops
+from . import bits, composed, ops
 from .ops import Block, Op, Tensor, Type, Value
 
 Number = int | float | bool
@@ -290,10 +290,12 @@ class Builder:
             fits = len(a.shape) == len(b.shape) == 2 and a.shape[1] == b.shape[1]
             cure = "transpose the second operand: dot(a, b.T)" if fits else "dot takes (m, k) and (k, n)"
             raise self.fail(ShapeMismatch, f"dot of shapes {a.shape} and {b.shape} does not fit", cure)
+        if composed.multiplies_integers(a, b):
+            return composed.integer_dot(self, a, b)
         for operand in (a, b):
             if not operand.dtype.is_float:
-                found = f"dot is not defined for {operand.dtype}"
-                raise self.fail(UndefinedForDType, found, "cast first: .astype(float32)")
+                found = f"dot of {a.dtype} and {b.dtype} is not defined"
+                raise self.fail(UndefinedForDType, found, "dot takes two floats, or two of int8 and uint8: cast first")
         a, b = (self.cast(x, bits.dot_type(x, y)) for x, y in ((a, b), (b, a)))
         return self.emit("dot", (a, b), Type(float32, (a.shape[0], b.shape[1]))).result
 

@@ -197,6 +197,17 @@ def _tanh(d: _Forward, op: Op, t: Maybe) -> Maybe:
     return d.scale(t, d.b.binary("sub", 1.0, d.b.binary("mul", op.result, op.result)))
 
 
+def _sigmoid(d: _Forward, op: Op, t: Maybe) -> Maybe:
+    """sigmoid(x) * sigmoid(-x), exact also where one of them is near 1."""
+    return d.scale(d.scale(t, op.result), d.b.unary("sigmoid", d.b.unary("neg", op.operands[0])))
+
+
+def _erf(d: _Forward, op: Op, t: Maybe) -> Maybe:
+    x = op.operands[0]
+    bell = d.b.unary("exp", d.b.unary("neg", d.b.binary("mul", x, x)))
+    return d.scale(d.scale(t, 2.0 / math.sqrt(math.pi)), bell)
+
+
 def _reciprocal(d: _Forward, op: Op, t: Maybe) -> Maybe:
     return d.neg(d.scale(d.scale(t, op.result), op.result))
 
@@ -229,6 +240,10 @@ RULES: dict[str, Callable[..., Maybe]] = {
     "log": lambda d, op, t: d.divide(t, op.operands[0]),
     "log2": lambda d, op, t: d.divide(d.scale(t, 1.0 / math.log(2.0)), op.operands[0]),
     "tanh": _tanh,
+    "sigmoid": _sigmoid,
+    "erf": _erf,
+    "sin": lambda d, op, t: d.scale(t, d.b.unary("cos", op.operands[0])),
+    "cos": lambda d, op, t: d.neg(d.scale(t, d.b.unary("sin", op.operands[0]))),
     "sqrt": lambda d, op, t: d.divide(d.scale(t, 0.5), op.result),
     "reciprocal": _reciprocal,
     "add": lambda d, op, a, b: d.add(a, b),

@@ -16,7 +16,8 @@ from ..dtypes import DType
 from ..errors import Loc
 
 # Elementwise ops. Operands are scalars or tiles of the result's rank whose sides are 1 or the result's (broadcast).
-UNARY = frozenset({"neg", "abs", "exp", "exp2", "log", "log2", "tanh", "sqrt", "reciprocal", "not"})
+FLOAT_UNARY = frozenset({"exp", "exp2", "log", "log2", "tanh", "sigmoid", "erf", "sin", "cos", "sqrt", "reciprocal"})
+UNARY = FLOAT_UNARY | {"neg", "abs", "not"}
 BITWISE = frozenset({"bitand", "bitor", "bitxor", "shl", "shr"})
 ARITHMETIC = frozenset({"add", "sub", "mul", "div", "floordiv", "mod", "max", "min", "and", "or", *BITWISE})
 COMPARE = frozenset({"lt", "le", "eq", "ne"})

@@ -16,7 +16,7 @@ from .ops import Block, Kernel, Op, Tensor, Type, Value, starts
 
 INT32 = Type(int32)
 FOLDS = ("sum", "max", "min")
-FLOAT_ONLY = frozenset({"div", "exp", "exp2", "log", "log2", "tanh", "sqrt", "reciprocal", "fma"})
+FLOAT_ONLY = ops.FLOAT_UNARY | {"div", "fma"}
 INT_ONLY = frozenset({"floordiv", "mod"}) | ops.BITWISE
 BOOL_ONLY = frozenset({"and", "or", "not"})
 ANY_TYPE = frozenset({"eq", "ne"})

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 UNARY = ("-{}", "abs({})", "tanh({})", "sigmoid({})", "erf({})", "sin({})", "cos({})", "(tanh({})) ** 3",
-         "exp(minimum({}, 2.0))", "exp2(tanh({}))", "log({} * {} + 0.5)", "log2(abs({}) + 1.0)", "sqrt({})", "sqrt(abs({}))", "sqrt({} * {} + 1.0)", "reciprocal(abs({}) + 0.5)",
+         "exp(minimum({}, 2.0))", "exp2(tanh({}))", "log({} * {} + 0.5)",
+         "log2(abs({}) + 1.0)",
+         "sqrt({})", "sqrt(abs({}))", "sqrt({} * {} + 1.0)", "reciprocal(abs({}) + 0.5)",
          "1.0 / ({} - 0.3)", "log({})", "float(int({}))", "helper({})", "(lambda t: t * t)({})",
          "{}")  # fmt: skip
 BINARY = ("{} + {}", "{} - {}", "{} * {}", "{} / ({} + 4.0)", "maximum({}, {})", "minimum({}, {})",

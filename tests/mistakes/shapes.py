@@ -391,9 +391,9 @@ def subscript_of_a_tile(y):
     t = zeros(4)[0]
 
 
-@mistake(BadIndex, "y[idx[arange(4)], 0]", "scattered", "rows")
+@mistake(BadIndex, "y[y[arange(4), 0], 0]", "float32", "whole numbers")
 def scattered_store(idx, y):
-    y[idx[arange(4)], 0] = 1.0
+    y[y[arange(4), 0], 0] = 1.0
 
 
 @mistake(BadIndex, "x.shape[2]", "a tuple of 2 has no item 2", "0 to 1")

@@ -368,18 +368,30 @@ class Run:
         tile = value.reshape([extent or 1 for extent in op.attrs["extents"]])
         array[inside_tensor] = convert(tile[inside_tile], array.dtype)
 
+    def scatter(self, op: Op) -> None:
+        """Store an element at each position of the indices; positions outside the tensor are not written."""
+        array, value = self.arrays[op.attrs["tensor"].index], self.values[op.operands[0]]
+        places, inside = self.places(op, value.shape)
+        array[tuple(place[inside] for place in places)] = convert(value[inside], array.dtype)
+
     def gather(self, op: Op) -> None:
         """Load an element for each element of the indices; positions outside the tensor read as zero."""
         array = self.arrays[op.attrs["tensor"].index]
-        indices = [np.broadcast_to(self.values[v], op.result.shape).astype(np.int64) for v in ir.starts(op)]
-        spans, inside = self.spans(op), np.full(op.result.shape, True)
-        for n, (index, (_, length)) in enumerate(zip(indices, spans, strict=True)):
-            within = (index >= 0) & (index < length)
-            _require(op, n, op.attrs.get("checked", (True,) * array.ndim)[n] or bool(within.all()))
-            inside &= within
+        places, inside = self.places(op, op.result.shape)
         tile = np.zeros(op.result.shape, array.dtype)
-        tile[inside] = array[tuple(index[inside] + origin for index, (origin, _) in zip(indices, spans, strict=True))]
+        tile[inside] = array[tuple(place[inside] for place in places)]
         self.set(op.result, tile)
+
+    def places(self, op: Op, shape: tuple[int, ...]) -> tuple[list[Array], Array]:
+        """Return where a gather or scatter finds each element, by dimension of the tensor, and which are inside it."""
+        places, inside = [], np.full(shape, True)
+        for n, (value, (origin, length)) in enumerate(zip(ir.starts(op), self.spans(op), strict=True)):
+            index = np.broadcast_to(self.values[value], shape).astype(np.int64)
+            within = (index >= 0) & (index < length)
+            _require(op, n, op.attrs.get("checked", (True,) * op.attrs["tensor"].rank)[n] or bool(within.all()))
+            places.append(origin + index)
+            inside &= within
+        return places, inside
 
     def loop(self, op: Op) -> None:
         """Run low, low + step, ... below high. A hidden iteration leaves the carried values unchanged."""
@@ -414,6 +426,7 @@ HANDLERS: dict[str, Callable[[Run, Op], None]] = {
     "load": Run.load,
     "store": Run.store,
     "gather": Run.gather,
+    "scatter": Run.scatter,
     "for": Run.loop,
     "if": Run.branch,
 }

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 from ..dtypes import bool_, float32
 from ..errors import NotDifferentiable
 from .builder import Builder, ValueOrNumber
-from .ops import Block, Op, Type, Value, walk
+from .ops import WRITES, Block, Op, Type, Value, walk
 
 
 class Tangent(NamedTuple):
@@ -63,7 +63,7 @@ class _Forward:
 
     def apply(self, op: Op) -> None:
         """Set the tangent of an op that reads a value with one."""
-        if op.kind == "store":
+        if op.kind in WRITES:
             raise self.fail("a store", "store the value after the call")
         if op.kind in ("reduce", "dot"):
             name = op.attrs["fold"] if op.kind == "reduce" else op.kind

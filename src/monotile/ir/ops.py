@@ -25,11 +25,12 @@ ELEMENTWISE = UNARY | ARITHMETIC | COMPARE | {"where", "fma", "cast", "lookup"}
 # Ops that only remap coordinates: free on every backend.
 SHAPE_ONLY = frozenset({"expand", "trans", "broadcast"})
 NULLARY = frozenset({"const", "dim", "param", "arange"})
-MEMORY = frozenset({"load", "gather", "store"})
+WRITES = frozenset({"store", "scatter"})
+MEMORY = WRITES | {"load", "gather"}
 CONTROL = frozenset({"for", "if", "yield"})
 KINDS = ELEMENTWISE | SHAPE_ONLY | NULLARY | MEMORY | CONTROL | {"program_id", "reduce", "dot", "visible"}
 # Ops that can be removed when nothing reads their results.
-PURE = KINDS - {"store", "for", "if", "yield", "visible", "program_id"}
+PURE = KINDS - WRITES - {"for", "if", "yield", "visible", "program_id"}
 
 
 MAX_TABLE = 256  # entries of a lookup table
@@ -135,7 +136,7 @@ class Kernel:
     @property
     def written(self) -> frozenset[int]:
         """Indices of the tensors some op stores to."""
-        return frozenset(op.attrs["tensor"].index for op in walk(self.body) if op.kind == "store")
+        return frozenset(op.attrs["tensor"].index for op in walk(self.body) if op.kind in WRITES)
 
 
 def walk(block: Block) -> Iterator[Op]:
@@ -156,8 +157,8 @@ def uses(block: Block) -> dict[Value, list[Op]]:
 
 
 def starts(op: Op) -> tuple[Value, ...]:
-    """Return the positions of a load, store or gather, one per dimension of its tensor."""
-    first = int(op.kind == "store")
+    """Return the positions of an access, one per dimension of its tensor."""
+    first = int(op.kind in WRITES)
     return op.operands[first : first + op.attrs["tensor"].rank]
 
 

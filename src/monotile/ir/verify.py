@@ -247,7 +247,7 @@ class _Checker:
         axes = op.attrs.get("view", ())
         known = list(axes) == sorted(set(axes)) and all(0 <= axis < tensor.rank for axis in axes)
         self.need(known, "`view` holds dimensions of the tensor, in order")
-        spans = op.operands[(op.kind == "store") + tensor.rank :]
+        spans = op.operands[(op.kind in ops.WRITES) + tensor.rank :]
         self.need(len(spans) == 2 * len(axes), "one origin and one length per dimension of `view`")
         self.need(all(v.type == INT32 for v in spans), "origins and lengths of views are int32 scalars")
 
@@ -270,6 +270,17 @@ class _Checker:
         self.broadcasts(indices, op.result.shape)
         checked = op.attrs.get("checked")
         self.need(checked is None or len(checked) == tensor.rank, "one `checked` per dimension of the tensor")
+
+    def scatter(self, op: Op) -> None:
+        tensor, indices = self.tensor(op), starts(op)
+        self.need(bool(op.operands) and not op.results, "a scatter takes a value and indices, and has no result")
+        self.view(op, tensor)
+        self.need(len(indices) == tensor.rank and all(v.dtype.is_int for v in indices), "an index is an integer")
+        value = op.operands[0]
+        self.need(
+            value.dtype is tensor.dtype and bool(value.shape), "a scattered value is a tile of the tensor's dtype"
+        )
+        self.broadcasts(indices, value.shape)
 
     # ---- control -----------------------------------------------------------------------------------------------------
 
@@ -306,6 +317,7 @@ RULES: dict[str, Callable[[_Checker, Op], None]] = {
     "load": _Checker.load,
     "store": _Checker.store,
     "gather": _Checker.gather,
+    "scatter": _Checker.scatter,
     "for": _Checker.loop,
     "if": _Checker.branch,
 }

@@ -103,7 +103,7 @@ class _Inlining:
         if value not in self._expensive:
             return True
         if len(value.shape) == 1:
-            return once and readers[0].kind in ir.ELEMENTWISE | {"store"}
+            return once and readers[0].kind in ir.ELEMENTWISE | ir.WRITES
         return once and min(value.shape) > 1
 
     def _readers(self, value: Value) -> list[Op]:

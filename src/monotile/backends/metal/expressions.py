@@ -235,6 +235,13 @@ class Expressions:
         return self._guarded(tests, text, self.dialect.zero(op.result.dtype))
 
     def _gather(self, op: Op, index: ElementIndex, axis: str) -> str:
+        element, tests = self.scattered(op, index, axis)
+        tests = [*self._padding_tests(op.result, index, axis), *tests]
+        text = self.dialect.from_memory(element, op.result.dtype)
+        return self._guarded(tests, text, self.dialect.zero(op.result.dtype))
+
+    def scattered(self, op: Op, index: ElementIndex, axis: str) -> tuple[str, list[str]]:
+        """Return the place in a tensor that a gather or scatter gives an element, and the tests that it is inside."""
         tensor = op.attrs["tensor"]
         checked = op.attrs.get("checked", (True,) * len(op.operands))
         terms, tests = [], []
@@ -243,10 +250,7 @@ class Expressions:
             terms.append(self._offset(op, n, position))
             if checked[n]:
                 tests.append(_in_range(position, self._length(op, n), position_value))
-        tests = [*self._padding_tests(op.result, index, axis), *tests]
-        element = f"{self.preamble.pointer(tensor)}[{' + '.join(t for t in terms if t) or '0'}]"
-        text = self.dialect.from_memory(element, op.result.dtype)
-        return self._guarded(tests, text, self.dialect.zero(op.result.dtype))
+        return f"{self.preamble.pointer(tensor)}[{' + '.join(t for t in terms if t) or '0'}]", tests
 
     def _guarded(self, tests: list[str], text: str, otherwise: str) -> str:
         return f"({' && '.join(tests)} ? {text} : {otherwise})" if tests else text

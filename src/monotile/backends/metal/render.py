@@ -134,7 +134,7 @@ class Renderer:
         self._comment(op)
         if op.kind == "load":
             self.staging.bind_slice(op)
-        if op.kind == "store":
+        if op.kind in ir.WRITES:
             self.values.store(op)
         elif op.kind == "program_id":
             self.control.program_id(op)
@@ -164,7 +164,7 @@ class Renderer:
 
     def _comment(self, op: Op) -> None:
         """Put the author's line, as a comment, before the first statement written for it."""
-        has_statement = any(r.shape for r in op.results) or op.kind == "store"
+        has_statement = any(r.shape for r in op.results) or op.kind in ir.WRITES
         skip = op.blocks or any(r in self.analysis.inlined for r in op.results) or op.kind in ("load", "yield")
         if has_statement and not skip and op.loc is not None and op.loc.text and op.loc != self.location:
             last = self.location

@@ -82,10 +82,14 @@ class Values:
         self.fence(op)
         expressions, dialect, registers = self.expressions, self.expressions.dialect, self.registers
         shape, axis, layout = expressions.shape(value), registers.axis(value), expressions.layouts.of(value)
-        kind, run = dialect.memory_type(tensor.dtype), self._store_width(op)
+        kind, run = dialect.memory_type(tensor.dtype), 1 if op.kind == "scatter" else self._store_width(op)
 
         def body(index: ElementIndex) -> list[str]:
-            pointer, offset, in_tensor = expressions.address(op, starts(op), index, axis)
+            if op.kind == "scatter":
+                place, in_tensor = expressions.scattered(op, index, axis)
+            else:
+                pointer, offset, in_tensor = expressions.address(op, starts(op), index, axis)
+                place = f"{pointer}[{offset}]"
             tests = [*registers.padding_tests(layout, shape, index), *registers.owner_tests(layout, shape), *in_tensor]
             indices = [index]
             if run > 1:
@@ -94,7 +98,7 @@ class Values:
             texts = [bare(dialect.cast(element, value.dtype, tensor.dtype)) for element in elements]
             if tensor.dtype.name == "float32" and self.analysis.infinities.of(value):
                 texts = [f"as_type<float>({dialect.use('with_infinities')}(as_type<uint>({t})))" for t in texts]
-            line = f"{pointer}[{offset}] = {dialect.to_memory(texts[0], tensor.dtype)};"
+            line = f"{place} = {dialect.to_memory(texts[0], tensor.dtype)};"
             if run > 1:
                 line = f"*(device packed_{kind}{run} *)({pointer} + {offset}) = {kind}{run}({', '.join(texts)});"
             return [f"if ({' && '.join(tests)}) {line}" if tests else line]

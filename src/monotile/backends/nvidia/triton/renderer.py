@@ -331,11 +331,19 @@ class TritonRenderer:
         return f"{at} + ({offsets})" if offsets else at, self.memory.mask(op, texts, self.value)
 
     def gather(self, op: Op) -> None:
-        address, mask = self.memory.gather(op, self.value)
-        shape = padded_shape(op.result.shape)
+        address, mask = self._scattered(op, op.result)
+        self.define(op.result, self.load_text(op, address, mask), stem=f"{op.attrs['tensor'].name}_tile")
+
+    def scatter(self, op: Op) -> None:
+        address, mask = self._scattered(op, op.operands[0])
+        self.lines.add(f"{self.tl}.store({address}, {self.full(op.operands[0])}{f', mask={mask}' if mask else ''})")
+
+    def _scattered(self, op: Op, value: Value) -> tuple[str, str]:
+        address, mask = self.memory.gather(op, self.value, value)
+        shape = padded_shape(value.shape)
         if meet(*(self.value(v).shape for v in starts(op))) != shape:
             address = f"{self.tl}.broadcast_to({address}, {shape_text(shape)})"
-        self.define(op.result, self.load_text(op, address, mask), stem=f"{op.attrs['tensor'].name}_tile")
+        return address, mask
 
     # ---- control -----------------------------------------------------------------------------------------------------
 
@@ -414,6 +422,7 @@ HANDLERS = {
     "load": "load",
     "store": "store",
     "gather": "gather",
+    "scatter": "scatter",
     "for": "loop",
     "if": "branch",
 }

@@ -23,6 +23,7 @@ from ..errors import InternalError
 from ..ir import Block, Op, Value
 from ..ir.fused import fma
 from ..ir.special import erf, sigmoid
+from ..runtime.tensors import memory_as_array
 from .base import Backend, Program
 
 Array = npt.NDArray[Any]
@@ -86,33 +87,12 @@ class Interpreted(Program):
         scalars: Sequence[Any],
         threads: int | None,
     ) -> None:
-        views = [
-            _memory_as_array(a, t.dtype, *b) for a, t, b in zip(addresses, self.kernel.tensors, bound, strict=True)
-        ]
+        views = [memory_as_array(a, t.dtype, *b) for a, t, b in zip(addresses, self.kernel.tensors, bound, strict=True)]
         options = self.options
         evaluate(self.kernel, views, scalars, float64=options.float64, skip_hidden=options.skip_hidden)
 
 
 BACKEND = Interpreter()
-
-
-class _Memory:
-    """An array interface to memory that NumPy does not own."""
-
-    def __init__(self, **facts: Any) -> None:
-        self.__array_interface__ = {"version": 3, **facts}
-
-
-def _memory_as_array(address: int, dtype: DType, shape: Sequence[int], strides: Sequence[int]) -> Array:
-    """Return memory as a NumPy array."""
-    target = dtypes.to_numpy(dtype)
-    if 0 in shape:
-        return np.empty(shape, target)
-    steps = tuple(stride * target.itemsize for stride in strides)
-    kind = f"V{target.itemsize}"  # NumPy has no name for bfloat16: the elements pass as bytes
-    return np.asarray(_Memory(data=(address, False), shape=tuple(shape), strides=steps, typestr=f"|{kind}")).view(
-        target
-    )
 
 
 # ---- conversions -----------------------------------------------------------------------------------------------------

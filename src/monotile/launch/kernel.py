@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,9 +33,10 @@ from ..ir import Kernel as KernelIR
 from ..ir.builder import GlobalRead
 from ..runtime import arrays, tensors
 from ..runtime.tensors import numpy_address
-from . import source_keys
+from . import in_place, source_keys
 from .arguments import Arguments, Specialisation
 from .captures import NOTHING, Captures, captures, const_key, note_rebound, with_constants
+from .in_place import Pairs
 from .signature import check_threads, read_scalar, read_signature
 from .source_keys import CompiledKernel, GlobalReads
 
@@ -54,6 +56,7 @@ class Plan:
     outputs: tuple[int, ...]  # arrays that are written, as positions in `array_positions`
     all_arrays: bool  # no scalars among the arguments
     globals_read: GlobalReads  # globals with the values that were compiled in
+    in_place: dict[Pairs, Plan] = field(default_factory=dict)  # the same launch with inputs that are outputs
 
 
 class Kernel:
@@ -97,7 +100,10 @@ class Kernel:
             raise error.with_traceback(None) from None
         given = args if plan.all_arrays else [args[n] for n in plan.array_positions]
         addresses = [numpy_address(a) if type(a) is np.ndarray else tensors.address(a) for a in given]
-        self._check_memory(plan, given, addresses)
+        pairs = self._check_memory(plan, given, addresses)
+        if pairs:
+            choose = partial(choose_backend, backend)
+            plan = plan.in_place.get(pairs) or in_place.plan(self, plan, pairs, args, consts, choose, schedule)
         scalars = [] if plan.all_arrays else [read_scalar(name, args[n], dtype) for n, name, dtype in plan.scalars]
         plan.program.launch(plan.bound, given, addresses, scalars, threads)
 
@@ -136,14 +142,16 @@ class Kernel:
             self._plans[key] = plan
         return plan, args
 
-    def _check_memory(self, plan: Plan, arrays: Sequence[Any], addresses: Sequence[int]) -> None:
+    def _check_memory(self, plan: Plan, arrays: Sequence[Any], addresses: Sequence[int]) -> Pairs:
         """Check what may differ between calls with one plan: alignment, writability, and outputs that share memory with
-        another argument. Byte ranges are compared first; interleaved views are compared exactly."""
+        another argument. Byte ranges are compared first; interleaved views are compared exactly. Return the pairs of
+        an output and an input that are one array."""
         for n, address in enumerate(addresses):
             if address & plan.alignment_masks[n]:
                 name = self._array_name(plan, n)
                 raise ArgumentAlignment(f"{name!r} is not aligned to its elements; pass {name}.copy()")
         spans = plan.spans
+        pairs: Pairs = ()
         for i in plan.outputs:
             if not tensors.is_writable(arrays[i]):
                 name = self._array_name(plan, i)
@@ -153,9 +161,12 @@ class Kernel:
             for j, address in enumerate(addresses):
                 begin, end = spans[j]
                 if low < end + address and begin + address < high and i != j and tensors.share(arrays[i], arrays[j]):
-                    names = self._array_name(plan, i), self._array_name(plan, j)
-                    found = f"the output {names[0]!r} shares memory with {names[1]!r}"
-                    raise OverlappingOutput(f"{found}; pass separate arrays")
+                    if not tensors.same_view(arrays[i], arrays[j]) or j in plan.outputs:
+                        names = self._array_name(plan, i), self._array_name(plan, j)
+                        found = f"the output {names[0]!r} shares memory with {names[1]!r}"
+                        raise OverlappingOutput(f"{found}; pass separate arrays, or the same one")
+                    pairs += ((i, j),)
+        return pairs
 
     def _array_name(self, plan: Plan, n: int) -> str:
         return self.signature.parameter(plan.array_positions[n]).name
@@ -180,14 +191,11 @@ class Kernel:
         compiled = self._find_or_compile(call, chosen, schedule)
         call.check_outputs(compiled.kernel)
         views = call.views.values()
-        words: list[int] = []
-        for view in views:
-            words += [0, *view.shape, *view.strides]
         typed = zip(call.scalar_positions, compiled.kernel.scalars, strict=True)
         scalars = tuple((position, name, dtype) for position, (name, dtype) in typed)
         return Plan(
             compiled.program,
-            compiled.program.bind(words + [0] * len(scalars), call.device),
+            compiled.program.bind(call.words(), call.device),
             array_positions=tuple(call.views),
             scalars=scalars,
             spans=tuple(tensors.span(v) for v in views),
@@ -209,7 +217,7 @@ class Kernel:
 
             def compile_call() -> CompiledKernel:
                 globals_read: list[GlobalRead] = []
-                kernel = self._build(spec, globals_read)
+                kernel = self.build(spec, globals_read)
                 call.check_outputs(kernel)
                 program = backend.compile(kernel) if schedule is None else backend.compile_as(kernel, schedule)
                 return CompiledKernel(kernel, program, _distinct(globals_read))
@@ -226,9 +234,10 @@ class Kernel:
     def ir_with_arguments(self, *args: Any, **consts: Any) -> KernelIR:
         """Return the IR of a call, with captured numbers as arguments; raise an error where they must be constants."""
         call = Arguments(self.signature, args, captures(consts.values()), consts)
-        return self._build(call.specialisation())
+        return self.build(call.specialisation())
 
-    def _build(self, spec: Specialisation, globals_read: list[GlobalRead] | None = None) -> KernelIR:
+    def build(self, spec: Specialisation, globals_read: list[GlobalRead] | None = None) -> KernelIR:
+        """Run the front end."""
         from ..frontend.build import build
         from ..ir import verify
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from monotile import dtypes, ir
 from monotile.dtypes import FP8, DType, bfloat16, bool_, float16, float32, int8, int32, int64, uint8, uint32
 from monotile.ir import Value, composed
@@ -142,7 +144,11 @@ class Operations(Arguments):
         x = self.value(lambda v: bool(v.shape))
         if x is None:
             return
-        if len(x.shape) == 2:
+        if self.chance(0.25):
+            count = math.prod(x.shape)
+            sides = self.pick([(count,), *((n, count // n) for n in (1, 2, 3, 8, x.shape[-1]) if count % n == 0)])
+            self.keep(self.b.reshape(x, sides), self.bound[x])
+        elif len(x.shape) == 2:
             self.keep(self.b.trans(x), self.bound[x])
         elif self.chance(0.3):
             side = self.pick(self.sides)
@@ -162,6 +168,9 @@ class Operations(Arguments):
         if self.chance(0.15):
             fold = self.pick(("max", "min"))
             self.keep(composed.position_of_extremum(self.b, fold, x, axis), x.shape[axis])
+            return
+        if fold == "sum" and self.chance(0.3):
+            self.keep(self.b.cumsum(x, axis), self.bound[x] * x.shape[axis])
             return
         self.keep(self.b.reduce(fold, x, axis), self.bound[x] * (x.shape[axis] if fold == "sum" else 1))
 

@@ -317,6 +317,13 @@ class Run:
     def reduce(self, op: Op) -> None:
         self.set(op.result, fold(op.attrs["fold"], self.values[op.operands[0]], op.attrs["axis"]))
 
+    def reshape(self, op: Op) -> None:
+        self.set(op.result, self.values[op.operands[0]].reshape(op.result.shape))
+
+    def scan(self, op: Op) -> None:
+        tile = self.values[op.operands[0]]
+        self.set(op.result, np.cumsum(tile, axis=op.attrs["axis"], dtype=tile.dtype))
+
     def dot(self, op: Op) -> None:
         a, b = (self.values[v].astype(self.numpy_type(float32), copy=False) for v in op.operands)
         self.set(op.result, np.matmul(a, b))
@@ -403,6 +410,8 @@ HANDLERS: dict[str, Callable[[Run, Op], None]] = {
     "broadcast": Run.broadcast,
     "reduce": Run.reduce,
     "dot": Run.dot,
+    "reshape": Run.reshape,
+    "scan": Run.scan,
     "load": Run.load,
     "store": Run.store,
     "gather": Run.gather,

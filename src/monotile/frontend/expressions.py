@@ -38,7 +38,7 @@ from .source import FunctionNode, place
 from .unsupported import CURES, TITLES
 
 PLAIN = (int, float, str, type(None), DType)
-REDUCTIONS = ("sum", "max", "min", "argmax", "argmin")  # as methods of a tile
+REDUCTIONS = ("sum", "max", "min", "argmax", "argmin", "cumsum")  # as methods of a tile
 
 OMITTED_CURE = "if this is an argument that was left out of the call: pass it, or test `is not None` first"
 

@@ -121,6 +121,16 @@ def _size(s: Any, x: Any) -> Any:
 FLOAT_FUNCTIONS = (
     "exp", "exp2", "log", "log2", "tanh", "sigmoid", "erf", "sin", "cos", "sqrt", "reciprocal", "abs",
 )  # fmt: skip
+
+
+def reshape(s: Any, x: Any, *shape: Any) -> Any:
+    """A tile with other sides, given one by one or as a tuple."""
+    sides = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
+    if not isinstance(x, Value) or not x.shape:
+        raise s.fail(WrongCall, f"reshape needs a tile, found {describe(x)}", "give a tile: load one with t[rows]")
+    return s.builder.reshape(x, tuple(sides))
+
+
 WORDS: dict[str, Handler] = {
     **{name: _unary(name) for name in FLOAT_FUNCTIONS},
     **{name: _binary(name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "mul")},
@@ -134,7 +144,7 @@ WORDS: dict[str, Handler] = {
     "bitwise_and": _binary("and"), "bitwise_or": _binary("or"), "bitwise_not": _unary("not"),
     "bitwise_xor": _binary("xor"), "bitwise_left_shift": _binary("shl"), "bitwise_right_shift": _binary("shr"),
     "where": _where, "rsqrt": _rsqrt, "square": _square, "clamp": _clamp, "clip": _clamp,
-    "ones_like": _like(1), "zeros_like": _like(0),
+    "ones_like": _like(1), "zeros_like": _like(0), "reshape": reshape,
 }  # fmt: skip
 METHODS: dict[str, Handler] = {
     **{name: word for name, word in WORDS.items() if name not in ("where", "ones_like", "zeros_like")},

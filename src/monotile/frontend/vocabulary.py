@@ -197,6 +197,16 @@ def argmin(x: Any, axis: int) -> Any:
 
 
 @word
+def cumsum(x: Any, axis: int) -> Any:
+    """Sums of the elements up to each position along an axis."""
+
+
+@word
+def reshape(x: Any, *shape: Any) -> Any:
+    """A tile with other sides and the same elements, rows first; one side may be -1."""
+
+
+@word
 def grad(function: Callable[..., Any]) -> Any:
     """The derivative of an elementwise function by its first argument: `grad(f)(x, ...)` is a float32 tile.
 
@@ -234,6 +244,7 @@ __all__ = [
     "bool_",
     "cdiv",
     "cos",
+    "cumsum",
     "dot",
     "erf",
     "exp",
@@ -257,6 +268,7 @@ __all__ = [
     "minimum",
     "program_id",
     "reciprocal",
+    "reshape",
     "sigmoid",
     "sin",
     "sqrt",

@@ -14,7 +14,7 @@ from .. import dtypes
 from ..dtypes import DType, bool_, float32, int32
 from ..errors import BadStep, DTypeMismatch, ShapeNotConstant, WrongCall
 from ..ir import Value, composed, special
-from . import vocabulary
+from . import library_words, vocabulary
 from .derivatives import call_derivative
 from .expressions import REDUCTIONS, ExpressionBuilder
 from .functions import is_function
@@ -105,7 +105,7 @@ def _reduce(kind: str) -> Callable[..., Any]:
             )
         if kind.startswith("arg"):
             return composed.position_of_extremum(s.builder, kind[3:], x, axis)
-        return s.builder.reduce(kind, x, axis)
+        return s.builder.cumsum(x, axis) if kind == "cumsum" else s.builder.reduce(kind, x, axis)
 
     return build
 
@@ -257,6 +257,8 @@ WORDS: dict[Any, Callable[..., Any]] = {
     vocabulary.min: _reduce("min"),
     vocabulary.argmax: _reduce("argmax"),
     vocabulary.argmin: _reduce("argmin"),
+    vocabulary.cumsum: _reduce("cumsum"),
+    vocabulary.reshape: library_words.reshape,
     vocabulary.grad: _derivative("grad"),
     vocabulary.value_and_grad: _derivative("value_and_grad"),
     vocabulary.blocks: _blocks,

@@ -269,21 +269,42 @@ class Builder:
             raise self.fail(ShapeMismatch, f".T needs a tile of rank 2, found {value.type}", cure)
         return self.emit("trans", (value,), Type(value.dtype, value.shape[::-1])).result
 
+    def reshape(self, value: Value, shape: tuple[Any, ...]) -> Value:
+        """Give a tile another shape; its elements keep their order, rows first. One side may be -1."""
+        self.rank(len(shape))
+        count, known = math.prod(value.shape), math.prod([s for s in shape if isinstance(s, int) and s > 0])
+        sides = [count // known if isinstance(s, int) and s == -1 else self.side(s) for s in shape]
+        if not sides or shape.count(-1) > 1 or math.prod(sides) != count:
+            found = f"a tile {value.shape} of {count} elements does not have the shape {shape}"
+            raise self.fail(ShapeMismatch, found, "give sides whose product is the number of elements")
+        if tuple(sides) == value.shape:
+            return value
+        return self.emit("reshape", (value,), Type(value.dtype, tuple(sides))).result
+
     # ---- folds -------------------------------------------------------------------------------------------------------
 
     def reduce(self, fold: str, value: Value, axis: int) -> Value:
-        rank = len(value.shape)
-        if not -rank <= axis < rank:
-            cure = "give an axis the tile has, counted from 0" if rank else "scalars cannot be reduced"
-            raise self.fail(BadAxis, f"axis {_digits(axis)} does not exist in {value.type}", cure)
-        axis %= rank
-        if value.dtype is bool_ and fold == "sum":
-            raise self.fail(UndefinedForDType, "sum is not defined for bool", "cast first: .astype(int32)")
-        value = self.cast(value, dtypes.computed(value.dtype))
+        value, axis = self._folded(fold, value, axis)
         if value.dtype is uint32:
             return bits.reduce_unsigned(self, fold, value, axis)
         shape = value.shape[:axis] + value.shape[axis + 1 :]
         return self.emit("reduce", (value,), Type(value.dtype, shape), fold=fold, axis=axis).result
+
+    def cumsum(self, value: Value, axis: int) -> Value:
+        value, axis = self._folded("sum", value, axis)
+        if value.dtype is uint32:
+            return self.cast(self.cumsum(self.cast(value, int32), axis), uint32)
+        return self.emit("scan", (value,), value.type, axis=axis).result
+
+    def _folded(self, fold: str, value: Value, axis: int) -> tuple[Value, int]:
+        """Check what is folded along an axis, and return it in the type in which that happens."""
+        rank = len(value.shape)
+        if not -rank <= axis < rank:
+            cure = "give an axis the tile has, counted from 0" if rank else "scalars cannot be reduced"
+            raise self.fail(BadAxis, f"axis {_digits(axis)} does not exist in {value.type}", cure)
+        if value.dtype is bool_ and fold == "sum":
+            raise self.fail(UndefinedForDType, "sum is not defined for bool", "cast first: .astype(int32)")
+        return self.cast(value, dtypes.computed(value.dtype)), axis % rank
 
     def dot(self, a: Value, b: Value) -> Value:
         if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0]:

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 from ..dtypes import bool_, float32
 from ..errors import NotDifferentiable
 from .builder import Builder, ValueOrNumber
-from .ops import WRITES, Block, Op, Type, Value, walk
+from .ops import MOVES, WRITES, Block, Op, Type, Value, walk
 
 
 class Tangent(NamedTuple):
@@ -65,8 +65,8 @@ class _Forward:
         """Set the tangent of an op that reads a value with one."""
         if op.kind in WRITES:
             raise self.fail("a store", "store the value after the call")
-        if op.kind in ("reduce", "dot"):
-            name = op.attrs["fold"] if op.kind == "reduce" else op.kind
+        if op.kind in MOVES | {"reduce", "dot"}:
+            name = op.attrs["fold"] if op.kind == "reduce" else "cumsum" if op.kind == "scan" else op.kind
             raise self.fail(f"{name!r}", "compute it outside, from values whose derivative is not asked for")
         if not op.result.dtype.is_float:
             return

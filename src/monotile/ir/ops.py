@@ -24,11 +24,13 @@ COMPARE = frozenset({"lt", "le", "eq", "ne"})
 ELEMENTWISE = UNARY | ARITHMETIC | COMPARE | {"where", "fma", "cast", "lookup"}
 # Ops that only remap coordinates: free on every backend.
 SHAPE_ONLY = frozenset({"expand", "trans", "broadcast"})
+# Ops whose elements come from other positions of their operand.
+MOVES = frozenset({"reshape", "scan"})
 NULLARY = frozenset({"const", "dim", "param", "arange"})
 WRITES = frozenset({"store", "scatter"})
 MEMORY = WRITES | {"load", "gather"}
 CONTROL = frozenset({"for", "if", "yield"})
-KINDS = ELEMENTWISE | SHAPE_ONLY | NULLARY | MEMORY | CONTROL | {"program_id", "reduce", "dot", "visible"}
+KINDS = ELEMENTWISE | SHAPE_ONLY | MOVES | NULLARY | MEMORY | CONTROL | {"program_id", "reduce", "dot", "visible"}
 # Ops that can be removed when nothing reads their results.
 PURE = KINDS - WRITES - {"for", "if", "yield", "visible", "program_id"}
 

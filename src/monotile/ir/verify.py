@@ -6,6 +6,7 @@ line. docs/internals/ir.md lists the rules.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -197,6 +198,19 @@ class _Checker:
         rest = source.shape[:axis] + source.shape[axis + 1 :]
         self.need(op.result.type == Type(source.dtype, rest), "reduce removes its axis and keeps the dtype")
 
+    def reshape(self, op: Op) -> None:
+        self.counts(op, 1, 1)
+        source, result = op.operands[0].type, op.result.type
+        same = math.prod(source.shape) == math.prod(result.shape) and bool(source.shape) and bool(result.shape)
+        self.need(same and source.dtype is result.dtype, "reshape keeps the elements of a tile")
+
+    def scan(self, op: Op) -> None:
+        self.counts(op, 1, 1)
+        source, axis = op.operands[0].type, op.attrs.get("axis")
+        self.need(isinstance(axis, int) and 0 <= axis < len(source.shape), "axis must be a dimension of the operand")
+        fits = op.result.type == source and not source.dtype.is_narrow and source.dtype is not bool_
+        self.need(fits, "a scan keeps its type, which arithmetic happens in")
+
     def dot(self, op: Op) -> None:
         self.counts(op, 2, 1)
         a, b = (v.type for v in op.operands)
@@ -312,6 +326,8 @@ RULES: dict[str, Callable[[_Checker, Op], None]] = {
     "broadcast": _Checker.broadcast,
     "reduce": _Checker.reduce,
     "dot": _Checker.dot,
+    "reshape": _Checker.reshape,
+    "scan": _Checker.scan,
     "program_id": _Checker.program_id,
     "visible": _Checker.visible,
     "load": _Checker.load,

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..backends.base import Backend
 from ..errors import InternalError, MonotileError, OverlappingOutput
-from ..passes import in_place
+
 from .arguments import Arguments
 from .captures import captures, with_constants
 
@@ -23,6 +23,8 @@ def plan(
     written."""
 
     def attempt() -> Any:
+        from ..passes import in_place
+
         call = Arguments(kernel.signature, args[: len(kernel.parameters)], captures(consts.values()), consts)
         built = in_place.prepared(kernel.build(call.specialisation()))
         for output, source in pairs:

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ...ir import Op, Value
+from ...ir import MOVES, Op, Value
 from .axes import Axis
 from .bool_reductions import BYTES_PER_LANE, count_true, counted_bools, reduces_only_bools
 from .emit import Emitter, Index, Reg, Var
 from .evaluate import Evaluator
 from .fuse import Fusion, Nest, stored_values
 from .long_sums import CHUNK, LEVEL, float_sums, is_float_sum, sum_loop
+from .moves import emit_move
 from .pair_storage import end_pairs, pair_buffers, value_to_store
 from .point import Point
 from .target import Target
@@ -64,6 +65,10 @@ class NestEmitter:
         self.ev.scratch.clock += 1
 
     def _body(self, nest: Nest, panel: Panel, edge: bool) -> None:
+        if nest.made and nest.made[0].kind in MOVES:
+            if nest.made[0].result in self.ev.buffers:
+                emit_move(self.ev, nest.made[0], edge)
+            return
         transposed = next(
             (op for op in (*nest.made, *nest.stores) if op in self.fusion.isolated and self._needs_transpose(op, nest)),
             None,

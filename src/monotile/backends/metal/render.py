@@ -157,7 +157,7 @@ class Renderer:
         elif op in self.accumulations.by_add:
             match = self.accumulations.by_add[op]
             self._dot(match.dot, op.result, match.addend)
-        elif op.kind in ir.ELEMENTWISE:
+        elif op.kind in ir.ELEMENTWISE | ir.MOVES:
             self.values.compute(op.result)
         elif op.kind not in ("yield", "visible"):
             raise InternalError(f"the metal backend has no statement for {op.kind!r}")

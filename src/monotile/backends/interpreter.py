@@ -19,12 +19,13 @@ import numpy.typing as npt
 
 from .. import dtypes, ir
 from ..dtypes import DType, float32
-from ..errors import InternalError
+from ..errors import InternalError, RaceBetweenPrograms
 from ..ir import Block, Op, Value
 from ..ir.fused import fma
 from ..ir.special import erf, sigmoid
 from ..runtime.tensors import memory_as_array
 from .base import Backend, Program
+from .races import Races
 
 Array = npt.NDArray[Any]
 
@@ -232,10 +233,19 @@ class Run:
 
     def run_grid(self) -> None:
         with np.errstate(all="ignore"):
-            for position in np.ndindex(*self.grid()):
-                self.position = position
-                self.values.clear()
-                self.block(self.kernel.body)
+            grid = self.grid()
+            self.races = Races(self.kernel, self.arrays, grid)
+            before = {n: self.arrays[n].copy() for n in self.races.writers}
+            try:
+                for position in np.ndindex(*grid):
+                    self.position = position
+                    self.races.program += 1
+                    self.values.clear()
+                    self.block(self.kernel.body)
+            except RaceBetweenPrograms:
+                for n, content in before.items():
+                    self.arrays[n][...] = content
+                raise
 
     def grid(self) -> tuple[int, ...]:
         """Return the sizes given to program_id, running only ops they depend on; () for a kernel of one program."""
@@ -345,6 +355,7 @@ class Run:
         inside_tensor, inside_tile = overlap(op, self.spans(op), [self.number(v) for v in ir.starts(op)])
         tile = np.zeros([extent or 1 for extent in op.attrs["extents"]], array.dtype)
         tile[inside_tile] = array[inside_tensor]
+        self.races.read(op, inside_tensor)
         self.set(op.result, tile.reshape(op.result.shape))
 
     def store(self, op: Op) -> None:
@@ -353,20 +364,25 @@ class Run:
         value = self.values[op.operands[0]]
         inside_tensor, inside_tile = overlap(op, self.spans(op), [self.number(v) for v in ir.starts(op)])
         tile = value.reshape([extent or 1 for extent in op.attrs["extents"]])
+        self.races.write(op, inside_tensor)
         array[inside_tensor] = convert(tile[inside_tile], array.dtype)
 
     def scatter(self, op: Op) -> None:
         """Store an element at each position of the indices; positions outside the tensor are not written."""
         array, value = self.arrays[op.attrs["tensor"].index], self.values[op.operands[0]]
         places, inside = self.places(op, value.shape)
-        array[tuple(place[inside] for place in places)] = convert(value[inside], array.dtype)
+        region = tuple(place[inside] for place in places)
+        self.races.write(op, region)
+        array[region] = convert(value[inside], array.dtype)
 
     def gather(self, op: Op) -> None:
         """Load an element for each element of the indices; positions outside the tensor read as zero."""
         array = self.arrays[op.attrs["tensor"].index]
         places, inside = self.places(op, op.result.shape)
         tile = np.zeros(op.result.shape, array.dtype)
-        tile[inside] = array[tuple(place[inside] for place in places)]
+        region = tuple(place[inside] for place in places)
+        tile[inside] = array[region]
+        self.races.read(op, region)
         self.set(op.result, tile)
 
     def places(self, op: Op, shape: tuple[int, ...]) -> tuple[list[Array], Array]:

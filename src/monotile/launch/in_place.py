@@ -8,7 +8,6 @@ from typing import Any
 
 from ..backends.base import Backend
 from ..errors import InternalError, MonotileError, OverlappingOutput
-
 from .arguments import Arguments
 from .captures import captures, with_constants
 

@@ -147,7 +147,7 @@ class Operations(Arguments):
         if self.chance(0.25):
             count = math.prod(x.shape)
             sides = self.pick([(count,), *((n, count // n) for n in (1, 2, 3, 8, x.shape[-1]) if count % n == 0)])
-            self.keep(self.b.reshape(x, sides), self.bound[x])
+            self.keep(composed.reshape(self.b, x, sides), self.bound[x])
         elif len(x.shape) == 2:
             self.keep(self.b.trans(x), self.bound[x])
         elif self.chance(0.3):

@@ -211,7 +211,13 @@ def numpy_function(x, y):
     t = np.tan(x[0, arange(4)])
 
 
-@mistake(NotCallable, "print(x)", "'print' cannot be called", "words")
+@mistake(RaceBetweenPrograms, "y[0, 0]", "program 0 and program 1 both write y[0, 0]", "every element to one program")
+def race(x, y):
+    i = program_id(x.shape[0])
+    y[0, 0] = x[i, 0]
+
+
+@mistake(BadOperand, "print(x)", "print shows tiles and numbers", "load a tile first: print(x[rows])")
 def print_call(x, y):
     print(x)
 

@@ -327,6 +327,13 @@ class Run:
     def reduce(self, op: Op) -> None:
         self.set(op.result, fold(op.attrs["fold"], self.values[op.operands[0]], op.attrs["axis"]))
 
+    def print(self, op: Op) -> None:
+        """Show values, with the program and the line that print them."""
+        values = iter(op.operands)
+        shown = [str(self.values[next(values)]) if part is None else part for part in op.attrs["parts"]]
+        program = ", ".join(map(str, self.position)) or "0"
+        print(f"program {program}{f', line {op.loc.line}' if op.loc else ''}:", *shown)
+
     def reshape(self, op: Op) -> None:
         self.set(op.result, self.values[op.operands[0]].reshape(op.result.shape))
 
@@ -426,6 +433,7 @@ HANDLERS: dict[str, Callable[[Run, Op], None]] = {
     "broadcast": Run.broadcast,
     "reduce": Run.reduce,
     "dot": Run.dot,
+    "print": Run.print,
     "reshape": Run.reshape,
     "scan": Run.scan,
     "load": Run.load,

@@ -49,7 +49,7 @@ class Races:
         others = (programs[region] != 0) & (programs[region] != self.program)
         if not others.any():
             return
-        positions = [grid[region][others][0] for grid in np.indices(programs.shape, sparse=False)]
+        positions = [axis[region][others][0] for axis in list[Array](np.indices(programs.shape))]
         other = int(programs[region][others][0])
         names = "another program" if other == SEVERAL else self._name(other), self._name(self.program)
         raise self._error(op, found.format(*names), positions)

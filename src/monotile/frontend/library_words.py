@@ -13,7 +13,7 @@ from typing import Any
 from .. import dtypes
 from ..dtypes import ALL, BY_NAME, DType, bool_, float32
 from ..errors import WrongCall
-from ..ir import Value
+from ..ir import Value, composed
 from .objects import describe
 
 LIBRARIES = ("torch", "numpy", "mlx.core")
@@ -128,7 +128,7 @@ def reshape(s: Any, x: Any, *shape: Any) -> Any:
     sides = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
     if not isinstance(x, Value) or not x.shape:
         raise s.fail(WrongCall, f"reshape needs a tile, found {describe(x)}", "give a tile: load one with t[rows]")
-    return s.builder.reshape(x, tuple(sides))
+    return composed.reshape(s.builder, x, tuple(sides))
 
 
 WORDS: dict[str, Handler] = {

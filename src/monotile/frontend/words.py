@@ -12,8 +12,8 @@ from typing import Any
 
 from .. import dtypes
 from ..dtypes import DType, bool_, float32, int32
-from ..errors import BadStep, DTypeMismatch, ShapeNotConstant, WrongCall
-from ..ir import Value, composed, special
+from ..errors import BadOperand, BadStep, DTypeMismatch, ShapeNotConstant, WrongCall
+from ..ir import Tensor, Value, composed, special
 from . import library_words, vocabulary
 from .derivatives import call_derivative
 from .expressions import REDUCTIONS, ExpressionBuilder
@@ -213,6 +213,16 @@ def _reduction_method(kind: str, owner: Value) -> Callable[..., Any]:
     return build
 
 
+def _print(s: ExpressionBuilder, *items: Any) -> None:
+    """Build a print: text and constants are known now, tiles and run-time scalars are shown by the interpreter."""
+    for item in items:
+        if isinstance(item, Tensor):
+            cure = f"load a tile first: print({item.name}[rows])"
+            raise s.fail(BadOperand, f"print shows tiles and numbers, found {describe(item)}", cure)
+    values = tuple(item for item in items if isinstance(item, Value))
+    s.builder.emit("print", values, parts=tuple(None if isinstance(item, Value) else str(item) for item in items))
+
+
 def handler(function: Any) -> Callable[..., Any] | None:
     """Return the handler of a word, of a method such as `x.astype` or of what `grad` gave; None for other things."""
     if isinstance(function, Method):
@@ -267,6 +277,7 @@ WORDS: dict[Any, Callable[..., Any]] = {
     builtins.max: _python_extremum("max"),
     builtins.min: _python_extremum("min"),
     builtins.sum: _reduce("sum"),
+    builtins.print: _print,
     range: _range,
     float: _conversion(float32, float),
     int: _conversion(int32, int),

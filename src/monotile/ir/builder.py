@@ -269,18 +269,6 @@ class Builder:
             raise self.fail(ShapeMismatch, f".T needs a tile of rank 2, found {value.type}", cure)
         return self.emit("trans", (value,), Type(value.dtype, value.shape[::-1])).result
 
-    def reshape(self, value: Value, shape: tuple[Any, ...]) -> Value:
-        """Give a tile another shape; its elements keep their order, rows first. One side may be -1."""
-        self.rank(len(shape))
-        count, known = math.prod(value.shape), math.prod([s for s in shape if isinstance(s, int) and s > 0])
-        sides = [count // known if isinstance(s, int) and s == -1 else self.side(s) for s in shape]
-        if not sides or shape.count(-1) > 1 or math.prod(sides) != count:
-            found = f"a tile {value.shape} of {count} elements does not have the shape {shape}"
-            raise self.fail(ShapeMismatch, found, "give sides whose product is the number of elements")
-        if tuple(sides) == value.shape:
-            return value
-        return self.emit("reshape", (value,), Type(value.dtype, tuple(sides))).result
-
     # ---- folds -------------------------------------------------------------------------------------------------------
 
     def reduce(self, fold: str, value: Value, axis: int) -> Value:

@@ -1,4 +1,4 @@
-"""Words that are made of several ops. `b` is the builder."""
+"""Words that are made of several ops, or of one with rules of its own. `b` is the builder."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from .. import dtypes
 from ..dtypes import bfloat16, bool_, int8, int32, uint8
-from ..errors import UndefinedForDType, UnsupportedPython
-from .ops import Value
+from ..errors import ShapeMismatch, UndefinedForDType, UnsupportedPython
+from .ops import Type, Value
 
 MAX_POWER = 64
 POWER_CURE = f"use whole powers up to {MAX_POWER}, or exp2(y * log2(x)) for x > 0"
@@ -36,6 +36,20 @@ def power(b: Any, x: Value, exponent: Any) -> Value:
         one: Value = b.broadcast(b.value(1, x.dtype), x.shape)
         return one
     return b.binary("div", 1.0, result) if exponent < 0 else result
+
+
+def reshape(b: Any, value: Value, shape: tuple[Any, ...]) -> Value:
+    """Give a tile another shape; its elements keep their order, rows first. One side may be -1."""
+    b.rank(len(shape))
+    count, known = math.prod(value.shape), math.prod([s for s in shape if isinstance(s, int) and s > 0])
+    sides = [count // known if isinstance(s, int) and s == -1 else b.side(s) for s in shape]
+    if not sides or shape.count(-1) > 1 or math.prod(sides) != count:
+        found = f"a tile {value.shape} of {count} elements does not have the shape {shape}"
+        raise b.fail(ShapeMismatch, found, "give sides whose product is the number of elements")
+    if tuple(sides) == value.shape:
+        return value
+    result: Value = b.emit("reshape", (value,), Type(value.dtype, tuple(sides))).result
+    return result
 
 
 def position_of_extremum(b: Any, fold: str, x: Value, axis: int) -> Value:

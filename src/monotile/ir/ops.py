@@ -30,9 +30,11 @@ NULLARY = frozenset({"const", "dim", "param", "arange"})
 WRITES = frozenset({"store", "scatter"})
 MEMORY = WRITES | {"load", "gather"}
 CONTROL = frozenset({"for", "if", "yield"})
-KINDS = ELEMENTWISE | SHAPE_ONLY | MOVES | NULLARY | MEMORY | CONTROL | {"program_id", "reduce", "dot", "visible"}
+KINDS = (
+    ELEMENTWISE | SHAPE_ONLY | MOVES | NULLARY | MEMORY | CONTROL | {"program_id", "reduce", "dot", "visible", "print"}
+)
 # Ops that can be removed when nothing reads their results.
-PURE = KINDS - WRITES - {"for", "if", "yield", "visible", "program_id"}
+PURE = KINDS - WRITES - {"for", "if", "yield", "visible", "program_id", "print"}
 
 
 MAX_TABLE = 256  # entries of a lookup table

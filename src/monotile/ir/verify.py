@@ -233,6 +233,9 @@ class _Checker:
         self.need(in_loop, "visible belongs directly in the block of a for")
         self.need(op.operands[0].dtype is bool_, "visible takes a bool")
 
+    def print(self, op: Op) -> None:
+        self.need(not op.results and len(op.operands) == op.attrs["parts"].count(None), "print shows its operands")
+
     # ---- memory ------------------------------------------------------------------------------------------------------
 
     def tensor(self, op: Op) -> Tensor:
@@ -330,6 +333,7 @@ RULES: dict[str, Callable[[_Checker, Op], None]] = {
     "scan": _Checker.scan,
     "program_id": _Checker.program_id,
     "visible": _Checker.visible,
+    "print": _Checker.print,
     "load": _Checker.load,
     "store": _Checker.store,
     "gather": _Checker.gather,

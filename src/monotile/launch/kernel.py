@@ -25,6 +25,7 @@ from ..errors import (
     BadOption,
     BadSignature,
     InternalError,
+    KernelError,
     MonotileError,
     OverlappingOutput,
     ReadOnlyOutput,
@@ -105,7 +106,10 @@ class Kernel:
             choose = partial(choose_backend, backend)
             plan = plan.in_place.get(pairs) or in_place.plan(self, plan, pairs, args, consts, choose, schedule)
         scalars = [] if plan.all_arrays else [read_scalar(name, args[n], dtype) for n, name, dtype in plan.scalars]
-        plan.program.launch(plan.bound, given, addresses, scalars, threads)
+        try:
+            plan.program.launch(plan.bound, given, addresses, scalars, threads)
+        except KernelError as error:  # a race that the interpreter found
+            raise error.with_traceback(None) from None
 
     def _planned(
         self, given: tuple[Any, ...], consts: Mapping[str, Any], backend: str | None, schedule: Any

@@ -25,12 +25,12 @@ from .ops import (
     copy,
     needed,
     replace,
-    show,
     starts,
     uses,
     view_of,
     walk,
 )
+from .printer import show
 
 __all__ = [
     "ARITHMETIC",

@@ -13,7 +13,7 @@ from .. import __version__, backends, bench
 from ..bench import baselines, table
 from ..errors import MonotileError
 from ..runtime import cache, machine
-from . import catalogue, inspection
+from . import catalogue, inspection, running
 from .request import parse
 
 ALL_BACKENDS = ("cpu", "interpreter", "nvidia", "metal")
@@ -104,7 +104,9 @@ Shapes = Annotated[list[str] | None, typer.Option(help="of a tensor: a=64x128; 6
 def inspect(
     context: typer.Context,
     kernel: Annotated[str, typer.Argument(help=KERNELS)],
-    stage: Annotated[str, typer.Option(help="source, ir, passes; llvm or asm; triton, gluon or ptx; metal")] = "ir",
+    stage: Annotated[
+        str, typer.Option(help="source, ir, passes, run; llvm or asm; triton, gluon or ptx; metal")
+    ] = "ir",
     dtype: DTypes = None,
     shape: Shapes = None,
     backend: Annotated[str | None, typer.Option(help="whose stages to show; cpu, or the device's")] = None,
@@ -113,13 +115,16 @@ def inspect(
 ) -> None:
     """Show what a call of a library function (attention, decode_partials, merge, ...) runs on a device, or a kernel at
     one stage of its compilation. Every other option is a length or option of the function (--Nq=1 --D=128 --causal) or
-    a constant of the kernel (--BM=128)."""
-    request = parse(context.args, shape, dtype)
+    a constant of the kernel (--BM=128). --stage run --at program=3 shows the values of one program."""
+    words, at = running.split_at(context.args)
+    request = parse(words, shape, dtype)
     named = inspection.backend_for(backend, device)
     if explain:
         print(inspection.explanation(kernel, request, named, device), end="")
         return
-    text = inspection.text(kernel, stage, request, named, device)
+    text = (
+        running.text(kernel, request, at) if stage == "run" else inspection.text(kernel, stage, request, named, device)
+    )
     console = Console()
     if console.is_terminal:
         console.print(Syntax(text, LEXERS.get(stage, "text"), background_color="default"))

@@ -18,7 +18,7 @@ def attention(
     score_mod: Callable[..., Any] | None = None, mask_mod: ops.MaskMod | None = None, return_lse: bool = False,
     backend: str | None = None, threads: int | None = None,
 ) -> Any:  # fmt: skip
-    """softmax(q k^T * scale) v, for q (B, Hq, Nq, D), k (B, Hkv, Nk, D), v (B, Hkv, Nk, Dv): NumPy arrays, torch
+    """softmax(q k^T * scale) v, for q (..., Hq, Nq, D), k (..., Hkv, Nk, D), v (..., Hkv, Nk, Dv): NumPy arrays, torch
     tensors, MLX arrays. Differentiable where torch tensors require grad. See docs/guide/attention.md."""
     run: Callable[..., Any] = ops.attention
     if is_quantized(k, v):

@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..ir import Kernel, copy, show, verify
+from ..errors import UnsupportedPython
+from ..ir import Kernel, copy, show, verify, walk
 from .cse import cse, dce
 from .fold import fold
 from .motion import motion
@@ -55,6 +56,10 @@ def after_each(kernel: Kernel, options: PipelineOptions) -> str:
 
 def run(kernel: Kernel, options: PipelineOptions, watch: Callable[[str, Kernel], None] | None = None) -> None:
     """Run every pass and verify the kernel after each; `watch` is called with the pass's name and the kernel."""
+    for op in walk(kernel.body):
+        if op.kind == "print":
+            cure = 'call the kernel with backend="interpreter", or take the print out'
+            raise UnsupportedPython("print works in the interpreter only", cure, op.loc)
     for each in passes(options):
         each(kernel)
         verify.check(kernel, each.__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...dtypes import DType
 from ...ir import ELEMENTWISE, Op, Value, starts
-from .axes import Axes, Axis
+from .axes import Axes, Axis, tile_of
 from .bool_reductions import any_or_all
 from .emit import Emitter, Index, Reg
 from .functions import FUNCTIONS
@@ -53,12 +53,16 @@ class Evaluator:
         """Return an operand at the point of its op, whose axes may be others."""
         if not value.shape:
             return self.scalars[value]
-        mine = self.axes.dims(op.result)
+        mine = self.axes.dims(tile_of(op))
         if op.kind == "trans":
             mine = mine[::-1]
         elif op.kind == "expand":
             mine = mine[: op.attrs["position"]] + mine[op.attrs["position"] + 1 :]
         return self.value(value, pt.translated(mine, self.axes.dims(value)))
+
+    def positions(self, op: Op, pt: Point) -> list[Reg]:
+        """Return the positions of a scatter at a point; nothing for a store."""
+        return [self.operand(op, v, pt) for v in starts(op)] if op.kind == "scatter" else []
 
     def moved(self, source: Value, target: Value, pt: Point) -> Reg:
         """Return a source at a point that is given in the axes of the target."""

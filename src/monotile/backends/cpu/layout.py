@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
-from ...ir import ELEMENTWISE, Kernel, Op, Value, starts, uses, walk
+from ...ir import ELEMENTWISE, MOVES, Kernel, Op, Value, starts, uses, walk
 from ...ir.affine import linear
 from .amx import BFLOAT16
 from .axes import Axes, Axis
@@ -68,6 +68,7 @@ class Layout:
         self.stepped = {op for op in self.in_place if self._contracted_by_rows(op)}
         self.eager |= {o for o in self._ops if o.kind == "gather" and o.result.shape and self._keep_gather(o, kernel)}
         self.isolated = {op for op in self._ops if op.kind == "store" and self._stores_transposed(op)}
+        self.isolated |= {op for op in self._ops if op.kind in MOVES}
 
     def lane(self, value: Value) -> Axis | None:
         found = self.axes.of(value)
@@ -92,7 +93,7 @@ class Layout:
     # ---- the panel axis ----------------------------------------------------------------------------------------------
 
     def _choose_panel_axis(self, kernel: Kernel) -> Axis | None:
-        if not self._dots or self.axes.split:
+        if not self._dots or self.axes.split or any(op.kind in MOVES for op in self._ops):
             return None
         carried = [v for op in self._ops if op.kind in ("for", "if") for v in op.results if len(self.axes.of(v)) > 0]
         candidates = []
@@ -300,7 +301,7 @@ class Layout:
             return False
         value, users = op.result, self._users.get(op.result, [])
         home = next(b for b in _blocks(kernel) if op in b)
-        elsewhere = any(user not in home for user in users)
+        elsewhere = any(user not in home or user.kind in MOVES for user in users)
         if op.attrs["tensor"].index in kernel.written or elsewhere or self._feeds_dot(value):
             return True
         if self.panel_axis is not None and self.panel_axis not in self.axes.of(value):

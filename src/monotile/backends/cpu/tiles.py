@@ -16,7 +16,19 @@ from ...ir.affine import linear
 from .axes import Axes, Axis
 from .emit import Emitter, Index, Reg
 from .point import Point
-from .vectors import BYTES, STORED, decode, encode, gather, gather_at, lane_mask, masked_load, masked_store, scatter
+from .vectors import (
+    BYTES,
+    STORED,
+    decode,
+    encode,
+    gather,
+    gather_at,
+    lane_mask,
+    masked_load,
+    masked_store,
+    scatter,
+    scatter_at,
+)
 
 FAR = 2**33  # beyond every position of a tensor
 
@@ -202,6 +214,44 @@ class Tensors:
         e, tensor = self.e, op.attrs["tensor"]
         element = STORED[tensor.dtype.name]
         contiguous = self._contiguous_index(op, indices, pt)
+        offset, inside = self._offset(tensor, indices, spans, contiguous)
+        if not any(r.vector for r in indices):
+            pointer = self._pointer(tensor, offset)
+            pointer = e.op(f"select i1 {inside.text}, ptr {pointer}, ptr @zero")
+            return decode(e, tensor.dtype, Reg(e.load(pointer, element, BYTES[element]), element))
+        mask = e.binary("and", e.splat(inside), Reg(lane_mask(e, pt.valid), "i1", True))
+        if contiguous is not None:
+            raw = masked_load(e, self._pointer(tensor, offset), element, mask.text)
+        else:
+            raw = gather_at(e, self._pointer(tensor, e.splat(offset)), element, mask.text)
+        return decode(e, tensor.dtype, Reg(raw, element, True))
+
+    def write_scatter(
+        self, op: Op, value: Reg, indices: list[Reg], spans: list[tuple[Index, Index]], pt: Point
+    ) -> None:
+        """Scatter: every lane has its own position; those outside the tensor or view are not written."""
+        e, tensor = self.e, op.attrs["tensor"]
+        element = STORED[tensor.dtype.name]
+        offset, inside = self._offset(tensor, indices, spans)
+        if pt.lane is None:
+            pointer = self._pointer(tensor, offset)
+            raw = encode(e, tensor.dtype, value).text
+            e.when(inside.text, lambda: e.store(raw, pointer, element, BYTES[element]))
+            return
+        raw = encode(e, tensor.dtype, e.splat(value)).text
+        mask = e.binary("and", e.splat(inside), Reg(lane_mask(e, pt.valid), "i1", True))
+        scatter_at(e, raw, self._pointer(tensor, e.splat(offset)), element, mask.text)
+
+    def _pointer(self, tensor: Tensor, offset: Reg) -> str:
+        steps = f"{self.e.type_of(offset)} {offset.text}"
+        return self.e.op(f"getelementptr {STORED[tensor.dtype.name]}, ptr {self.pointer[tensor.index]}, {steps}")
+
+    def _offset(
+        self, tensor: Tensor, indices: list[Reg], spans: list[tuple[Index, Index]], contiguous: int | None = None
+    ) -> tuple[Reg, Reg]:
+        """Return the offsets of elements, and the mask of those that are inside the tensor or view. If one index is
+        `contiguous`, the offset is that of the first lane."""
+        e = self.e
         offset, inside = Reg("0", "i64"), Reg("true", "i1")
         for n, index in enumerate(indices):
             wide = index if index.type == "i64" else e.convert("sext", index, "i64")
@@ -212,17 +262,7 @@ class Tensors:
             if n == contiguous:
                 wide = Reg(e.op(f"extractelement {e.vector_type('i64')} {wide.text}, i64 0"), "i64")
             offset = e.binary("add", offset, e.binary("mul", wide, Reg(str(self.strides[tensor.index][n]), "i64")))
-        base = self.pointer[tensor.index]
-        if not any(r.vector for r in indices):
-            pointer = e.op(f"getelementptr {element}, ptr {base}, i64 {offset.text}")
-            pointer = e.op(f"select i1 {inside.text}, ptr {pointer}, ptr @zero")
-            return decode(e, tensor.dtype, Reg(e.load(pointer, element, BYTES[element]), element))
-        mask = e.binary("and", e.splat(inside), Reg(lane_mask(e, pt.valid), "i1", True))
-        if contiguous is not None:
-            pointer = e.op(f"getelementptr {element}, ptr {base}, i64 {offset.text}")
-            return decode(e, tensor.dtype, Reg(masked_load(e, pointer, element, mask.text), element, True))
-        pointers = e.op(f"getelementptr {element}, ptr {base}, {e.vector_type('i64')} {e.splat(offset).text}")
-        return decode(e, tensor.dtype, Reg(gather_at(e, pointers, element, mask.text), element, True))
+        return offset, inside
 
     def _contiguous_index(self, op: Op, indices: list[Reg], pt: Point) -> int | None:
         """Return the one index of a gather that changes along the lanes, if it steps by one in a contiguous dimension:

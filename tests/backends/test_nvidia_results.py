@@ -25,6 +25,7 @@ from backends.nvidia_kernels import (
     forward,
     interpreted,
     product,
+    repeat_columns,
     scale_rows,
     seen_rows,
 )
@@ -180,6 +181,17 @@ def test_rows_that_are_not_seen_are_not_loaded() -> None:
     seen_rows(x, y, seen, out, backend="nvidia")
     for k, cols in zip(known, (slice(0, 32), slice(32, 40)), strict=True):
         np.testing.assert_allclose(out[cols], y[cols] @ x[k].T @ x[k], rtol=1e-4, atol=1e-3)
+
+
+@interpreted
+@pytest.mark.parametrize(("times", "N"), [(2, 32), (8, 32), (3, 33), (16, 32), (2, 24)])
+def test_columns_that_repeat(times: int, N: int) -> None:
+    """A tile that is doubled in registers, or a gather where the numbers do not allow it; columns outside are 0."""
+    x, y = random((9, N // times + 1)), poisoned((9, N))
+    repeat_columns(x, y, M=9, times=times, backend="nvidia")
+    same(y, np.repeat(x, times, axis=1)[:, :N])
+    repeat_columns(x[:, :-3], y, M=9, times=times, backend="nvidia")
+    same(y, np.repeat(np.pad(x[:, :-3], ((0, 0), (0, 3))), times, axis=1)[:, :N])
 
 
 @interpreted

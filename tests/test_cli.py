@@ -27,7 +27,7 @@ ENVIRONMENT = {"PYTHONPATH": str(ROOT / "src")}
 def monotile(*words: str, code: int = 0, **environment: str) -> str:
     """What the command prints; its exit code must be as given."""
     result = subprocess.run(
-        [sys.executable, "-m", "monotile.cli", *words],
+        [sys.executable, "-m", "monotile", *words],
         env={**os.environ, **ENVIRONMENT, **environment}, cwd=ROOT, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert result.returncode == code, result.stderr
@@ -116,7 +116,7 @@ def test_mistake_in_a_kernel_shows_the_line(tmp_path: Path) -> None:
 def test_a_missing_library_is_named(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("raise ModuleNotFoundError('no typer', name='typer')\n")
     paths = os.pathsep.join([str(tmp_path), ENVIRONMENT["PYTHONPATH"]])
-    command = [sys.executable, "-m", "monotile.cli", "devices"]
+    command = [sys.executable, "-m", "monotile", "devices"]
     result = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)
     assert result.returncode == 1 and "pip install typer rich" in result.stdout + result.stderr
 

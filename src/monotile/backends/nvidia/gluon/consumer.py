@@ -16,14 +16,14 @@ from ..triton.padding import identity, padded, padded_shape
 from ..triton.renderer import TritonRenderer, all_literal
 from ..triton.text import GLUON, RegisterLayout, Text, meet, shape_text
 from . import masking, scaled_differences
-from .pipeline import Pipeline
+from .pipeline import Pipeline, depends
 
 ExchangeKey = tuple[tuple[int, ...], DType]  # shape and element type of a tile
 
 # Names that the text uses for itself. Those of a tensor's buffers and barriers are its name and one of the parts.
 WORDS = {"CONSUMER", "ctas", "cta_tile", "tiles_per_cta", "tile_group", "in_grid", "blocks_done", "private_done"}
 WORDS |= {"num_blocks", "start_block", "end_block", "block", "cases", "block_case", "position", "consumer", "in_range"}
-WORDS |= {"slot", "phase", "gl", "gluon", "tma", "mbarrier"}
+WORDS |= {"slot", "phase", "outer_index", "gl", "gluon", "tma", "mbarrier"}
 BOUNDS = ("low", "high", "first", "blocks", "nonempty")  # of each loop
 PARTS = ("desc", "resident", "ready", "ring", "full", "empty", "private", "scratch")
 
@@ -52,6 +52,7 @@ class Consumer(TritonRenderer):
         self.waited: set[str] = set()
         self.bytes: set[Value] = set()  # bool tiles that are bytes in the text
         self.exchanges: dict[ExchangeKey, str] = {}  # shared tiles in which the warps of a consumer trade operands
+        self.outside_loops, self.last = True, pipeline.program_id.results[-1]
         self.unreleased = ""  # the tensor whose private tile was read in this iteration and is not released yet
 
     # ---- layouts -----------------------------------------------------------------------------------------------------
@@ -62,6 +63,16 @@ class Consumer(TritonRenderer):
         if len(shape) == 1:
             return scores.slice(1)
         return RegisterLayout(f"mma_{shape[1]}") if shape[1] > 1 else scores
+
+    def _vector_layout(self, vector: Value) -> RegisterLayout:
+        """Return the layout of a loaded vector: along the rows of the tiles that it meets, or along their columns."""
+        length, positions, stack = padded(vector.shape[0]), set[int](), [vector]
+        while stack:
+            for op in self.uses.get(stack.pop(), ()):
+                positions |= {op.attrs["position"]} if op.kind == "expand" else set()
+                stack += [v for v in op.results if len(v.shape) == 1]
+        columns = positions == {0} and length in self.pipeline.widths
+        return RegisterLayout(f"mma_{length}").slice(0) if columns else self.layout((length,))
 
     def in_layout(self, text: Text, layout: RegisterLayout | None) -> str:
         """Write a value in a layout."""
@@ -221,11 +232,14 @@ class Consumer(TritonRenderer):
         if op in self.pipeline.private:
             self._load_private(op, shape)
             return
-        text = self.load_text(op, *self._place(op))
+        address, mask = self._place(op)
+        if self.outside_loops and any(depends(v, self.last, self.pipeline) for v in op.operands):
+            mask = f"({mask or all_elements(shape)}) & in_grid"
+        text = self.load_text(op, address, mask)
         if not shape:
             self.place(op.result, text, shape, f"{op.attrs['tensor'].name}_at", None)
             return
-        layout = self.layout(shape)
+        layout = self._vector_layout(op.result) if len(shape) == 1 else self.layout(shape)
         self.place(op.result, f"gl.set_auto_layout({text}, {layout})", shape, "tile", layout)
 
     def gather(self, op: Op) -> None:
@@ -270,8 +284,7 @@ class Consumer(TritonRenderer):
 
     def _full_mask(self, mask: str, shape: tuple[int, ...]) -> str:
         """Give a mask all rows of a tile."""
-        rows = f"gl.arange(0, {shape[0]}) >= 0"
-        return f"({mask}) & ({rows})" if len(shape) == 1 else f"({mask}) & (({rows})[:, None])"
+        return f"({mask}) & ({all_elements(shape)})"
 
     # ---- dots --------------------------------------------------------------------------------------------------------
 
@@ -369,6 +382,12 @@ class Consumer(TritonRenderer):
         waited = set(self.waited)
         super().block(block)
         self.waited = waited
+
+
+def all_elements(shape: tuple[int, ...]) -> str:
+    """Write a mask that is true for every row of a tile."""
+    rows = f"gl.arange(0, {shape[0]}) >= 0"
+    return rows if len(shape) == 1 else f"({rows})[:, None]"
 
 
 def write_program_id(writer: TritonRenderer, op: Op, consumer: str) -> None:

@@ -17,7 +17,7 @@ from ..triton.padding import padded_shape
 from ..triton.text import Text
 from .block_cases import BlockCases
 from .consumer import Consumer
-from .overlap import SplitBody, split
+from .overlap import LateDot, SplitBody, split
 from .pipeline import CASE_BITS, load_of
 
 ARGUMENTS = "<arguments>"  # stands for the module's arguments, which are known when everything is written
@@ -45,11 +45,27 @@ class IterationRun:
 
 class ConsumerLoops(Consumer):
     counter = 0
+    written: set[int]  # ops of the current iteration's middle
 
     def loop(self, op: Op) -> None:
         n = next((n for n, loop in enumerate(self.pipeline.loops) if loop is op), None)
-        if n is None:
+        if n is None and op is not self.pipeline.outer:
             raise InternalError("a loop without dots in a kernel with a producer")
+        carried, outside = self._carry(op), self.outside_loops
+        self.outside_loops = False
+        if n is None:
+            self._outer_loop(op, carried)
+        elif (cases := self.pipeline.cases.get(id(op))) is not None:
+            self._loop_by_case(cases, n, carried)
+        else:
+            self._plain_loop(op, n, carried)
+        self.outside_loops = outside
+        if self.schedule.persistent and op is (self.pipeline.outer or self.pipeline.loops[-1]):
+            for load in self.pipeline.resident:  # these were the last reads of this tile's operands
+                self.lines.add(f"mbarrier.arrive({self.pipeline.name(load)}_empty.index(CONSUMER), count=1)")
+
+    def _carry(self, op: Op) -> list[str]:
+        """Assign the first values of what a loop carries, and return the names."""
         (body,) = op.blocks
         carried, leaving = [], body.terminator.operands
         for init, param, last, result in zip(op.operands[2:], body.params[1:], leaving, op.results, strict=True):
@@ -59,14 +75,20 @@ class ConsumerLoops(Consumer):
             self.table[param] = self.table[result] = Text(name, shape, layout=self.layout(shape) if shape else None)
             self.names.taken.add(f"{name}_sum")  # of overlapped iterations
             carried.append(name)
-        cases = self.pipeline.cases.get(id(op))
-        if cases is not None:
-            self._loop_by_case(cases, n, carried)
-        else:
-            self._plain_loop(op, n, carried)
-        if self.schedule.persistent and n == len(self.pipeline.loops) - 1:  # the last reads of this tile's operands
-            for load in self.pipeline.resident:
-                self.lines.add(f"mbarrier.arrive({self.pipeline.name(load)}_empty.index(CONSUMER), count=1)")
+        return carried
+
+    def _outer_loop(self, op: Op, carried: list[str]) -> None:
+        """Write the loop around the loops over blocks, which the producer runs, too."""
+        (body,) = op.blocks
+        low, high = op.operands[:2]
+        counter = self.names.fresh(body.params[0].hint or "i")
+        self.lines.add(f"for outer_index in range({self.value(low)}, {self.value(high)}, {op.attrs['step']}):")
+        self.lines.depth += 1
+        self.lines.add(f"{counter} = gl.cast(outer_index, gl.int32)")
+        self.table[body.params[0]] = Text(counter)
+        self.block(body)
+        self._assign(carried, body.terminator.operands)
+        self.lines.depth -= 1
 
     def _plain_loop(self, op: Op, n: int, carried: list[str]) -> None:
         step = op.attrs["step"]
@@ -189,18 +211,19 @@ class ConsumerLoops(Consumer):
         self._assign(carried, op.blocks[0].terminator.operands)
 
     def _in_order(self, op: Op, parts: SplitBody, carried: list[str]) -> None:
-        """Write one iteration's parts, with what late dots do not need behind their start."""
+        """Write one iteration's parts: early dots are waited for where they are first needed, late dots start as soon
+        as they can, and what they do not need stands behind their start."""
         outer, self.here = self.here, Block()
         names = self._start_early(parts)
-        self._load_private_tiles(parts)
-        self._end_early(parts, names, 0)
-        wanted = [v for o in (*parts.scaling, *(late.dot for late in parts.late)) for v in o.operands]
-        before = needed(parts.middle, wanted)
-        self._write_middle([*before, *parts.scaling])
-        for late in parts.late:
+        self._load_ahead(parts)
+        running = [item.result for item in parts.early]  # dots in the order in which they started, and end
+        for late in sorted(parts.late, key=lambda late: len(self._leading(parts, late))):
+            self._write_leading(parts, late, names, running)
             left = self.exchanged_left(late.dot)
-            self.lines.add(f"{carried[late.carried]}_sum = {self.start_dot(late.dot, self.full(late.addend), left)}")
-        self._write_middle([o for o in parts.middle if o not in before])
+            name = carried[late.carried]
+            self.lines.add(f"{name}_sum = {self.start_dot(late.dot, self.full(late.addend), left)}")
+            running.append(late.dot.result)
+        self._write_leading(parts, None, names, running)
         sums = [late.carried for late in parts.late]
         for n in sums:
             self.lines.add(f"{carried[n]} = warpgroup_mma_wait(0, deps=({carried[n]}_sum,))")
@@ -208,6 +231,21 @@ class ConsumerLoops(Consumer):
         values = [(n, v) for n, v in enumerate(op.blocks[0].terminator.operands) if n not in sums]
         self._assign([carried[n] for n, _ in values], [v for _, v in values])
         self.here = outer
+
+    def _leading(self, parts: SplitBody, late: LateDot | None) -> list[Op]:
+        """Return the ops between early dots and a late one that it needs, or all of them."""
+        ops = [*parts.middle, *parts.scaling]
+        return ops if late is None else needed(ops, (*late.dot.operands, late.addend))
+
+    def _write_leading(self, parts: SplitBody, late: LateDot | None, names: dict[Value, str], running: list[Value]) -> None:
+        """Write those ops that are not written yet, each behind the early dots that it reads."""
+        for op in self._leading(parts, late):
+            for value in op.operands:
+                if value in names:
+                    self._end_dot(value, names.pop(value), len(running) - 1 - running.index(value))
+                    if not names:
+                        self._release_early(parts)
+            self._write_middle([op])
 
     def _overlapped(self, op: Op, parts: SplitBody, carried: list[str], run: IterationRun) -> None:
         """Write a run of iterations that overlap (overlap.py)."""
@@ -219,7 +257,7 @@ class ConsumerLoops(Consumer):
         self._begin(op, run.first)
         names = self._start_early(parts)
         self._add_line(run.seek)
-        self._load_private_tiles(parts)
+        self._load_ahead(parts)
         self._end_early(parts, names, 0)
         self._middle(parts, body, carried, lefts)
         self._add_line(run.end)
@@ -233,7 +271,7 @@ class ConsumerLoops(Consumer):
         previous_slot = self.slot
         self.slot, self.phase, self.waited = current
         self._add_line(run.seek)
-        self._load_private_tiles(parts)
+        self._load_ahead(parts)
         self._end_early(parts, names, len(parts.late))
         self._middle(parts, body, carried, lefts, previous_slot)
         self._add_line(run.end)
@@ -279,25 +317,37 @@ class ConsumerLoops(Consumer):
             self._reload(late.dot)
             self.lines.add(f"{name}_sum = {self.start_dot(late.dot, name, left)}")
 
-    def _load_private_tiles(self, parts: SplitBody) -> None:
-        """Read them while the early dots run: behind those there are few registers, and each read would be waited
-        for."""
-        for op in parts.middle:
-            if op in self.pipeline.private:
-                self.write(op)
+    def _load_ahead(self, parts: SplitBody) -> None:
+        """Read private tiles, and vectors from memory, while the early dots run: behind those there are few registers,
+        and each read would be waited for."""
+        vectors = [op for op in parts.middle if op.kind == "load" and len(op.result.shape) == 1]
+        ahead = [*needed(parts.middle, [op.result for op in vectors])]
+        ahead += [op for op in parts.middle if op in self.pipeline.private]
+        self.written = set()
+        self._write_middle(ahead)
 
     def _end_early(self, parts: SplitBody, names: dict[Value, str], pending: int) -> None:
         for value, name in names.items():
-            shape = padded_shape(value.shape)
-            self.lines.add(f"{name} = warpgroup_mma_wait({pending}, deps=({name},))")
-            self.table[value] = Text(name, shape, layout=self.layout(shape))
+            self._end_dot(value, name, pending)
+        self._release_early(parts)
+
+    def _end_dot(self, value: Value, name: str, pending: int) -> None:
+        """Wait for a dot, behind which so many others started."""
+        shape = padded_shape(value.shape)
+        self.lines.add(f"{name} = warpgroup_mma_wait({pending}, deps=({name},))")
+        self.table[value] = Text(name, shape, layout=self.layout(shape))
+
+    def _release_early(self, parts: SplitBody) -> None:
+        """Release what only early dots read."""
         late = self._rings(item.dot for item in parts.late)
         self._release(self._rings(item.dot for item in parts.early) - late)
 
     def _write_middle(self, ops: list[Op]) -> None:
+        """Write what is not written yet."""
         for op in ops:
-            if op in self.pipeline.private:
+            if id(op) in self.written:
                 continue
+            self.written.add(id(op))
             if op.kind == "reduce":  # of the scores: what changes them has been read
                 self.release_private()
             self.write(op)
@@ -315,8 +365,7 @@ class ConsumerLoops(Consumer):
             current, self.slot = self.slot, previous_slot
             self._release(self._rings(late.dot for late in parts.late))
             self.slot = current
-        for op in parts.scaling:
-            self.write(op)
+        self._write_middle(parts.scaling)
         pairs = [(left, self.left(late.dot)) for left, late in zip(lefts, parts.late, strict=True)]
         sums = {late.carried: late.addend for late in parts.late}
         for n, (name, value) in enumerate(zip(carried, body.terminator.operands, strict=True)):

@@ -150,8 +150,9 @@ class Module(BlockSearch):
             out.add(f"private_done_{consumer} = gl.full([], 0, gl.int32)")
         indent = self._each_tile(out)
         self._fetch_resident(out, indent)
-        out.lines += [indent + line for line in self.ring_origins[0]]
         out.add(f"{self._cta_bound_names()} = cta_bounds({self.tile_arguments})")
+        indent += self._each_outer_iteration(out, indent)
+        out.lines += [indent + line for line in self.ring_origins[0]]
         for n, loop in enumerate(self.pipeline.loops):
             if id(loop) in self.pipeline.cases:
                 self._fetch_by_case(out, n, loop)
@@ -166,6 +167,17 @@ class Module(BlockSearch):
             out.add(f"blocks_done = blocks_done + blocks_{n}")
         first = [*self._descriptor_names(), *self._shared_names()]
         return self._function("produce", first, out.lines, ", ".join(self.arguments))
+
+    def _each_outer_iteration(self, out: SourceLines, indent: str) -> str:
+        """Open the loop around the loops over blocks, if there is one, and return the indentation of its body."""
+        if self.pipeline.outer is None:
+            return ""
+        lines, texts = self.outer_bounds
+        low, high = (texts[v] for v in self.pipeline.outer.operands[:2])
+        out.lines += [indent + line for line in lines]
+        out.add(f"for outer_index in range({low}, {high}, {self.pipeline.outer.attrs['step']}):")
+        out.depth += 1
+        return "    "
 
     def _fetch_resident(self, out: SourceLines, indent: str) -> None:
         """Fetch resident operands: once for each consumer, or for each of its tiles, when the last one is done."""

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEVELOPMENT := $(VENV)/.development
 
-.PHONY: bench test check format baseline golden
+.PHONY: bench test check format baseline golden package docs
 
 bench: $(READY)
 	$(BIN)/monotile bench --quick
@@ -18,10 +18,15 @@ check: $(DEVELOPMENT)
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m mypy
+	$(BIN)/python tests/user_project.py
 
 format: $(DEVELOPMENT)
 	$(BIN)/python -m ruff format .
 	$(BIN)/python -m ruff check --fix .
+
+# The source archive and the wheel, tried in an empty environment.
+package: $(DEVELOPMENT)
+	$(BIN)/python tests/package.py
 
 # Record the generated text of every kernel, after a deliberate change of it.
 golden: $(DEVELOPMENT)

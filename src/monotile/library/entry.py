@@ -17,8 +17,36 @@ def attention(
     score_mod: Callable[..., Any] | None = None, mask_mod: ops.MaskMod | None = None, return_lse: bool = False,
     backend: str | None = None, threads: int | None = None,
 ) -> Any:  # fmt: skip
-    """softmax(q k^T * scale) v, for q (B, Hq, Nq, D), k (B, Hkv, Nk, D), v (B, Hkv, Nk, Dv): NumPy arrays, torch
-    tensors, MLX arrays. Differentiable where torch tensors require grad. See docs/guide/attention.md."""
+    """Return softmax(q k^T * scale) v, without a buffer of all scores.
+
+    Arrays of NumPy, torch, MLX or JAX, in float32, float16 or bfloat16; the result is of the same kind and dtype.
+    Differentiable where torch tensors require grad. A row that sees no key is 0.
+
+    Args:
+        q: queries (B, Hq, Nq, D).
+        k: keys (B, Hkv, Nk, D); Hkv divides Hq. Or what `quantize` made of them.
+        v: values (B, Hkv, Nk, Dv), likewise.
+        causal: True or "lower_right": query i sees keys up to i + Nk - Nq; "upper_left": up to i.
+        scale: factor of the scores; 1 / sqrt(D) if left out.
+        mask: broadcastable to (B, Hq, Nq, Nk); bool (True: visible) or numbers that are added.
+        window: (left, right), how many keys before and after its own a query sees; None or -1 is no bound.
+        softcap: c, for scores c * tanh(score / c).
+        sinks: (Hq,), scores of one more key per head that has no value.
+        score_mod: a Python function (score, b, h, q_idx, kv_idx) -> score, compiled into the kernel.
+        mask_mod: a Python function (b, h, q_idx, kv_idx) -> bool, or what `block_mask` made of one.
+        return_lse: also return the logsumexp of the scores, float32 (B, Hq, Nq).
+        backend: "cpu", "nvidia", "metal" or "interpreter"; chosen by the arrays if left out.
+        threads: of the cpu backend; by default every processor the process may use.
+
+    Returns:
+        The output (B, Hq, Nq, Dv), or a tuple of it and the logsumexp.
+
+    Example:
+        >>> q = np.ones((1, 8, 5, 64), np.float32)
+        >>> k = v = np.ones((1, 2, 9, 64), np.float32)
+        >>> monotile.attention(q, k, v, causal=True).shape
+        (1, 8, 5, 64)
+    """
     run: Callable[..., Any] = ops.attention
     if is_quantized(k, v):
         run = quantized_ops.attention
@@ -40,8 +68,34 @@ def decode_partials(
     score_mod: Callable[..., Any] | None = None, mask_mod: ops.MaskMod | None = None,
     backend: str | None = None, threads: int | None = None,
 ) -> ops.Partials:  # fmt: skip
-    """The softmax state of each of `splits` runs of keys; `merge` makes attention of them. See
-    docs/guide/decode_partials.md."""
+    """Return the softmax state of each of `splits` runs of keys; `merge` makes attention of them.
+
+    For one or a few queries against long caches, whose runs may lie on several devices.
+
+    Args:
+        q: queries (B, Hq, Nq, D).
+        k: keys (B, Hkv, Nk, D), or what `quantize` made of them.
+        v: values (B, Hkv, Nk, Dv), likewise.
+        splits: number of runs; `recommended_splits` if left out.
+        causal: True or "lower_right": query i sees keys up to i + Nk - Nq; "upper_left": up to i.
+        scale: factor of the scores; 1 / sqrt(D) if left out.
+        mask: broadcastable to (B, Hq, Nq, Nk); bool (True: visible) or numbers that are added.
+        window: (left, right), how many keys before and after its own a query sees; None or -1 is no bound.
+        softcap: c, for scores c * tanh(score / c).
+        score_mod: a Python function (score, b, h, q_idx, kv_idx) -> score, compiled into the kernel.
+        mask_mod: a Python function (b, h, q_idx, kv_idx) -> bool, or what `block_mask` made of one.
+        backend: "cpu", "nvidia", "metal" or "interpreter"; chosen by the arrays if left out.
+        threads: of the cpu backend; by default every processor the process may use.
+
+    Returns:
+        `Partials` o (B, Hq, Nq, S, Dv), m and l (B, Hq, Nq, S), float32.
+
+    Example:
+        >>> q, k = np.ones((1, 8, 1, 64), np.float32), np.ones((1, 2, 4096, 64), np.float32)
+        >>> parts = monotile.decode_partials(q, k, k, splits=4)
+        >>> monotile.merge(*parts)[0].shape
+        (1, 8, 1, 64)
+    """
     run = quantized_ops.decode_partials if is_quantized(k, v) else ops.decode_partials
     return run(
         q, k, v, splits=splits, causal=causal, scale=scale, mask=mask, window=window, softcap=softcap,

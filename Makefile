@@ -8,7 +8,7 @@ DEVELOPMENT := $(VENV)/.development
 .PHONY: bench test check format baseline golden package docs
 
 bench: $(READY)
-	$(BIN)/monotile bench --quick
+	$(BIN)/monotile bench --quick --html build/report.html
 
 test: $(DEVELOPMENT)
 	$(BIN)/python -m pytest -n auto
@@ -27,6 +27,11 @@ format: $(DEVELOPMENT)
 # The source archive and the wheel, tried in an empty environment.
 package: $(DEVELOPMENT)
 	$(BIN)/python tests/package.py
+
+# The documentation as a site, checked for dead links: build/site/index.html.
+docs: $(READY)
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(BIN)/python docs/site/build.py
 
 # Record the generated text of every kernel, after a deliberate change of it.
 golden: $(DEVELOPMENT)

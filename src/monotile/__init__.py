@@ -19,6 +19,7 @@ __all__ = [
     "attention_backward",
     "attention_paged",
     "attention_varlen",
+    "attention_varlen_backward",
     "block_mask",
     "decode_partials",
     "mask_blocks",

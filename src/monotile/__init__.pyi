@@ -28,8 +28,8 @@ Mod = Callable[..., Any]
 __version__: str
 __all__ = [
     "BlockMask", "Gradients", "MonotileError", "Partials", "Quantized", "__version__", "attention",
-    "attention_backward", "attention_paged", "attention_varlen", "block_mask", "decode_partials", "mask_blocks",
-    "merge", "merge_lse", "paged_append", "quantize", "recommended_splits",
+    "attention_backward", "attention_paged", "attention_varlen", "attention_varlen_backward", "block_mask",
+    "decode_partials", "mask_blocks", "merge", "merge_lse", "paged_append", "quantize", "recommended_splits",
 ]  # fmt: skip
 
 class Partials(NamedTuple, Generic[A]):
@@ -122,6 +122,12 @@ def attention_backward(
     causal: bool | str = ..., scale: float | None = ..., mask: Array | None = ..., window: Window | None = ...,
     softcap: float | None = ..., sinks: Array | None = ..., score_mod: Mod | None = ...,
     mask_mod: Mod | BlockMask | None = ..., backend: str | None = ..., threads: int | None = ...,
+) -> Gradients[A]: ...
+def attention_varlen_backward(
+    do: A, q: A, k: A, v: A, o: A, lse: Array, q_offsets: Array, k_offsets: Array, *, dlse: Array | None = ...,
+    causal: bool | str = ..., scale: float | None = ..., window: Window | None = ..., softcap: float | None = ...,
+    sinks: Array | None = ..., score_mod: Mod | None = ..., mask_mod: Mod | None = ..., check: bool = ...,
+    backend: str | None = ..., threads: int | None = ...,
 ) -> Gradients[A]: ...
 @overload
 def decode_partials(

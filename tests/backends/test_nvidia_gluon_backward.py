@@ -74,8 +74,11 @@ CASES: dict[str, tuple[Schedule, dict[str, Any]]] = {
         Schedule(4, 2, consumers=2),
         {"causal": "lower_right", "rows": 200, "keys": 70, "unseen": NAN},
     ),
+    "keys, many rows": (Schedule(4, 2, consumers=2), {"rows": 400, "D": 96}),
     "keys, a window": (Schedule(4, 2, consumers=2), {"causal": "lower_right", "left": 40}),
     "keys of other sizes": (Schedule(4, 2, consumers=2), {"D": 96, "Dv": 32}),
+    "keys, more rows at a time": (Schedule(4, 2, consumers=2), {"blocks": (128, 64), "causal": "lower_right"}),
+    "keys, warps that share rows": (Schedule(8, 1, consumers=1), {"D": 256, "Dv": 256, "causal": "lower_right"}),
     "one key": (Schedule(4, 2, consumers=2), {"rows": 3, "keys": 1}),
     "queries": (Schedule(4, 2, consumers=2), {"owns": "queries"}),
     "queries, causal, overlapped": (
@@ -87,7 +90,10 @@ CASES: dict[str, tuple[Schedule, dict[str, Any]]] = {
         {"owns": "queries", "causal": "lower_right", "rows": 200, "keys": 70, "unseen": 0.0},
     ),
     "queries, a window": (Schedule(4, 2, consumers=2), {"owns": "queries", "causal": "lower_right", "left": 40}),
-    "queries, more keys at a time": (Schedule(4, 2, consumers=2), {"owns": "queries", "blocks": (64, 128), "keys": 300}),
+    "queries, more keys at a time": (
+        Schedule(4, 2, consumers=2),
+        {"owns": "queries", "blocks": (64, 128), "keys": 300},
+    ),
 }
 
 

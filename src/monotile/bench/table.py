@@ -88,7 +88,8 @@ def _cells(console: Console, row: Report, entry: Entry, most: float, report: Rep
     mine, peer = row["times"]["monotile"], entry.peer
     drawn = columns.bar(console, peer.ratio, most, peer.verdict) if peer else ""
     of_limit = f"{row['limit']['share']:.0%} of {rate(row['limit'])}" if "limit" in row else ""
-    torch, _, way = against_torch(row, report).partition(" (")
+    missing = report["versions"].get("torch") is None  # said once, below the table
+    torch, _, way = ("", "", "") if missing else against_torch(row, report).partition(" (")
     peers = [torch, times_the_speed(row, "NumPy"), drawn, of_limit]
     return [
         row["name"],

@@ -1,4 +1,5 @@
-"""`attention` as users call it: on torch tensors that need more than arithmetic, it is an operator of torch's."""
+"""`attention` and `attention_varlen` as users call them: operators of torch's where tensors need more than
+arithmetic."""
 
 from __future__ import annotations
 
@@ -59,6 +60,56 @@ def attention(
     return run(
         q, k, v, causal=causal, scale=scale, mask=mask, window=window, softcap=softcap, sinks=sinks,
         score_mod=score_mod, mask_mod=mask_mod, return_lse=return_lse, backend=backend, threads=threads,
+    )  # fmt: skip
+
+
+def attention_varlen(
+    q: Array, k: Array, v: Array, q_offsets: Array, k_offsets: Array, *, causal: bool | str = False,
+    scale: float | None = None, window: ops.Window = None, softcap: float | None = None, sinks: Array | None = None,
+    score_mod: Callable[..., Any] | None = None, mask_mod: Callable[..., Any] | None = None, return_lse: bool = False,
+    check: bool = False, backend: str | None = None, threads: int | None = None,
+) -> Any:  # fmt: skip
+    """Return the attention of each of B sequences as if it were alone.
+
+    Sequences lie one after the other: sequence s has rows q_offsets[s] to q_offsets[s + 1] and keys k_offsets[s] to
+    k_offsets[s + 1]. Differentiable where torch tensors require grad.
+
+    Args:
+        q: queries (Tq, Hq, D).
+        k: keys (Tk, Hkv, D).
+        v: values (Tk, Hkv, Dv).
+        q_offsets: int32 or int64 (B + 1,), from 0 to Tq.
+        k_offsets: int32 or int64 (B + 1,), from 0 to Tk.
+        causal: True or "lower_right": query i sees keys up to i + Nk - Nq; "upper_left": up to i.
+        scale: factor of the scores; 1 / sqrt(D) if left out.
+        window: (left, right), how many keys before and after its own a query sees; None or -1 is no bound.
+        softcap: c, for scores c * tanh(score / c).
+        sinks: (Hq,), scores of one more key per head that has no value.
+        score_mod: a Python function (score, b, h, q_idx, kv_idx) -> score; positions within the sequence.
+        mask_mod: a Python function (b, h, q_idx, kv_idx) -> bool, likewise.
+        return_lse: also return the logsumexp of the scores, float32 (Hq, Tq).
+        check: check the contents of the offsets, which waits for a GPU.
+        backend: "cpu", "nvidia", "metal" or "interpreter"; chosen by the arrays if left out.
+        threads: of the cpu backend; by default every processor the process may use.
+
+    Returns:
+        The output (Tq, Hq, Dv), or a tuple of it and the logsumexp.
+
+    Example:
+        >>> q, offsets = np.ones((7, 8, 64), np.float32), np.array([0, 3, 7], np.int32)
+        >>> monotile.attention_varlen(q, q, q, offsets, offsets, causal=True).shape
+        (7, 8, 64)
+    """
+    run: Callable[..., Any] = ops.attention_varlen
+    if torch_calls.is_tensor(q) and not torch_calls.is_plain(q, k, v, None, sinks):
+        q, k, v = torch_calls.in_autocast(q, k, v)
+        if torch_calls.needs_operator(q, k, v, sinks):
+            from . import varlen_operator
+
+            run = varlen_operator.attention_varlen
+    return run(
+        q, k, v, q_offsets, k_offsets, causal=causal, scale=scale, window=window, softcap=softcap, sinks=sinks,
+        score_mod=score_mod, mask_mod=mask_mod, return_lse=return_lse, check=check, backend=backend, threads=threads,
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from ....ir import Block, Op, Value, needed, walk
 from ..triton.padding import padded_shape
 from ..triton.text import Text
 from .block_cases import BlockCases
-from .consumer import Consumer
+from .consumer import SPREAD, Consumer
 from .overlap import LateDot, SplitBody, split
 from .pipeline import CASE_BITS, load_of
 
@@ -96,12 +96,16 @@ class ConsumerLoops(Consumer):
         self.lines.add(f"start_block = blocks_done + gl.where(num_blocks > 0, (low_{n} - first_{n}) // {step}, 0)")
         self.lines.add("end_block = start_block + num_blocks")
         self._skip_blocks("blocks_done", "start_block")
-        place = IterationPlace(f"low_{n} + (block - start_block) * {step}", "block")
+        place, following = (
+            IterationPlace(f"low_{n} + ({number} - start_block) * {step}", number) for number in ("block", "block + 1")
+        )
         parts = self._split(op)
         if parts is None:
+            first = IterationPlace(f"low_{n}", "start_block")
+            self._prefetch_vectors(op, self._parts(op), first, "start_block < end_block")
             self.lines.add("for block in range(start_block, end_block):")
             self.lines.depth += 1
-            self._iteration(op, place, carried)
+            self._iteration(op, place, carried, following)
             self.lines.depth -= 1
         else:
             repeat, previous = "for block in range(start_block + 1, end_block):", ("block - 1", "end_block - 1")
@@ -197,12 +201,47 @@ class ConsumerLoops(Consumer):
         for name in sorted(rings):
             self.lines.add(f"mbarrier.arrive({name}_empty.index({self.slot}), count=1)")
 
-    def _iteration(self, op: Op, place: IterationPlace, carried: list[str]) -> None:
+    def _spread_vectors(self, parts: SplitBody | None) -> list[Op]:
+        """Return the vectors that an iteration loads for its columns, of which each thread has an element."""
+        loads = [op for op in parts.middle if op.kind == "load" and len(op.result.shape) == 1] if parts else []
+        return [op for op in loads if self.vector_layout(op.result) == SPREAD]
+
+    def _prefetch_vectors(self, op: Op, parts: SplitBody | None, place: IterationPlace, exists: str) -> None:
+        """Load the vectors of an iteration before it begins, if it `exists`, so that nothing waits for memory in it."""
+        if not (vectors := self._spread_vectors(parts)) or parts is None:
+            return
+        counter = op.blocks[0].params[0]
+        current, self.exists = self.table.get(counter), exists
+        self.table[counter] = Text(self.names.fresh("following"))
+        self.lines.add(f"{self.table[counter]} = {place.position}")
+        for each in needed(parts.middle, [vector.result for vector in vectors]):
+            self.write(each)
+        self.exists = ""
+        for vector in vectors:
+            name = self.prefetched.setdefault(vector.result, self.names.fresh("prefetched"))
+            self.lines.add(f"{name} = {self.table[vector.result]}")
+        if current is not None:
+            self.table[counter] = current
+
+    def _take_vectors(self, op: Op, parts: SplitBody, following: IterationPlace) -> None:
+        """Take the prefetched vectors of this iteration, and prefetch those of the following one."""
+        vectors = self._spread_vectors(parts)
+        names = [self.names.fresh(vector.result.hint or "vector") for vector in vectors]
+        for name, vector in zip(names, vectors, strict=True):
+            self.lines.add(f"{name} = {self.prefetched[vector.result]}")
+        self._prefetch_vectors(op, parts, following, f"{following.number} < end_block")
+        for name, vector in zip(names, vectors, strict=True):
+            self.table[vector.result] = Text(name, padded_shape(vector.result.shape), layout=SPREAD)
+            self.written.add(id(vector))
+
+    def _iteration(
+        self, op: Op, place: IterationPlace, carried: list[str], following: IterationPlace | None = None
+    ) -> None:
         """Write an iteration that does not overlap others."""
         self._begin(op, place)
         parts = self._parts(op)
         if parts is not None:
-            self._in_order(op, parts, carried)
+            self._in_order(op, parts, carried, following)
             return
         self.block(op.blocks[0])
         for name in self.pipeline.ring_groups:
@@ -210,17 +249,22 @@ class ConsumerLoops(Consumer):
             self.lines.add(f"mbarrier.arrive({name}_empty.index({self.slot}), count=1)")
         self._assign(carried, op.blocks[0].terminator.operands)
 
-    def _in_order(self, op: Op, parts: SplitBody, carried: list[str]) -> None:
+    def _in_order(self, op: Op, parts: SplitBody, carried: list[str], following: IterationPlace | None) -> None:
         """Write one iteration's parts: early dots are waited for where they are first needed, late dots start as soon
-        as they can, and what they do not need stands behind their start."""
+        as they can, and what those do not need stands behind their start."""
         outer, self.here = self.here, Block()
         names = self._start_early(parts)
+        self.written = set()
+        if following is not None:
+            self._take_vectors(op, parts, following)
         self._load_ahead(parts)
         running = [item.result for item in parts.early]  # dots in the order in which they started, and end
+        lefts: dict[Value, str] = {}
         for late in sorted(parts.late, key=lambda late: len(self._leading(parts, late))):
             self._write_leading(parts, late, names, running)
-            left = self.exchanged_left(late.dot)
-            name = carried[late.carried]
+            name, value = carried[late.carried], late.dot.operands[0]
+            left = lefts[value] if value in lefts else self.exchanged_left(late.dot, len(lefts))
+            lefts[value] = left
             self.lines.add(f"{name}_sum = {self.start_dot(late.dot, self.full(late.addend), left)}")
             running.append(late.dot.result)
         self._write_leading(parts, None, names, running)
@@ -237,15 +281,17 @@ class ConsumerLoops(Consumer):
         ops = [*parts.middle, *parts.scaling]
         return ops if late is None else needed(ops, (*late.dot.operands, late.addend))
 
-    def _write_leading(self, parts: SplitBody, late: LateDot | None, names: dict[Value, str], running: list[Value]) -> None:
-        """Write those ops that are not written yet, each behind the early dots that it reads."""
-        for op in self._leading(parts, late):
-            for value in op.operands:
-                if value in names:
-                    self._end_dot(value, names.pop(value), len(running) - 1 - running.index(value))
-                    if not names:
-                        self._release_early(parts)
-            self._write_middle([op])
+    def _write_leading(
+        self, parts: SplitBody, late: LateDot | None, names: dict[Value, str], running: list[Value]
+    ) -> None:
+        """Write those ops that are not written yet, behind the early dots that they read."""
+        ops = [op for op in self._leading(parts, late) if id(op) not in self.written]
+        ending = [value for value in names if any(value in op.operands for op in ops)]
+        for value in ending:
+            self._end_dot(value, names.pop(value), len(running) - 1 - running.index(value))
+        if ending and not names:
+            self._release_early(parts)
+        self._write_middle(ops)
 
     def _overlapped(self, op: Op, parts: SplitBody, carried: list[str], run: IterationRun) -> None:
         """Write a run of iterations that overlap (overlap.py)."""
@@ -256,6 +302,7 @@ class ConsumerLoops(Consumer):
         self.lines.depth += 1
         self._begin(op, run.first)
         names = self._start_early(parts)
+        self.written = set()
         self._add_line(run.seek)
         self._load_ahead(parts)
         self._end_early(parts, names, 0)
@@ -270,6 +317,7 @@ class ConsumerLoops(Consumer):
         self._start_late(parts, carried, lefts)
         previous_slot = self.slot
         self.slot, self.phase, self.waited = current
+        self.written = set()
         self._add_line(run.seek)
         self._load_ahead(parts)
         self._end_early(parts, names, len(parts.late))
@@ -321,10 +369,9 @@ class ConsumerLoops(Consumer):
         """Read private tiles, and vectors from memory, while the early dots run: behind those there are few registers,
         and each read would be waited for."""
         vectors = [op for op in parts.middle if op.kind == "load" and len(op.result.shape) == 1]
-        ahead = [*needed(parts.middle, [op.result for op in vectors])]
-        ahead += [op for op in parts.middle if op in self.pipeline.private]
-        self.written = set()
-        self._write_middle(ahead)
+        vectors = [op for op in vectors if id(op) not in self.written]
+        self._write_middle(needed(parts.middle, [op.result for op in vectors]))
+        self._write_middle([op for op in parts.middle if op in self.pipeline.private])
 
     def _end_early(self, parts: SplitBody, names: dict[Value, str], pending: int) -> None:
         for value, name in names.items():

@@ -101,6 +101,8 @@ class Module(BlockSearch):
             across = min(32, width // 8)
             layout = f"gl.BlockedLayout([1, 8], [{32 // across}, {across}], [{self.schedule.num_warps}, 1], [1, 0])"
             out.add(f"blocked_{width}: gl.constexpr = {layout}")
+        if any("spread" in line for line in self.consumer.lines.lines):
+            out.add(f"spread: gl.constexpr = gl.BlockedLayout([1], [32], [{self.schedule.num_warps}], [0])")
         out.add("blocks_done = gl.full([], 0, gl.int32)")
         out.add("private_done = gl.full([], 0, gl.int32)")
         indent = self._each_tile(out)
@@ -289,7 +291,7 @@ class Module(BlockSearch):
                 barriers = [("full", 1), ("empty", consumers)]
             self._barriers(out, name, count, barriers)
         self._allocate_scratch(out)
-        for (sides, element), name in self.consumer.exchanges.items():
+        for (sides, element, _), name in self.consumer.exchanges.items():
             layout = f"gl.NVMMASharedLayout({min(128, sides[1] * element.bytes)}, 16, 2)"
             tiles = f"gl.allocate_shared_memory({GLUON.type(element)}, {[consumers, *sides]}, {layout})"
             out.add(f"{name} = {tiles}")

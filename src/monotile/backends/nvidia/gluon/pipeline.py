@@ -29,6 +29,7 @@ from ....passes.fold import is_zero
 from ..triton.descriptors import Descriptors
 from ..triton.padding import padded
 from .block_cases import BlockCases, find_cases
+from .overlap import split
 
 SIDES = (16, 32, 64, 128, 256, 512)
 CASE_BITS = 4  # of one consumer, in the number that holds the cases of all consumers
@@ -175,7 +176,23 @@ def analyse(kernel: Kernel, descriptors: Descriptors) -> Pipeline | str:
         if pipeline.cases and outer is not None:
             return "A loop that chooses by block cases lies in another loop."
         pipeline.private = _private_loads(pipeline, descriptors)
+        _share_barriers(pipeline)
     return problem or pipeline
+
+
+def _share_barriers(pipeline: Pipeline) -> None:
+    """Let rings that both early and late dots read (overlap.py) share barriers: they are released together."""
+    for loop in pipeline.loops:
+        if (parts := split(loop)) is not None:
+            early, late = ({id(_ring(pipeline, item.dot)) for item in items} for items in (parts.early, parts.late))
+            both = [ring for ring in pipeline.rings.values() if id(ring) in early & late]
+            for ring in both:
+                ring.barriers = both[0].barriers
+
+
+def _ring(pipeline: Pipeline, dot: Op) -> Ring | None:
+    load = pipeline.ring_load(dot.operands[1])
+    return pipeline.ring(load) if load is not None else None
 
 
 def _loops_with_dots(block: Block) -> list[Op]:
@@ -291,6 +308,7 @@ def _position_problem(kernel: Kernel, pipeline: Pipeline) -> str | None:
 def _tile_problem(kernel: Kernel, pipeline: Pipeline) -> str | None:
     """Check that everything computed has the layout of the dots' results: their rows and one of their widths."""
     loops = {id(op) for op in pipeline.loops}
+    zeroing = _conditions(pipeline)
     for op in walk(kernel.body):
         if op.kind == "for" and id(op) not in loops and op is not pipeline.outer:
             return "The kernel has a loop without a dot."
@@ -301,9 +319,23 @@ def _tile_problem(kernel: Kernel, pipeline: Pipeline) -> str | None:
             if len(value.shape) != 2 or renamed or value in pipeline.shared or value in pipeline.zeroed:
                 continue
             rows, width = value.shape
+            if width == 1 and value in zeroing:
+                continue
             if rows not in (1, pipeline.rows) or (width != 1 and padded(width) not in pipeline.widths):
                 return f"The kernel computes a tile of {rows} x {width}, which is not the shape of a dot's result."
     return None
+
+
+def _conditions(pipeline: Pipeline) -> set[Value]:
+    """Return the values that say which rows of tiles are replaced by zero."""
+    found = set[Value]()
+    stack = [where.op.operands[0] for where in pipeline.zeroed if where.op is not None]
+    while stack:
+        value = stack.pop()
+        if value not in found and value.shape:
+            found.add(value)
+            stack += value.op.operands if value.op is not None else ()
+    return found
 
 
 def scalar_slice(values: tuple[Value, ...]) -> list[Op] | None:

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from monotile import __version__, dtypes
 from monotile.bench import report, rows, worker
-from monotile.cli import inspection
+from monotile.cli import commands, inspection
 from monotile.cli.request import BadRequest, Request, parse_values
 from monotile.kernels import examples
 from monotile.launch.kernel import Kernel
@@ -39,6 +40,11 @@ def monotile(*words: str, code: int = 0, **environment: str) -> str:
 
 def test_version() -> None:
     assert monotile("--version").strip() == f"monotile {__version__}"
+
+
+def test_devices_shows_extras_in_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "_why_not", lambda name: "run `pip install 'monotile[metal]'`")
+    assert "'monotile[metal]'" in CliRunner().invoke(commands.app, ["devices"]).output
 
 
 def test_devices_names_every_backend(cache_folder: Path) -> None:

@@ -89,7 +89,8 @@ def gallery() -> str:
         imported = re.search(r"from monotile\.kernels\.examples import (\w+)", text)
         if imported:
             parts.append(f"```python\n{kernel_source(library, imported[1])}\n```")
-        parts.append(f"```python\n{text.partition(said)[2].removeprefix(chr(34) * 3).strip()}\n```")
+        code = text.partition(said)[2].removeprefix(chr(34) * 3).replace("  # fmt: skip", "").strip()
+        parts.append(f"```python\n{code}\n```")
     return "\n\n".join(parts) + "\n"
 
 

@@ -61,7 +61,7 @@ def run(*, quick: bool, only: str, threads: int | None, console: Console, backen
         raise MonotileError(f"no row matches the filter {only!r}; try attention, decode, extend, merge or matmul")
     found: list[Report] = []
     started: list[Report] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (BarColumn(16), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("starting", total=total)
         for count in groups:

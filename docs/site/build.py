@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 SITE = Path(__file__).parent
 FOLDERS = ("docs", "benchmarks", "baselines", "examples")
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
+MODULES = ("torch", "transformers", "flash_attn", "flex", "distributed", "metal")
 DIRECTORIES = re.compile(r"\]\(((?:\.\./)*(?:baselines|examples))/?\)")  # links to folders, which are pages here
 
 
@@ -104,13 +105,28 @@ def kernel_source(text: str, name: str) -> str:
 
 
 def api() -> str:
-    """List every public function by its docstring, and the words of the kernel language."""
-    parts = ["# API", "What `help()` says. The guide explains each function at length."]
+    """List every public function by its docstring: those of the package, then those of each module."""
+    parts = ["# API", "What `help()` says. The guide explains each function at length.", "## monotile"]
     public = {name: getattr(monotile, name) for name in monotile.__all__ if callable(getattr(monotile, name))}
     for name, item in sorted(public.items(), key=lambda pair: inspect.isclass(pair[1])):
-        parts.append(f"## monotile.{name}\n\n::: {item.__module__}.{name}")
+        parts.append(f"::: {item.__module__}.{name}")
     parts.append("## monotile.language\n\n[Every word](guide/words.md) of the kernel language.")
+    for module in MODULES:
+        tree = ast.parse(source_of(module).read_text())
+        parts.append(f"## monotile.{module}\n\n{ast.get_docstring(tree)}")
+        parts += [f"::: monotile.{module}.{name}" for name in exported(tree) if not name.isupper()]
     return "\n\n".join(parts) + "\n"
+
+
+def source_of(module: str) -> Path:
+    file = ROOT / "src" / "monotile" / f"{module}.py"
+    return file if file.exists() else file.with_suffix("") / "__init__.py"
+
+
+def exported(tree: ast.Module) -> list[str]:
+    """Read `__all__` without importing the module, whose libraries need not be installed."""
+    (found,) = (n for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__")
+    return list(ast.literal_eval(found.value))
 
 
 def navigation(source: Path) -> str:

@@ -45,6 +45,7 @@ def page(report: Report) -> str:
         _peers(found),
         _rooflines(report, found),
         _rows(found),
+        _starts(report),
     ]
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -245,3 +246,15 @@ def _bar(axis: LogAxis, entry: Entry) -> str:
     mark = f'<i class="one" style="left:{one:.1f}%"></i>'
     said = f"{entry.peer.ratio:.2f} x {escape(entry.peer.name)}"
     return f'<span class="track">{bar}{mark}</span><span class="said">{said}</span>'
+
+
+def _starts(report: Report) -> str:
+    """List what a first call costs in a new process."""
+    lines = []
+    for row in report.get("starts", ()):
+        if "best_s" in row:
+            lines.append(f"{row['name']}: {_time(row['best_s'])}")
+        else:
+            times = f"{_time(row['compiled_s'])} compiled, {_time(row['from_disk_s'])} from the disk cache"
+            lines.append(f"{row['name']}: {times}")
+    return _section("In a new process", _list(lines), "starts") if lines else ""

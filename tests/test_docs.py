@@ -26,8 +26,9 @@ def test_examples_run(name: str, tmp_path: Path) -> None:
     path.write_text(BLOCKS[name])
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
-    if "transformers" in BLOCKS[name]:
-        pytest.importorskip("transformers")
+    for library in ("transformers", "jax"):
+        if f"import monotile.{library}" in BLOCKS[name]:
+            pytest.importorskip(library)
     try:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
     except MonotileError as error:

@@ -23,7 +23,7 @@ MAX_PAGE, MAX_COLUMNS = 200, 120
 MAX_PICTURE = 200_000  # bytes
 MAX_PATH = 6000  # lines that a reader needs for one call
 # Pages that are still longer, or have longer lines.
-OPTIONAL = ("torch", "transformers", "triton", "mlx")
+OPTIONAL = ("torch", "transformers", "triton", "mlx", "jax")
 # Besides monotile's own three, those by which systems say where caches go, and users how many threads a process has.
 VARIABLES = {
     "MONOTILE_CACHE_DIR", "MONOTILE_CPU", "MONOTILE_THREADS", "XDG_CACHE_HOME", "LOCALAPPDATA", "OMP_NUM_THREADS",

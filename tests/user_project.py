@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-OPTIONAL = ("torch", "transformers", "flash_attn")  # which need not be installed
+OPTIONAL = ("torch", "transformers", "flash_attn", "jax")  # which need not be installed
 TYPES = """
 from typing import Any, assert_type
 

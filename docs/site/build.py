@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 SITE = Path(__file__).parent
 FOLDERS = ("docs", "benchmarks", "baselines", "examples")
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
-MODULES = ("torch", "transformers", "flash_attn", "flex", "distributed", "metal")
+MODULES = ("torch", "jax", "transformers", "flash_attn", "flex", "distributed", "metal")
 DIRECTORIES = re.compile(r"\]\(((?:\.\./)*(?:baselines|examples))/?\)")  # links to folders, which are pages here
 
 

@@ -21,26 +21,27 @@ def attention(
     """Return softmax(q k^T * scale) v, without a buffer of all scores.
 
     Arrays of NumPy, torch, MLX or JAX, in float32, float16 or bfloat16; the result is of the same kind and dtype.
-    Differentiable where torch tensors require grad. A row that sees no key is 0.
+    Differentiable where torch tensors require grad. A row that sees no key is 0. Leading dimensions (...), usually one
+    for the batch, broadcast to each other.
 
     Args:
-        q: queries (B, Hq, Nq, D).
-        k: keys (B, Hkv, Nk, D); Hkv divides Hq. Or what `quantize` made of them.
-        v: values (B, Hkv, Nk, Dv), likewise.
+        q: queries (..., Hq, Nq, D).
+        k: keys (..., Hkv, Nk, D); Hkv divides Hq. Or what `quantize` made of them.
+        v: values (..., Hkv, Nk, Dv), likewise.
         causal: True or "lower_right": query i sees keys up to i + Nk - Nq; "upper_left": up to i.
         scale: factor of the scores; 1 / sqrt(D) if left out.
-        mask: broadcastable to (B, Hq, Nq, Nk); bool (True: visible) or numbers that are added.
+        mask: broadcastable to (..., Hq, Nq, Nk); bool (True: visible) or numbers that are added.
         window: (left, right), how many keys before and after its own a query sees; None or -1 is no bound.
         softcap: c, for scores c * tanh(score / c).
         sinks: (Hq,), scores of one more key per head that has no value.
         score_mod: a Python function (score, b, h, q_idx, kv_idx) -> score, compiled into the kernel.
         mask_mod: a Python function (b, h, q_idx, kv_idx) -> bool, or what `block_mask` made of one.
-        return_lse: also return the logsumexp of the scores, float32 (B, Hq, Nq).
+        return_lse: also return the logsumexp of the scores, float32 (..., Hq, Nq).
         backend: "cpu", "nvidia", "metal" or "interpreter"; chosen by the arrays if left out.
         threads: of the cpu backend; by default every processor the process may use.
 
     Returns:
-        The output (B, Hq, Nq, Dv), or a tuple of it and the logsumexp.
+        The output (..., Hq, Nq, Dv), or a tuple of it and the logsumexp.
 
     Example:
         >>> q = np.ones((1, 8, 5, 64), np.float32)

@@ -75,8 +75,22 @@ class Quantized:
 
 
 def quantize(x: Array, format: str, *, group: int | None = None, check: bool = False) -> Quantized:
-    """Quantise an array (..., N, D) of NumPy or torch, each row by itself. `group` numbers share a scale, by default a
-    whole row. With `check`, numbers that are not finite are an error. See docs/guide/quantize.md."""
+    """Quantise keys or values, each row by itself; `attention` and `decode_partials` read the result in place.
+
+    Args:
+        x: (..., N, D), of NumPy or torch.
+        format: "int8", "int4", "int4_zero_point", an fp8 or an aura format: docs/guide/quantize.md lists them.
+        group: how many numbers of a row share a scale; by default the whole row.
+        check: make numbers that are not finite an error.
+
+    Returns:
+        A `Quantized` of the shape of x.
+
+    Example:
+        >>> k = np.ones((1, 2, 9, 64), np.float32)
+        >>> monotile.quantize(k, "int8").shape
+        (1, 2, 9, 64)
+    """
     check_format(format)
     view = tensors.read("x", x)
     if view.dtype not in FLOATS:

@@ -353,6 +353,9 @@ class Run:
         inside_tensor, inside_tile = overlap(op, self.spans(op), [self.number(v) for v in ir.starts(op)])
         tile = np.zeros([extent or 1 for extent in op.attrs["extents"]], array.dtype)
         tile[inside_tile] = array[inside_tensor]
+        for axis, side in enumerate(ir.spreads(op)):
+            if side is not None:
+                tile = tile.take([side.at(i) for i in range(side.extent)], axis)
         self.set(op.result, tile.reshape(op.result.shape))
 
     def store(self, op: Op) -> None:

@@ -68,8 +68,8 @@ def codes(codec, stored, b, g, cols, columns):
 def words(codec, stored, b, g, cols, columns):
     """Codes packed into words of 32 bits, from the lowest bit up; where 32 is no multiple, some lie in two words."""
     first = columns * codec.bits
-    word, shift = (first // 32)[None, :], (first % 32)[None, :]
-    found = stored[b, g, cols[:, None], word] >> shift
+    last, shift = first + (codec.bits - 1), (first % 32)[None, :]
+    found = stored[b, g, cols[:, None], (first // 32)[None, :]] >> shift
     if 32 % codec.bits:
-        found = found | (stored[b, g, cols[:, None], word + 1] << (32 - shift))
+        found = found | (stored[b, g, cols[:, None], (last // 32)[None, :]] << (32 - shift))
     return (found & (2**codec.bits - 1)).astype(int32)

@@ -110,7 +110,7 @@ class StreamedDotEmitter(PrefetchEmitter):
         equal pieces of a row of the tile. Return True if there is one piece. All registers are used if arithmetic takes
         longer than memory or pieces would be short; else prefetching the next tile works better with two pieces."""
         assert nest.lane is not None
-        size = BYTES[self.ev.tensors.tiles[load].element]
+        size = self.ev.tensors.tiles[load].bytes_along(nest.lane) // nest.lane.extent
         most = self.target.max_vectors(height)
         if size == 4 and height * LINE < COMPUTE_BOUND * size:
             most = max(1, self.target.accumulators // height)
@@ -201,7 +201,7 @@ class StreamedDotEmitter(PrefetchEmitter):
         # Few positions at once, in a loop of their own, so that LLVM cannot interleave them with others: memory is
         # fastest when it is read in order. With several rows, two positions at least share the loads of the rows:
         # otherwise there is more than one load for each FMA.
-        row_bytes = depth * BYTES[self.ev.tensors.tiles[dot.load].element]
+        row_bytes = self.ev.tensors.tiles[dot.load].bytes_along(lane_operand.contracted)
         shared = len(rows) >= (SHARING_ROWS if dot.packed is None else 2 * SHARING_ROWS)
         most = 2 * UNORDERED_BYTES if shared else UNORDERED_BYTES
         few = next((n for n in (8, 4, 2) if each % n == 0 and n * row_bytes <= most), 2 - each % 2 if shared else 1)

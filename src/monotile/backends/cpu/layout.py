@@ -341,7 +341,8 @@ def _shift_per_iteration(load: Op, counter: Value, step: int) -> tuple[int, ...]
 
 def _bytes_read(load: Op) -> int:
     """Return the bytes of memory that a load's tile is read from."""
-    return prod(extent or 1 for extent in load.attrs["extents"]) * load.attrs["tensor"].dtype.bytes
+    count: int = prod(extent or 1 for extent in load.attrs["extents"])
+    return count * int(load.attrs["tensor"].dtype.bytes)
 
 
 def _block_with(kernel: Kernel, op: Op) -> set[Op]:

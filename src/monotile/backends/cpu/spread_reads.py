@@ -48,9 +48,7 @@ def _shuffled(e: Emitter, pointer: str, element: str, pattern: tuple[int, ...], 
     return e.op(f"shufflevector {kind} {found}, {kind} poison, <{e.lanes} x i32> <{picks}>")
 
 
-def _chosen(
-    e: Emitter, pointer: str, element: str, place: tuple[Spread, Index], last: int, mask: Reg | None
-) -> str:
+def _chosen(e: Emitter, pointer: str, element: str, place: tuple[Spread, Index], last: int, mask: Reg | None) -> str:
     """Broadcast the elements that some place of the vector has, up to the last of the slice; choose one in each lane.
     An element past the last of the slice is not there, and not chosen."""
     spread, index = place

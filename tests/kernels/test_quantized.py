@@ -71,6 +71,22 @@ def test_attention_on_quantised_keys_and_values(backend: str, format: str, group
     check(q, K, V, backend, causal=True)
 
 
+PAIRS = [("int4", "aura3"), ("aura6", "fp8_e4m3"), ("fp8_e5m2", "aura8"), ("int8", "int4_zero_point")]
+
+
+@pytest.mark.parametrize(("keys", "values"), PAIRS)
+def test_whole_blocks_are_streamed_in_bfloat16(keys: str, values: str) -> None:
+    """Blocks of 128 keys and a rest: pair products of codes where the processor has them."""
+    for heads in (1, 4):
+        q, k, v = qkv(1, 150, 80, Dv=64, Hq=heads, Hkv=1, dtype="bfloat16")
+        check(
+            q,
+            monotile.quantize(k, keys),
+            monotile.quantize(v, values, group=16 if values[:4] == "int4" else None),
+            "cpu",
+        )
+
+
 def test_one_of_the_two_may_be_plain_and_formats_may_differ(backend: str) -> None:
     q, k, v = qkv(1, 70, 33, Hq=4, Hkv=1)
     check(q, monotile.quantize(k, "int4"), v, backend)

@@ -48,9 +48,9 @@ def visible_rows(options, at, seen, case, hides):
 
 
 def _sees_some_key(options, at):
-    """Rows that exist and see some key by position, (rows, 1)."""
+    """Rows that see some key by position, (rows, 1). Those past the last one are zero as they are loaded."""
     i, shift = at.i, at.Nk - at.Nq
-    sees = at.inside
+    sees = True
     if options.causal == "lower_right":
         sees = sees & (i + shift >= 0)
     if options.left is not None:
@@ -135,6 +135,7 @@ def backward_keys(
     rule = scores.Rule(options, scale, is_additive(mask))
     hides = mask is not None or options.mask_mod is not None
     sum_dq = workspace if workspace is not None else dq
+    ends = hides or dq is not None  # else a key past the last one meets nothing but its own sums, which are not stored
 
     def block_of_keys(b, g, n):
         cols = n * BK + arange(BK)
@@ -144,7 +145,7 @@ def backward_keys(
             """Add the rows of a query head."""
 
             def at(rows):
-                return place_of(RowBlock(b, h, rows // BR, rows, Nq, h, rows, Nq), cols, Nk, False)
+                return place_of(RowBlock(b, h, rows // BR, rows, Nq, h, rows, Nq), cols, Nk, False, ends)
 
             def step(sums, rows, case):
                 M = mask[b, h, rows, cols] if mask is not None and case != FULL else None

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..dtypes import FP8, bfloat16, to_numpy
+from ..dtypes import FP8, bfloat16, float32, to_numpy
 from .ops import Op, Value, constant, spreads
 from .periods import known_row
 
@@ -104,8 +104,8 @@ def _overlap(a: Bits, b: Bits) -> bool:
 
 
 class Table(NamedTuple):
-    """A tile of bfloat16 that is a function of codes: the load of the codes, the fields that they are (None if each has
-    a byte of its own), and the bits of the number for each code."""
+    """A tile of bfloat16 numbers that is a function of codes: the load of the codes, the fields that they are (None if
+    each has a byte of its own), and the bits of the number for each code."""
 
     load: Op
     fields: Fields | None
@@ -113,16 +113,17 @@ class Table(NamedTuple):
 
 
 def as_table(value: Value) -> Table | None:
-    """Return a tile of bfloat16 as a function of bit fields, or of the bytes of an fp8 tensor."""
-    if value.dtype is not bfloat16:
+    """Return a tile of bfloat16, or of float32 that holds such numbers, as a function of bit fields or of the bytes of
+    an fp8 tensor."""
+    if value.dtype not in (bfloat16, float32):
         return None
     chain: list[Op] = []
     while (op := value.op) is not None:
         if op.kind == "load" and value.dtype in FP8 and "spread" not in op.attrs:
-            return Table(op, None, _evaluated(chain, np.arange(256, dtype=np.uint8).view(to_numpy(value.dtype))))
+            return _table(op, None, chain, np.arange(256, dtype=np.uint8).view(to_numpy(value.dtype)))
         fields = bit_fields(value)
         if fields is not None:
-            return Table(fields.load, fields, _evaluated(chain, np.arange(2**fields.width)))
+            return _table(fields.load, fields, chain, np.arange(2**fields.width))
         moved = op.kind in ("sub", "add") and value.dtype.is_int and constant(op.operands[1]) is not None
         if not moved and op.kind not in ("cast", "lookup"):
             return None
@@ -131,8 +132,8 @@ def as_table(value: Value) -> Table | None:
     return None
 
 
-def _evaluated(chain: list[Op], x: Any) -> tuple[int, ...]:
-    """Apply ops, the last one first, to all codes; return the bits of the bfloat16 numbers."""
+def _table(load: Op, fields: Fields | None, chain: list[Op], x: Any) -> Table | None:
+    """Apply ops, the last one first, to all codes; None if bfloat16 does not have the numbers."""
     for op in reversed(chain):
         if op.kind == "lookup":
             table = np.asarray(op.attrs["table"], to_numpy(op.result.dtype))
@@ -142,4 +143,7 @@ def _evaluated(chain: list[Op], x: Any) -> tuple[int, ...]:
             x = x.astype(to_numpy(op.result.dtype))
         else:
             x = x + (1 if op.kind == "add" else -1) * int(constant(op.operands[1]) or 0)
-    return tuple(x.astype(to_numpy(bfloat16)).view(np.uint16).tolist())
+    numbers = x.astype(to_numpy(bfloat16))
+    if not np.array_equal(numbers.astype(np.float32), x.astype(np.float32), equal_nan=True):
+        return None
+    return Table(load, fields, tuple(numbers.view(np.uint16).tolist()))

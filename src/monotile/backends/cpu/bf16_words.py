@@ -6,6 +6,7 @@ other tile is computed in float32, and two vectors are rounded to one."""
 
 from __future__ import annotations
 
+from ...dtypes import float32
 from ...ir import Op, Value, constant
 from ...ir.fields import Fields, Table, as_table
 from .axes import Axis
@@ -25,9 +26,29 @@ class Bf16Words:
         self.ev, self.e, self._load, self._axis = ev, ev.e, load, axis
         self._test = _zeroed_rows(ev, value, axis)
         self._value = value if self._test is None else self._test.operands[1]
-        table = as_table(self._value) if self._value is not load.result else None
-        along = table is not None and ev.axes.dims(table.load.result)[-1] is axis
-        self._table = table if along else None
+        self._table = self._find_table(self._value)
+        self._factor = self._find_factor() if self._table is None else None
+
+    def _find_table(self, value: Value) -> Table | None:
+        table = as_table(value) if value is not self._load.result else None
+        along = table is not None and self.ev.axes.dims(table.load.result)[-1] is self._axis
+        return table if along else None
+
+    def _find_factor(self) -> tuple[Value, Table] | None:
+        """Return the factor of a product that is a table, as codes are that a scale is multiplied by."""
+        product = self._rounded_value.op
+        for factor in product.operands if product is not None and product.kind == "mul" else ():
+            table = self._find_table(factor)
+            if table is not None:
+                return factor, table
+        return None
+
+    @property
+    def _rounded_value(self) -> Value:
+        """What is rounded to the tile: float32 numbers, or the tile itself."""
+        op = self._value.op
+        cast = op is not None and op.kind == "cast" and op.operands[0].dtype is float32
+        return op.operands[0] if op is not None and cast else self._value
 
     def read(self, at: dict[Axis, Index], vectors: int) -> str:
         """Return `vectors` x lanes words from a position on, inside the tensor."""
@@ -51,18 +72,21 @@ class Bf16Words:
 
     def _rounded(self, at: dict[Axis, Index], vectors: int) -> str:
         """Compute in float32 and round; what a cast would round is rounded here alone."""
-        e, op = self.e, self._value.op
-        assert op is not None
-        source = op.operands[0] if op.kind == "cast" and op.operands[0].dtype.name == "float32" else self._value
-        numbers = []
-        for n in range(vectors):
-            point = Point(at | {self._axis: e.add(at[self._axis], n * e.lanes)}, self._axis)
-            numbers.append(e.splat(self.ev.value(source, point)).text)
+        e = self.e
+        points = [Point(at | {self._axis: e.add(at[self._axis], n * e.lanes)}, self._axis) for n in range(vectors)]
+        if self._factor is not None and vectors * e.lanes == WORDS:
+            factor, table = self._factor
+            words = look_up(e, table, self._read_codes(table, at))
+            for n, point in enumerate(points):
+                part = e.convert("zext", Reg(take(e, words, WORDS, n * e.lanes, e.lanes), "i16", True), "i32")
+                bits = e.binary("shl", part, e.number(16, "i32"))
+                point.memo[factor] = e.convert("bitcast", bits, "float")
+        numbers = [e.splat(self.ev.value(self._rounded_value, point)).text for point in points]
         numbers += ["zeroinitializer"] * (2 - vectors)
         words, half = f"<{2 * e.lanes} x bfloat>", e.vector_type("float")
         text = e.call(words, ROUND_TWO, (half, numbers[1]), (half, numbers[0]))
         text = e.op(f"bitcast {words} {text} to <{2 * e.lanes} x i16>")
-        return text if vectors == 2 else take(e, text, 2 * e.lanes, e.lanes)
+        return text if vectors == 2 else take(e, text, WORDS, 0, e.lanes)
 
     def _read_codes(self, table: Table, at: dict[Axis, Index]) -> str:
         """Return words whose lowest bits are the codes of as many columns."""
@@ -149,9 +173,9 @@ def look_up(e: Emitter, table: Table, codes: str) -> str:
     return e.op(f"or {kind} {parts[0]}, {sign}")
 
 
-def take(e: Emitter, words: str, width: int, count: int) -> str:
-    """Return the first words of a vector."""
-    picks = ", ".join(f"i32 {i}" for i in range(count))
+def take(e: Emitter, words: str, width: int, first: int, count: int) -> str:
+    """Return some words of a vector."""
+    picks = ", ".join(f"i32 {first + i}" for i in range(count))
     return e.op(f"shufflevector <{width} x i16> {words}, <{width} x i16> poison, <{count} x i32> <{picks}>")
 
 

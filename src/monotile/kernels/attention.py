@@ -38,12 +38,13 @@ def attention(
     writes the softmax state of its split. Else it owns all keys and writes the output. `v` left out: values are the
     first Dv columns of the keys. `covered`: the block map tells COVERED blocks from PARTIAL ones. With `q_offsets` the
     one batch holds sequences one after the other, and a group's rows are those of a query head in all of them. With
-    `page_table`, keys and values are in pages of T positions. With a codec they are fields of quantised ones."""
+    `page_table`, keys and values are in pages of T positions. With a codec they are fields of quantised ones, of pages
+    one after the other, alike in all batches."""
     if q_offsets is not None:
         q, o, lse, source, own, s, low, high = programs.ragged(q, k, v, o, lse, q_offsets, k_offsets, BR)
     else:
         k, v = k if k_codec is None else k_codes, v if v_codec is None else v_codes
-        source = key_sources.dense_or_paged(k, v, k_pages, v_pages, page_table, lengths)
+        source = key_sources.dense_or_paged(k, v, k_pages, v_pages, page_table, lengths, T)
         own, s = programs.rows_and_split(q, source, queries, split_o, BR, packed)
         source = key_sources.of_batch(source, own.b)
         low, high = programs.keys_of_split(s, source.count, first_block, blocks_per_split, BK)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import ops, quantized_ops, torch_calls
-from .quantized_ops import is_quantized
+from .quantized import is_quantized
 
 Array = Any
 

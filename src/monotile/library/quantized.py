@@ -97,6 +97,16 @@ def quantize(x: Array, format: str, *, group: int | None = None, check: bool = F
     )  # fmt: skip
 
 
+def quantize_like(x: Array, other: Quantized) -> Quantized:
+    """Quantise in the format and the groups of another array."""
+    found = other.codec
+    return quantize(x, other.format, group=None if other.format in AURA else found.group)
+
+
+def is_quantized(*arrays: Array) -> bool:
+    return any(type(array) is Quantized for array in arrays)
+
+
 def check_format(format: Any) -> None:
     if format not in FORMATS:
         raise BadOption(f"format must be one of {', '.join(FORMATS)}; found {format!r}")

@@ -158,6 +158,11 @@ def test_torch_tensors() -> None:
         found = monotile.attention(q, K, V)
         wanted = monotile.attention(q, K.dequantize(), V.dequantize())
         assert found.dtype == q.dtype and (found.float() - wanted.float()).abs().max() < 0.02
+    x = torch.randn(3, 20, 48)
+    for format in FORMATS:
+        found, wanted = monotile.quantize(x, format), monotile.quantize(x.numpy(), format)
+        assert found.codes.view(torch.uint8).numpy().tobytes() == wanted.codes.tobytes()
+        assert np.array_equal(found.dequantize(), wanted.dequantize())
     with pytest.raises(monotile.MonotileError, match="no gradient"):
         monotile.attention(q.requires_grad_(), K, V)
 

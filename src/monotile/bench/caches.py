@@ -119,12 +119,10 @@ def _shapes() -> Iterator[CacheShape]:
         yield CacheShape("varlen", 4, (8, 8), 512, 64, dtype)
         yield CacheShape("varlen", 8, (8, 2), 1024, 128, dtype)
     yield CacheShape("quantised", "int4", (32, 8), QUICK_KEYS, 128, "bfloat16")
-    yield CacheShape("paged", 64, (32, 8), QUICK_KEYS, 128, "bfloat16")
 
 
 def _row(s: CacheShape) -> Row:
-    quick = s.N == QUICK_KEYS or (s.form, s.dtype) == (4, "float32")
-    return Row(s.name, lambda rng, threads: make(s, rng, threads), quick=quick, tags=s.tags)
+    return Row(s.name, lambda rng, threads: make(s, rng, threads), quick=s.N == QUICK_KEYS, tags=s.tags)
 
 
 ROWS = tuple(map(_row, _shapes()))

@@ -46,6 +46,7 @@ def library_on_gpu() -> None:
             "merge_lse",
             "mask_blocks",
             "attention_varlen",
+            "attention_varlen_backward",
             "attention_paged",
         ):
             setattr(monotile, name, on_gpu(getattr(monotile, name)))

@@ -97,7 +97,7 @@ def test_files_and_functions_are_short(path: Path) -> None:
 def test_functions_have_few_parameters() -> None:
     """Kernels aside, and the public functions whose options are the contract."""
     public = {"attention", "attention_backward", "decode_partials", "run"}  # of monotile, and monotile.metal.run
-    public |= {"attention_varlen", "attention_paged", "paged_append", "decode"}
+    public |= {"attention_varlen", "attention_varlen_backward", "attention_paged", "paged_append", "decode"}
     found = {}
     for path in (ROOT / "src").rglob("*.py"):
         if "kernels" in path.parts:

@@ -8,14 +8,14 @@ from . import runtime as _runtime  # noqa: F401  # isort: skip  # first: it note
 from .errors import MonotileError
 
 if TYPE_CHECKING:
-    from .library.entry import attention, decode_partials
+    from .library.entry import attention, attention_varlen, decode_partials
     from .library.ops import (
         BlockMask,
         Gradients,
         Partials,
         attention_backward,
         attention_paged,
-        attention_varlen,
+        attention_varlen_backward,
         block_mask,
         mask_blocks,
         merge,
@@ -37,6 +37,7 @@ __all__ = [
     "attention_backward",
     "attention_paged",
     "attention_varlen",
+    "attention_varlen_backward",
     "block_mask",
     "decode_partials",
     "mask_blocks",

@@ -90,7 +90,10 @@ CASES: dict[str, tuple[Schedule, dict[str, Any]]] = {
         {"owns": "queries", "causal": "lower_right", "rows": 200, "keys": 70, "unseen": 0.0},
     ),
     "queries, a window": (Schedule(4, 2, consumers=2), {"owns": "queries", "causal": "lower_right", "left": 40}),
-    "queries, more keys at a time": (Schedule(4, 2, consumers=2), {"owns": "queries", "blocks": (64, 128), "keys": 300}),
+    "queries, more keys at a time": (
+        Schedule(4, 2, consumers=2),
+        {"owns": "queries", "blocks": (64, 128), "keys": 300},
+    ),
 }
 
 

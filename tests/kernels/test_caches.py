@@ -19,6 +19,7 @@ Array = np.ndarray[Any, Any]
 Inputs = dict[str, Any]
 ON_ALL = pytest.mark.parametrize("backend", [b for b in usable(*WITH_METAL) if b != "interpreter"])
 RAGGED = next(case for case in registry.CHECKS if case.op == "attention_varlen")
+GRADIENTS = next(case for case in registry.CHECKS if case.op == "attention_varlen_backward")
 PAGED = next(case for case in registry.CHECKS if case.op == "attention_paged")
 
 
@@ -46,6 +47,17 @@ def test_wrong_offsets_do_no_harm(backend: str) -> None:
             run_guarded(monotile.attention_varlen, wrong, return_lse=True, backend=backend)
             with pytest.raises(errors.BadOffsets, match=name):
                 monotile.attention_varlen(**wrong, backend=backend, check=True)
+    inputs = GRADIENTS.inputs()
+    o, lse = monotile.attention_varlen(**registry.forward_inputs(inputs), return_lse=True)
+    for offsets in OFFSETS:
+        wrong = (
+            inputs
+            | {"o": o, "lse": lse}
+            | {name: np.array(offsets, inputs[name].dtype) for name in ("q_offsets", "k_offsets")}
+        )
+        run_guarded(monotile.attention_varlen_backward, wrong, backend=backend)
+        with pytest.raises(errors.BadOffsets, match="q_offsets"):
+            monotile.attention_varlen_backward(**wrong, backend=backend, check=True)
 
 
 @ON_ALL
@@ -121,15 +133,56 @@ def test_values_in_the_columns_of_keys() -> None:
     np.testing.assert_allclose(shared, apart, rtol=1e-6, atol=1e-6)
 
 
-def test_no_gradient_is_lost_in_silence() -> None:
+@ON_ALL
+def test_positions_behind_the_last_sequence(backend: str) -> None:
+    """They belong to no sequence: rows see nothing, gradients are zero, and what is there does not matter."""
+    inputs = GRADIENTS.inputs()
+    rows, keys = inputs["q_offsets"][-1], inputs["k_offsets"][-1]
+    rest = {n: inputs[n] for n in ("q_offsets", "k_offsets", "causal")}
+    arrays = {n: np.concatenate([inputs[n], np.full_like(inputs[n][:3], np.nan)]) for n in ("q", "k", "v", "do")}
+    arrays["do"][rows:] = 0
+    do = arrays.pop("do")
+    o, lse = monotile.attention_varlen(**arrays, **rest, return_lse=True, backend=backend)
+    found = monotile.attention_varlen_backward(do, **arrays, o=o, lse=lse, **rest, backend=backend)
+    assert not o[rows:].any() and (lse[:, rows:] == -np.inf).all()
+    assert not (found.dq[rows:].any() or found.dk[keys:].any() or found.dv[keys:].any())
+    assert all(np.isfinite(x).all() for x in (o, *found[:3]))
+
+
+def test_gradients_in_torch() -> None:
+    """Those of each sequence alone; also in the transforms and traces that an operator must stand."""
     torch = pytest.importorskip("torch")
-    q = torch.randn(6, 2, 16, requires_grad=True)
-    ends = torch.tensor([0, 2, 6], dtype=torch.int32)
-    with pytest.raises(errors.NoGradient, match="attention_varlen"):
-        monotile.attention_varlen(q, q, q, ends, ends)
-    with torch.no_grad():
-        found = monotile.attention_varlen(q, q, q, ends, ends, check=True)
-    torch.testing.assert_close(found[:2, 0], torch.softmax(q[:2, 0] @ q[:2, 0].T / 4, 1) @ q[:2, 0])
+    torch.manual_seed(0)
+    ends = torch.tensor([0, 5, 5, 20, 23], dtype=torch.int32), torch.tensor([0, 9, 11, 31, 31])
+    shapes = (23, 4, 16), (31, 2, 16), (31, 2, 8), (4,)
+    leaves = [torch.randn(shape, requires_grad=True) for shape in shapes]
+
+    def together(q: Any, k: Any, v: Any, sinks: Any) -> Any:
+        return monotile.attention_varlen(q, k, v, *ends, causal=True, sinks=sinks, return_lse=True)
+
+    def alone(q: Any, k: Any, v: Any, sinks: Any) -> Any:
+        found = []
+        for a, b, c, d in zip(ends[0], ends[0][1:], ends[1], ends[1][1:], strict=False):
+            S = torch.einsum("ihd,jhd->hij", q[a:b], k[c:d].repeat_interleave(2, 1)) / 4
+            S = S.masked_fill(~torch.ones(S.shape[1:], dtype=torch.bool).tril(d - c - b + a), -torch.inf)
+            lse = torch.cat((S, sinks[:, None, None].expand(4, b - a, 1)), 2).logsumexp(2)
+            o = torch.einsum("hij,jhd->ihd", torch.exp(S - lse[..., None]), v[c:d].repeat_interleave(2, 1))
+            found.append((o, lse))
+        return torch.cat([o for o, _ in found]), torch.cat([lse for _, lse in found], 1)
+
+    def loss(call: Any) -> Any:
+        return lambda *given: sum((x * torch.cos(torch.arange(x.numel())).view(x.shape)).sum() for x in call(*given))
+
+    wanted = torch.autograd.grad(loss(alone)(*leaves), leaves)
+    for found in (
+        torch.autograd.grad(loss(together)(*leaves), leaves),
+        torch.func.grad(loss(together), argnums=(0, 1, 2, 3))(*[t.detach() for t in leaves]),
+    ):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=2e-6)
+    given = *leaves[:3], *ends, leaves[3], "True", None, None, None, None, 0, None, None
+    torch.library.opcheck(torch.ops.monotile.attention_varlen, given, test_utils=("test_schema", "test_faketensor"))
+    with pytest.raises(errors.ArgumentKind, match="vmap"):
+        torch.vmap(lambda q: monotile.attention_varlen(q, *leaves[1:3], *ends))(torch.stack([leaves[0]] * 2))
 
 
 # ---- mistakes --------------------------------------------------------------------------------------------------------
@@ -153,6 +206,22 @@ def test_mistakes_of_attention_varlen(given: Inputs, error: type[Exception], sai
     call = {"q": Q, "k": Q, "v": Q, "q_offsets": ENDS, "k_offsets": ENDS}
     with pytest.raises(error, match=said):
         monotile.attention_varlen(**call | given)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        ({"do": Q[:5]}, errors.ArgumentShape, "the output"),
+        ({"o": Q.astype(np.float16)}, errors.MixedDTypes, "element type"),
+        ({"lse": np.zeros((6, 2), np.float32)}, errors.ArgumentShape, r"\(2, 6\)"),
+        ({"dlse": np.zeros((2, 6), np.float16)}, errors.MixedDTypes, "float32"),
+        ({"k_offsets": ENDS[:2]}, errors.ArgumentShape, "B [+] 1"),
+    ],
+)
+def test_mistakes_of_attention_varlen_backward(given: Inputs, error: type[Exception], said: str) -> None:
+    call = {n: Q for n in ("do", "q", "k", "v", "o")} | {"q_offsets": ENDS, "k_offsets": ENDS}
+    with pytest.raises(error, match=said):
+        monotile.attention_varlen_backward(**call | {"lse": np.zeros((2, 6), np.float32)} | given)
 
 
 TABLE, PAGES = np.zeros((1, 3), np.int32), np.zeros((2, 4, 2, 8), np.float32)

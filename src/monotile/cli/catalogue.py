@@ -48,8 +48,10 @@ class Defaults:
 STATE = {"o": float32, "m": float32, "l": float32}
 SPLIT_STATE = {f"split_{name}": dtype for name, dtype in STATE.items()}
 QUANTIZED = tuple(f"{name}_{field}" for name in "kv" for field in ("codes", "scales", "zeros"))
-PLACES = dict.fromkeys(("q_offsets", "k_offsets", "page_table", "lengths"), int32)  # of ragged and paged keys
-SCORES = {"mask": bool_, "block_map": uint8, "lse": float32, "delta": float32}
+OFFSETS = dict.fromkeys(("q_offsets", "k_offsets"), int32)  # of ragged sequences
+PLACES = {**OFFSETS, "page_table": int32, "lengths": int32}  # of ragged and paged keys
+SCORES = {"mask": bool_, "block_map": uint8, "lse": float32, "delta": float32, **OFFSETS}
+LEFT_OUT = ("mask", "block_map", *OFFSETS)
 BACKWARD = (backward.backward_queries, backward.backward_keys, option_gradients.mask_gradient)
 LIBRARY: dict[Kernel, Defaults] = {
     attention.attention: Defaults(
@@ -57,8 +59,8 @@ LIBRARY: dict[Kernel, Defaults] = {
         ("mask", "block_map", "sinks", *SPLIT_STATE, *PLACES, "k_pages", "v_pages", *QUANTIZED),
     ),
     backward.row_deltas: Defaults({"dlse": float32, "delta": float32}, ("dlse",)),
-    backward.backward_queries: Defaults(SCORES, ("mask", "block_map")),
-    backward.backward_keys: Defaults({**SCORES, "workspace": float32}, ("mask", "block_map", "dq", "workspace")),
+    backward.backward_queries: Defaults(SCORES, LEFT_OUT),
+    backward.backward_keys: Defaults({**SCORES, "workspace": float32}, (*LEFT_OUT, "dq", "workspace")),
     option_gradients.mask_gradient: Defaults({n: float32 for n in ("mask", "lse", "delta", "dmask")}),
     option_gradients.sink_gradient: Defaults({"sinks": float32, "lse": float32, "delta": float32, "dsinks": float32}),
     merge.merge: Defaults({"sinks": float32, "lse": float32, **STATE}, ("sinks",)),

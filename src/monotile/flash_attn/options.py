@@ -44,12 +44,10 @@ def visible_options(wanted: Wanted) -> dict[str, Any]:
     return {"causal": bool(wanted.causal), "window": window}
 
 
-def score_options(
-    wanted: Wanted, heads: int, diagonal: Tensor | None, sequence: Tensor | None = None
-) -> dict[str, Any]:
+def score_options(wanted: Wanted, heads: int, diagonal: Tensor | None) -> dict[str, Any]:
     """The options for scores: scale and softcap, or with alibi a score_mod in its place, since FlashAttention caps a
     score before alibi's bias is added. `diagonal` (batch or 1, queries) is the key that each query stands at, which
-    only alibi needs, and `sequence` (queries,) the sequence that each query belongs to, where they are packed."""
+    only alibi needs."""
     options: dict[str, Any] = {"scale": wanted.softmax_scale}
     if wanted.alibi_slopes is None:
         return {**options, "softcap": wanted.softcap}
@@ -58,21 +56,16 @@ def score_options(
     if slopes.dim() not in (1, 2) or slopes.shape[-1] != heads or slopes.dtype != torch.float32:
         found = f"{tuple(slopes.shape)} {slopes.dtype}"
         raise ArgumentShape(f"alibi_slopes is float32, ({heads},) or (batch, {heads}); found {found}")
-    if slopes.dim() == 1:
-        slopes = slopes[None, None]
-    elif sequence is None:
-        slopes = slopes[:, None]
-    else:
-        slopes = slopes[sequence][None]
+    slopes = slopes[None] if slopes.dim() == 1 else slopes
     return {**options, "score_mod": _alibi(slopes, diagonal.int(), float(wanted.softcap))}
 
 
 def _alibi(slopes: Tensor, diagonal: Tensor, cap: float) -> Callable[..., Any]:
-    """A score_mod with slopes (batch or 1, queries or 1, heads)."""
-    by_batch, by_query, own_diagonal = slopes.shape[0] > 1, slopes.shape[1] > 1, diagonal.shape[0] > 1
+    """A score_mod with slopes (batch or 1, heads)."""
+    by_batch, own_diagonal = slopes.shape[0] > 1, diagonal.shape[0] > 1
 
     def alibi(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
-        slope = slopes[b if by_batch else 0, i if by_query else 0, h]
+        slope = slopes[b if by_batch else 0, h]
         at = diagonal[b if own_diagonal else 0, i]
         if cap:
             score = cap * torch.tanh(score / cap)

@@ -9,15 +9,12 @@ from torch import Tensor
 
 from ..errors import ArgumentShape
 from ..library import torch_calls
-from ..library.entry import attention
-from ..library.ops import attention_varlen
+from ..library.entry import attention_varlen
 from .cache import attend_pages
 from .dense import check_packed, check_rank
 from .options import (
     Wanted,
     Window,
-    interval_mod,
-    intervals,
     refuse_dropout,
     score_options,
     visible_options,
@@ -46,10 +43,8 @@ def flash_attn_varlen_func(
 
 
 class PackedRanges(NamedTuple):
-    """Where each row of packed queries belongs."""
+    """Where packed sequences begin and end."""
 
-    sequence: Tensor  # (queries,)
-    local: Tensor  # (queries,), its place in the sequence
     ends_q: Tensor  # (sequences + 1,)
     ends_k: Tensor  # (sequences + 1,)
 
@@ -79,16 +74,12 @@ class PackedRanges(NamedTuple):
         ends_q, ends_k = ends_q.long(), ends_k.long()
         if q.device.type == "cpu" and int(ends_q[-1]) != q.shape[0]:
             raise ArgumentShape(f"cu_seqlens_q ends at {int(ends_q[-1])}, but q has {q.shape[0]} rows")
-        places = torch.arange(q.shape[0], device=q.device)
-        sequence = torch.searchsorted(ends_q[1:].contiguous(), places, right=True)
-        return cls(sequence, places - ends_q[sequence], ends_q, ends_k)
+        return cls(ends_q, ends_k)
 
 
 def _packed(q: Tensor, k: Tensor, v: Tensor, rows: PackedRanges, wanted: Wanted) -> tuple[Tensor, Tensor]:
     check_rank("k", k, 3)
     check_rank("v", v, 3)
-    if torch_calls.needs_operator(q, k, v):
-        return _differentiable(q, k, v, rows, wanted)
     diagonal = None
     if wanted.alibi_slopes is not None:
         diagonal = (rows.keys - rows.queries)[:, None] + torch.arange(rows.longest, device=q.device)
@@ -99,27 +90,14 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, rows: PackedRanges, wanted: Wanted)
     return found
 
 
-def _differentiable(q: Tensor, k: Tensor, v: Tensor, rows: PackedRanges, wanted: Wanted) -> tuple[Tensor, Tensor]:
-    """The same by `attention`, which has gradients: each query sees an interval of all keys, and a block map tells
-    which blocks of them are skipped."""
-    at = rows.sequence
-    starts = rows.ends_k[:-1]
-    start, stop = starts[at], rows.ends_k[1:][at]
-    diagonal = start + rows.local + (rows.keys - rows.queries)[at]
-    first, last = intervals(diagonal[None], start[None], stop[None], wanted)
-    o, lse = attention(
-        *[t.transpose(0, 1)[None] for t in (q, k, v)], mask_mod=interval_mod(first, last), return_lse=True,
-        **score_options(wanted, q.shape[1], diagonal[None], at),
-    )  # fmt: skip
-    return o[0].transpose(0, 1), lse[0]
-
-
 def _in_pages(
     q: Tensor, k: Tensor, v: Tensor, rows: PackedRanges, wanted: Wanted, block_table: Tensor
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Sequences side by side, each at the end of as many rows as the longest has, against keys in pages."""
     torch_calls.refuse_gradients("flash_attn_varlen_func with a block_table", q, k, v)
-    at = rows.sequence, rows.local + rows.longest - rows.queries[rows.sequence]
+    places = torch.arange(q.shape[0], device=q.device)
+    sequence = torch.searchsorted(rows.ends_q[1:].contiguous(), places, right=True)
+    at = sequence, places - rows.ends_q[sequence] + rows.longest - rows.queries[sequence]
     wide = q.new_zeros((len(rows.queries), rows.longest, *q.shape[1:]))
     wide[at] = q
     o, lse = attend_pages(wide, (k, v), block_table, rows.keys, wanted)

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from monotile.language import Const, Tensor, arange, blocks, cdiv, dot, float32, kernel, program_id, where, zeros
 
-from . import scores, softmax
-from .row_groups import RowBlock, row_block
+from . import key_sources, programs, scores, softmax
+from .row_groups import RowBlock
 from .visibility import (
     FULL,
     by_block_case,
@@ -21,6 +21,15 @@ from .visibility import (
     visible,
     visible_keys,
 )
+
+
+class RowSources(NamedTuple):
+    """The tensors that gradients read rows of."""
+
+    do: Any
+    q: Any
+    lse: Any
+    delta: Any
 
 
 class RowTerms(NamedTuple):
@@ -39,22 +48,24 @@ class KeySums(NamedTuple):
     dV: Any  # (keys, Dv)
 
 
-def visible_rows(options, at, seen, case, hides):
+def visible_rows(options, at, seen, case, hides, all_sighted):
     """Rows that see some key of the tile, (rows, 1); where nothing but position `hides` keys, those that see some key
-    of their head. `seen` leaves out rows past the last one."""
+    of their head, or all where it is known that they do (`all_sighted`). `seen` leaves out rows past the last one."""
+    if all_sighted:
+        return True
     if case != FULL or (hides and has_positions(options)):
         return seen.max(axis=1)[:, None]
-    return _sees_some_key(options, at)
+    return sees_some_key(options, at.i, at.Nq, at.Nk)
 
 
-def _sees_some_key(options, at):
-    """Rows that see some key by position, (rows, 1). Those past the last one are zero as they are loaded."""
-    i, shift = at.i, at.Nk - at.Nq
+def sees_some_key(options: Any, i: Any, Nq: Any, Nk: Any) -> Any:
+    """True for rows that see some key by position. Those past the last one are zero as they are loaded."""
+    shift = Nk - Nq
     sees = True
     if options.causal == "lower_right":
         sees = sees & (i + shift >= 0)
     if options.left is not None:
-        sees = sees & (i + (shift - options.left) < at.Nk)
+        sees = sees & (i + (shift - options.left) < Nk)
         if options.causal == "upper_left":
             sees = sees & (shift <= options.left)
     if options.right is not None:
@@ -74,8 +85,52 @@ def row_deltas(
     delta[b, h, rows] = total if dlse is None else total - dlse[b, h, rows]
 
 
-def terms_of_rows(do, q, lse, delta, b, h, rows):
-    return RowTerms(q[b, h, rows], do[b, h, rows], lse[b, h, rows], delta[b, h, rows])
+def terms_of_rows(of, b, h, rows):
+    return RowTerms(of.q[b, h, rows], of.do[b, h, rows], of.lse[b, h, rows], of.delta[b, h, rows])
+
+
+def rows_between(of, start, end):
+    """The rows of one sequence."""
+    span = of.q[:, :, start:end]
+    return RowSources(of.do[:, :, start:end], span, of.lse[:, :, start:end], of.delta[:, :, start:end])
+
+
+def keys_between(x, start, end):
+    """The keys of one sequence; None of a tensor that is left out."""
+    return x[:, :, start:end] if x is not None else None
+
+
+class KeyPart(NamedTuple):
+    """What a program of `backward_keys` owns, and the tensors of its sequence."""
+
+    b: Any  # of the tensors
+    sequence: Any
+    head: Any  # KV head
+    index: Any  # of its block of keys; 0 where it owns all
+    rows_end: Any  # of the rows that it sums over
+    rows: Any  # RowSources
+    k: Any
+    v: Any
+    dk: Any
+    dv: Any
+    dq: Any
+    sum_dq: Any
+
+
+def part_of_program(rows, k, v, dk, dv, dq, sum_dq, q_offsets, k_offsets, BK):
+    """Keys of a batch, or of a sequence between others. The first come first: under causality most rows see them."""
+    if k_offsets is None:
+        b, g, n = program_id(k.shape[0], k.shape[1], cdiv(k.shape[2], BK) if dq is None else 1)
+        return KeyPart(b, b, g, n, rows.q.shape[2], rows, k, v, dk, dv, dq, sum_dq)
+    block = programs.ragged_block(k, k_offsets, BK, whole=dq is not None)
+    start, end = key_sources.sequence_ends(q_offsets, block.sequence, rows.q)
+    rows = rows_between(rows, start, end)
+    if dq is not None:
+        dq, sum_dq = dq[:, :, start:end], sum_dq[:, :, start:end]
+    start, end = block.start, block.end
+    k, v, dk, dv = (keys_between(x, start, end) for x in (k, v, dk, dv))
+    rows_end = where(block.used, rows.q.shape[2], 0)
+    return KeyPart(0, block.sequence, block.head, block.index, rows_end, rows, k, v, dk, dv, dq, sum_dq)
 
 
 def score_gradients(rule, terms, K, V, at, mask, seen):
@@ -91,15 +146,23 @@ def score_gradients(rule, terms, K, V, at, mask, seen):
 def backward_queries(
     do: Tensor["B H Nq Dv"], q: Tensor["B H Nq D"], k: Tensor["B Hkv Nk D"], v: Tensor["B Hkv Nk Dv"],
     mask: Tensor["B H Nq Nk"], block_map: Tensor["B H MR MK"], lse: Tensor["B H Nq"], delta: Tensor["B H Nq"],
-    dq: Tensor["B H Nq D"], scale: float,
+    q_offsets: Tensor["E"], k_offsets: Tensor["E"], dq: Tensor["B H Nq D"], scale: float,
     *, options: Const, D: Const, Dv: Const, BR: Const, BK: Const, covered: Const = False,
 ):  # fmt: skip
-    """Each program owns BR rows of a query head and sums over its keys."""
-    Nq, Nk = q.shape[2], k.shape[2]
-    b, h, n = program_id(q.shape[0], q.shape[1], cdiv(Nq, BR))
-    own = row_block(b, h, cdiv(Nq, BR) - 1 - n, Nq, Nq, BR, False)  # the last rows first: they may see the most keys
-    g = h // (q.shape[1] // k.shape[1])
-    terms = terms_of_rows(do, q, lse, delta, b, h, own.rows)
+    """Each program owns BR rows of a query head and sums over its keys. With `q_offsets` the one batch holds sequences
+    one after the other, and the rows are those of one of them."""
+    of_rows = RowSources(do, q, lse, delta)
+    if q_offsets is not None:
+        own, start, end, sees = programs.ragged_rows(q, q_offsets, BR)
+        of_rows, dq = rows_between(of_rows, start, end), dq[:, :, start:end]
+        source = key_sources.ragged(k, v, k_offsets, own.b)
+        b, k, v, Nk = source.b, source.k, source.v, source.count
+        high = where(sees, Nk, 0)
+    else:
+        own, Nk = programs.dense_rows(q, BR), k.shape[2]
+        b, high = own.b, Nk
+    h, g = own.group, own.group // (q.shape[1] // k.shape[1])
+    terms = terms_of_rows(of_rows, b, h, own.rows)
     rule = scores.Rule(options, scale, is_additive(mask))
     hides = mask is not None or options.mask_mod is not None
 
@@ -115,7 +178,7 @@ def backward_queries(
         return dQ + dot(dX.astype(K.dtype), K)
 
     dQ = zeros((BR, D))
-    for j in blocks(Nk, BK, lambda cols: by_position(options, at(cols))):
+    for j in blocks(high, BK, lambda cols: by_position(options, at(cols))):
         case = block_map[b, h, own.index, j // BK] if block_map is not None else None
         dQ = by_block_case(step, dQ, j + arange(BK), case, hides, covered)
     dq[b, h, own.rows] = dQ * scale
@@ -125,19 +188,25 @@ def backward_queries(
 def backward_keys(
     do: Tensor["B H Nq Dv"], q: Tensor["B H Nq D"], k: Tensor["B Hkv Nk D"], v: Tensor["B Hkv Nk Dv"],
     mask: Tensor["B H Nq Nk"], block_map: Tensor["B H MR MK"], lse: Tensor["B H Nq"], delta: Tensor["B H Nq"],
+    q_offsets: Tensor["E"], k_offsets: Tensor["E"],
     dk: Tensor["B Hkv Nk D"], dv: Tensor["B Hkv Nk Dv"], dq: Tensor["B H Nq D"], workspace: Tensor["B H Nq D"],
-    scale: float, *, options: Const, D: Const, Dv: Const, BR: Const, BK: Const, covered: Const = False,
+    scale: float,
+    *, options: Const, D: Const, Dv: Const, BR: Const, BK: Const, covered: Const = False, all_sighted: Const = False,
 ):  # fmt: skip
-    """Each program owns BK keys of a KV head and sums over the rows of the query heads that read them. With `dq` it
-    owns all keys of the KV head and adds up dq too, block after block, in float32: in `workspace`, or in dq itself
-    where that is left out."""
-    Nq, Nk, group = q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
+    """Each program owns BK keys of a KV head and sums over the rows of the query heads that read them: dk, dv or both.
+    With `dq` it owns all keys of the KV head and adds up dq too, block after block, in float32: in `workspace`, or in
+    dq itself where that is left out. With `k_offsets` the one batch holds sequences one after the other.
+    `all_sighted`: every row sees some key."""
+    sum_dq, rows = workspace if workspace is not None else dq, RowSources(do, q, lse, delta)
+    part = part_of_program(rows, k, v, dk, dv, dq, sum_dq, q_offsets, k_offsets, BK)
+    b, sequence, g, n, rows_end, of_rows, k, v, dk, dv, dq, sum_dq = part
+    Nq, Nk, group = of_rows.q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
     rule = scores.Rule(options, scale, is_additive(mask))
     hides = mask is not None or options.mask_mod is not None
-    sum_dq = workspace if workspace is not None else dq
     ends = hides or dq is not None  # else a key past the last one meets nothing but its own sums, which are not stored
 
-    def block_of_keys(b, g, n):
+    def add_keys(n):
+        """Compute the gradients of block n of the keys, and add to dq."""
         cols = n * BK + arange(BK)
         K, V = k[b, g, cols], v[b, g, cols]
 
@@ -145,44 +214,52 @@ def backward_keys(
             """Add the rows of a query head."""
 
             def at(rows):
-                return place_of(RowBlock(b, h, rows // BR, rows, Nq, h, rows, Nq), cols, Nk, False, ends)
+                return place_of(RowBlock(sequence, h, rows // BR, rows, Nq, h, rows, Nq), cols, Nk, False, ends)
 
             def step(sums, rows, case):
                 M = mask[b, h, rows, cols] if mask is not None and case != FULL else None
                 seen = visible(options, at(rows), M, case) & at(rows).inside
-                sighted = visible_rows(options, at(rows), seen, case, hides)
-                Q, dO, L, delta_ = terms_of_rows(do, q, lse, delta, b, h, rows)
-                terms = RowTerms(where(sighted, Q, 0.0), where(sighted, dO, 0.0), L, delta_)
+                sighted = visible_rows(options, at(rows), seen, case, hides, all_sighted)
+                terms = terms_of_rows(of_rows, b, h, rows)
+                terms = terms._replace(Q=where(sighted, terms.Q, 0.0), dO=where(sighted, terms.dO, 0.0))
                 P, _, dX = score_gradients(rule, terms, K, V, at(rows), M, seen)
-                dV = sums.dV + dot(P.astype(V.dtype).T, terms.dO)
-                sums = KeySums(sums.dK + dot(dX.astype(K.dtype).T, terms.Q), dV)
+                dK, dV = sums
+                if dv is not None:
+                    dV = dV + dot(P.astype(V.dtype).T, terms.dO)
+                if dk is not None:
+                    dK = dK + dot(dX.astype(K.dtype).T, terms.Q)
+                sums = KeySums(dK, dV)
                 if dq is not None:
                     keys = visible_keys(options, at(rows), M, seen, case, hides)
                     sum_dq[b, h, rows] += dot(dX.astype(K.dtype), where(keys[:, None], K, 0.0))
                 return sums
 
-            for i in blocks(Nq, BR, lambda rows: by_position(options, at(rows)) & at(rows).inside):
+            for i in blocks(rows_end, BR, lambda rows: by_position(options, at(rows)) & at(rows).inside):
                 case = block_map[b, h, i // BR, n] if block_map is not None else None
                 sums = by_block_case(step, sums, i + arange(BR), case, hides, covered)
             return sums
 
-        sums = KeySums(zeros((BK, D)), zeros((BK, Dv)))
+        sums = KeySums(zeros((BK, D)) if dk is not None else 0.0, zeros((BK, Dv)) if dv is not None else 0.0)
         for h in range(g * group, g * group + group):
             sums = add_head(sums, h)
-        dk[b, g, cols] = sums.dK * scale
-        dv[b, g, cols] = sums.dV
+        if dk is not None:
+            dk[b, g, cols] = sums.dK * scale
+        if dv is not None:
+            dv[b, g, cols] = sums.dV
 
     if dq is None:
-        b, g, n = program_id(k.shape[0], k.shape[1], cdiv(Nk, BK))  # the first keys first: the most rows may see them
-        block_of_keys(b, g, n)
+        add_keys(n)
     else:
-        b, g = program_id(k.shape[0], k.shape[1])
-        for h in range(g * group, g * group + group):
-            for i in range(0, Nq, BR):
-                sum_dq[b, h, i + arange(BR)] = zeros((BR, D))
+        clear_rows(sum_dq, b, g * group, group, BR, D)
         for n in range(cdiv(Nk, BK)):
-            block_of_keys(b, g, n)
+            add_keys(n)
         scale_rows(dq, sum_dq, b, g * group, group, scale, BR)
+
+
+def clear_rows(sums, b, first, heads, BR, D):
+    for h in range(first, first + heads):
+        for i in range(0, sums.shape[2], BR):
+            sums[b, h, i + arange(BR)] = zeros((BR, D))
 
 
 def scale_rows(x, sums, b, first, heads, scale, BR):

@@ -3,7 +3,7 @@
 from monotile.language import Const, Tensor, arange, blocks, cdiv, float32, kernel, minimum, program_id, where, zeros
 
 from . import scores, softmax
-from .backward import score_gradients, terms_of_rows
+from .backward import RowSources, score_gradients, terms_of_rows
 from .row_groups import RowBlock
 from .visibility import PARTIAL, by_position, place_of, visible
 
@@ -41,7 +41,7 @@ def mask_gradient(
     def add_rows(total, b, h, i):
         """Add the scores of some rows."""
         rows = i + arange(BR)
-        terms = terms_of_rows(do, q, lse, delta, b, h, rows)
+        terms = terms_of_rows(RowSources(do, q, lse, delta), b, h, rows)
 
         def at(cols):
             return place_of(RowBlock(b, h, i // BR, rows, Nq, h, rows, Nq), cols, Nk, False)

@@ -35,6 +35,12 @@ def keys_of_split(s, Nk, first_block, blocks_per_split, BK):
     return first * BK, minimum((first + blocks_per_split) * BK, Nk)
 
 
+def dense_rows(q, BR):
+    """This program's rows of a query head; the last come first."""
+    b, h, n = program_id(q.shape[0], q.shape[1], cdiv(q.shape[2], BR))
+    return row_block(b, h, cdiv(q.shape[2], BR) - 1 - n, q.shape[2], q.shape[2], BR, False)
+
+
 class Ragged(NamedTuple):
     """The part of a program in a batch of sequences that lie one after the other: views of its sequence, and rows."""
 
@@ -49,27 +55,59 @@ class Ragged(NamedTuple):
 
 
 def ragged(q, k, v, o, lse, q_offsets, k_offsets, BR):
-    """A block of rows of the sequence that owns it. Sequence s owns blocks from q_offsets[s] // BR + s on: as many as
-    its rows need or one more, so that the number of all blocks follows from the number of rows."""
-    sequences = q_offsets.shape[0] - 1
-    h, slot = program_id(q.shape[1], q.shape[2] // BR + sequences)
-    s = sequence_of(slot, q_offsets, sequences, BR)
-    start, end = q_offsets[s], q_offsets[s + 1]
-    queries, outputs = q[:, :, start:end], o[:, :, start:end]
+    """A block of rows of the sequence that owns it, with all keys."""
+    own, start, end, sees = ragged_rows(q, q_offsets, BR)
     sums = lse[:, :, start:end] if lse is not None else None
-    source = key_sources.ragged(k, v, k_offsets, s)
-    Nq = queries.shape[2]
-    count, n = cdiv(Nq, BR), slot - (start.astype(int32) // BR + s)
-    index = where((n >= 0) & (n < count), maximum(count - 1 - n, 0), count)  # the last rows first; past them for none
-    own = row_block(s, h, index, Nq, Nq, BR, False)
-    return Ragged(queries, outputs, sums, source, own, None, 0, where(index < count, source.count, 0))
+    source = key_sources.ragged(k, v, k_offsets, own.b)
+    high = where(sees, source.count, 0)
+    return Ragged(q[:, :, start:end], o[:, :, start:end], sums, source, own, None, 0, high)
 
 
-def sequence_of(slot, offsets, sequences, BR):
+def ragged_rows(q, offsets, BR):
+    """This program's rows, the last of a sequence first, the positions between which the sequence lies, and whether
+    the rows see anything. Rows of a block that its sequence does not have lie past the sequence."""
+    block = ragged_block(q, offsets, BR)
+    index = where(block.index < block.count, block.count - 1 - block.index, block.count)
+    Nq = q[:, :, block.start : block.end].shape[2]
+    own = row_block(block.sequence, block.head, index, Nq, Nq, BR, False)
+    return own, block.start, block.end, block.used
+
+
+class RaggedBlock(NamedTuple):
+    """A program's block of positions of a sequence."""
+
+    head: Any
+    sequence: Any
+    index: Any  # of the block in its sequence; `count` for a block that the sequence does not have
+    count: Any  # blocks of the sequence
+    start: Any  # of the sequence, in the whole batch
+    end: Any
+    used: Any  # False for a block that the sequence does not have, and for those behind the last sequence
+
+
+def ragged_block(x, offsets, size, whole=False):
+    """The block of `size` positions of x (1, heads, positions, ...) that a program owns; or the first block of a
+    sequence, of which it owns the `whole`. Sequence s owns blocks from offsets[s] // size + s on: as many as its
+    positions need or one more, so that the number of all blocks follows from the number of positions. Positions behind
+    the last sequence count as one more sequence, of which nothing is seen."""
+    if whole:
+        s, h = program_id(offsets.shape[0], x.shape[1])
+        slot = offsets[s].astype(int32) // size + s
+    else:
+        h, slot = program_id(x.shape[1], x.shape[2] // size + offsets.shape[0])
+        s = sequence_of(slot, offsets, size)
+    start, end = key_sources.sequence_ends(offsets, s, x)
+    index, count = slot - (start.astype(int32) // size + s), cdiv(x[:, :, start:end].shape[2], size)
+    there = (index >= 0) & (index < count)
+    used = there & (s < offsets.shape[0] - 1)
+    return RaggedBlock(h, s, where(there, index, count), count, start, end, used)
+
+
+def sequence_of(slot, offsets, size):
     """The last sequence whose blocks begin at `slot` or before it."""
     begun = 0
-    for j in range(0, sequences, OFFSETS_AT_ONCE):
+    for j in range(0, offsets.shape[0], OFFSETS_AT_ONCE):
         places = j + arange(OFFSETS_AT_ONCE)
-        first = offsets[places].astype(int32) // BR + places
-        begun = begun + where((places < sequences) & (first <= slot), 1, 0).sum()
+        first = offsets[places].astype(int32) // size + places
+        begun = begun + where((places < offsets.shape[0]) & (first <= slot), 1, 0).sum()
     return maximum(begun - 1, 0)

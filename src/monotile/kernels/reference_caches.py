@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .reference import attention
+from .reference import attention, attention_backward
 
 Array = np.ndarray[Any, Any]
 
@@ -23,6 +23,26 @@ def attention_varlen(
         found, sums = attention(*part, **_in_sequence(s, options))
         out[rows], lse[:, rows] = found[0].swapaxes(0, 1), sums[0]
     return out, lse
+
+
+def attention_varlen_backward(
+    do: Array, q: Array, k: Array, v: Array, o: Array, lse: Array, q_offsets: Array, k_offsets: Array, *,
+    dlse: Array | None = None, compute: type = np.float64, **options: Any,
+) -> dict[str, Array]:  # fmt: skip
+    """The gradients by name, from the output (Tq, Hq, Dv) and its logsumexp (Hq, Tq)."""
+    found = {name: np.zeros(x.shape, compute) for name, x in (("dq", q), ("dk", k), ("dv", v))}
+    if options.get("sinks") is not None:
+        found["dsinks"] = np.zeros(q.shape[1], compute)
+    for s in range(len(q_offsets) - 1):
+        rows, keys = slice(*q_offsets[s : s + 2]), slice(*k_offsets[s : s + 2])
+        part = (a[n].swapaxes(0, 1)[None] for a, n in ((do, rows), (q, rows), (k, keys), (v, keys), (o, rows)))
+        sums = {"lse": lse[None, :, rows], "dlse": None if dlse is None else dlse[None, :, rows]}
+        alone = attention_backward(*part, **sums, **_in_sequence(s, options), compute=compute)
+        for name, where in (("dq", rows), ("dk", keys), ("dv", keys)):
+            found[name][where] = alone[name][0].swapaxes(0, 1)
+        if "dsinks" in alone:
+            found["dsinks"] += alone["dsinks"]
+    return found
 
 
 def attention_paged(

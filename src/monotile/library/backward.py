@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..backends.choices import BackwardBlocks, Choice
-from ..dtypes import bool_, float32
+from ..backends.choices import BackwardBlocks, BackwardChoice, Choice
+from ..dtypes import DType, bool_, float32
 from ..errors import ArgumentRank, ArgumentShape, BadOption, MixedDTypes
-from ..kernels.backward import backward_keys, backward_queries, row_deltas
+from ..kernels.backward import backward_keys, backward_queries, row_deltas, sees_some_key
 from ..kernels.option_gradients import mask_gradient, sink_gradient
 from ..kernels.scores import Options
 from ..runtime import tensors
@@ -39,7 +39,7 @@ class Gradients(NamedTuple):
 
 
 class BackwardOptions(NamedTuple):
-    """The options of a call of `attention_backward`, as given."""
+    """The options of a call, as given; ragged sequences have no mask."""
 
     causal: Any
     window: Any
@@ -88,40 +88,43 @@ def _plan(builder: CallBuilder, given: BackwardOptions) -> Finish:
     rows = _read_rows(builder, inputs)
     _check_mask_grad(given.mask_grad, inputs)
     dq, dk, dv = (inputs.result(builder, array.shape, inputs.dtype) for array in (inputs.q, inputs.k, inputs.v))
-    dsinks = builder.result(inputs.sinks.shape, inputs.sinks.dtype) if inputs.sinks is not None else None
-    dmask = builder.result(builder.input("mask").shape, builder.input("mask").dtype) if given.mask_grad else None
-
     threads = builder.threads_for(5 * inputs.flops // 2, 2 * inputs.bytes)
     choice = builder.choices.attention_backward(inputs.problem(options))
-    call = _Backward(builder, inputs, options, rows, threads)
-    call.add_deltas()
-    if choice.rows is not None and 0 not in dq.shape:
-        call.add_queries(dq, choice.rows)
-    if 0 not in inputs.k.shape[:3] or (choice.rows is None and 0 not in dq.shape):
-        call.add_keys(dk, dv, dq if choice.rows is None else None, choice.keys)
-    if dsinks is not None and 0 not in dsinks.shape:
-        call.add_sinks(dsinks)
-    if dmask is not None and 0 not in dmask.shape:
-        call.add_mask(dmask, choice.keys)
+    call = BackwardCall(builder, inputs, options, rows, threads)
+    call.add_gradients(dq, dk, dv, choice)
+    if given.mask_grad:
+        call.add_mask(choice.keys)
+    with_sinks, with_mask = inputs.sinks is not None, given.mask_grad
 
     def finish(results: list[Array]) -> Gradients:
-        rest = iter(results[3:])
-        return Gradients(*results[:3], *(None if part is None else next(rest) for part in (dsinks, dmask)))
+        dq, dk, dv, *rest = results
+        return Gradients(dq, dk, dv, rest[0] if with_sinks else None, rest[-1] if with_mask else None)
 
     return finish
 
 
-class _Backward:
+class BackwardCall:
     """The launches of one call."""
 
     def __init__(
-        self, builder: CallBuilder, inputs: AttentionInputs, options: Options, rows: RowGradients, threads: int | None
-    ) -> None:
+        self, builder: CallBuilder, inputs: AttentionInputs, options: Options, rows: RowGradients, threads: int | None,
+        offsets: tuple[ArrayRef | None, ArrayRef | None] = (None, None),
+    ) -> None:  # fmt: skip
         self.builder, self.inputs, self.options = builder, inputs, options
-        self.rows, self.threads = rows, threads
+        self.rows, self.threads, self.offsets = rows, threads, offsets
         self.mask = inputs.broadcast_mask()
         self.delta = builder.temporary(inputs.out_shape[:3], float32)
         self.maps: dict[tuple[int, int], tuple[ArrayRef | None, bool]] = {}
+
+    def add_gradients(self, dq: ArrayRef, dk: ArrayRef, dv: ArrayRef, choice: BackwardChoice) -> None:
+        """Add the gradients of q, k, v and sinks."""
+        self.add_deltas()
+        if choice.rows is not None and 0 not in dq.shape:
+            self.add_queries(dq, choice.rows)
+        if 0 not in dk.shape[:3] or (choice.rows is None and 0 not in dq.shape):
+            self.add_keys(dk, dv, dq if choice.rows is None else None, choice)
+        if self.inputs.sinks is not None:
+            self.add_sinks(self.inputs.sinks)
 
     def add_deltas(self) -> None:
         if 0 not in self.inputs.out_shape:
@@ -134,24 +137,39 @@ class _Backward:
         consts = {"options": self.options, "covered": covered}
         self.builder.launch(backward_queries, *args, choice=blocks, threads=self.threads, **consts)
 
-    def add_keys(self, dk: ArrayRef, dv: ArrayRef, dq: ArrayRef | None, blocks: BackwardBlocks) -> None:
+    def add_keys(self, dk: ArrayRef, dv: ArrayRef, dq: ArrayRef | None, choice: BackwardChoice) -> None:
         """Add the gradients of keys and values, and with them those of the queries, which are summed in float32."""
+        blocks = choice.keys
         block_map, covered = self._block_map(blocks)
         summed_apart = dq is not None and dq.dtype is not float32
         workspace = self.builder.temporary(self.inputs.q.shape, float32) if summed_apart else None
-        args = *self._scores(block_map), dk, dv, dq, workspace, SCALE
-        consts = {"options": self.options, "covered": covered}
-        self.builder.launch(backward_keys, *args, choice=blocks, threads=self.threads, **consts)
+        consts = {"options": self.options, "covered": covered, "all_sighted": self._all_sighted()}
+        for part in ((dk, None), (None, dv)) if choice.apart else ((dk, dv),):
+            args = *self._scores(block_map), *part, dq, workspace, SCALE
+            self.builder.launch(backward_keys, *args, choice=blocks, threads=self.threads, **consts)
 
-    def add_sinks(self, dsinks: ArrayRef) -> None:
-        args = self.inputs.sinks, self.rows.lse, self.delta, dsinks
-        self.builder.launch(sink_gradient, *args, choice=Choice({}), threads=self.threads)
+    def _all_sighted(self) -> bool:
+        """True if every query sees some key: nothing but position hides keys, and neither the first nor the last query
+        is out of reach of all."""
+        if self.mask is not None or self.options.mask_mod is not None or self.offsets != (None, None):
+            return False
+        Nq, Nk = self.inputs.q.shape[2], self.inputs.k.shape[2]
+        return all(sees_some_key(self.options, i, Nq, Nk) for i in (0, Nq - 1))
 
-    def add_mask(self, dmask: ArrayRef, blocks: BackwardBlocks) -> None:
+    def add_sinks(self, sinks: ArrayRef) -> None:
+        dsinks = self.builder.result(sinks.shape, sinks.dtype)
+        if 0 not in dsinks.shape:
+            args = sinks, self.rows.lse, self.delta, dsinks
+            self.builder.launch(sink_gradient, *args, choice=Choice({}), threads=self.threads)
+
+    def add_mask(self, blocks: BackwardBlocks) -> None:
         assert self.inputs.mask is not None and self.mask is not None
-        sides = self.inputs.mask.shape
+        given, sides = self.builder.input("mask"), self.inputs.mask.shape
+        dmask = self.builder.result(given.shape, given.dtype)
+        if 0 in dmask.shape:
+            return
         summed = tuple(side != whole for side, whole in zip(sides, self.mask.shape, strict=True))
-        do, q, k, v, mask, _, lse, delta = self._scores(None)
+        do, q, k, v, mask, _, lse, delta, *_ = self._scores(None)
         args = do, q, k, v, mask, lse, delta, dmask.reshaped(*sides), SCALE
         consts = {"options": self.options, "summed": summed}
         self.builder.launch(mask_gradient, *args, choice=blocks, threads=self.threads, **consts)
@@ -159,10 +177,12 @@ class _Backward:
     def _scores(self, block_map: ArrayRef | None) -> tuple[ArrayRef | None, ...]:
         """The arrays that a tile of scores and its gradient are computed from."""
         inputs, rows = self.inputs, self.rows
-        return rows.do, inputs.q, inputs.k, inputs.v, self.mask, block_map, rows.lse, self.delta
+        return rows.do, inputs.q, inputs.k, inputs.v, self.mask, block_map, rows.lse, self.delta, *self.offsets
 
     def _block_map(self, blocks: BackwardBlocks) -> tuple[ArrayRef | None, bool]:
         """The block map for these blocks, which kernels with the same blocks share."""
+        if self.offsets[0] is not None:
+            return None, False  # blocks of a sequence are not those of a map
         key = blocks.row_block, blocks.key_block
         if key not in self.maps:
             self.maps[key] = add_block_map(self.builder, self.inputs, self.options, blocks, self.threads)
@@ -173,19 +193,8 @@ class _Backward:
 
 
 def _read_rows(builder: CallBuilder, inputs: AttentionInputs) -> RowGradients:
-    """Check do, o, lse and dlse against the shape of the output."""
     out = inputs.out_shape if inputs.batched else inputs.out_shape[1:]
-    for name in ("do", "o"):
-        _check(builder.input(name), name, out, "the output")
-        if builder.input(name).dtype is not inputs.dtype:
-            found = f"{name!r} is {builder.input(name).dtype}"
-            raise MixedDTypes(f"{found}; the output and its gradient have q's element type, {inputs.dtype}: cast it")
-    for name in ("lse", "dlse"):
-        if name in builder.inputs or name == "lse":
-            _check(builder.input(name), name, out[:-1], "the logsumexp")
-            if builder.input(name).dtype is not float32:
-                found = f"{name!r} is {builder.input(name).dtype}"
-                raise MixedDTypes(f"{found}; the logsumexp is float32, as attention(return_lse=True) gives it")
+    check_rows(builder, out, out[:-1], inputs.dtype)
 
     def batched(name: str) -> ArrayRef:
         array = builder.input(name)
@@ -193,6 +202,21 @@ def _read_rows(builder: CallBuilder, inputs: AttentionInputs) -> RowGradients:
 
     do, o = (unit_last(builder, batched(name)) for name in ("do", "o"))
     return RowGradients(do, o, batched("lse"), batched("dlse") if "dlse" in builder.inputs else None)
+
+
+def check_rows(builder: CallBuilder, out: tuple[int, ...], sums: tuple[int, ...], dtype: DType) -> None:
+    """Check do, o, lse and dlse against the shapes of the output and of its logsumexp."""
+    for name in ("do", "o"):
+        _check(builder.input(name), name, out, "the output")
+        if builder.input(name).dtype is not dtype:
+            found = f"{name!r} is {builder.input(name).dtype}"
+            raise MixedDTypes(f"{found}; the output and its gradient have q's element type, {dtype}: cast it")
+    for name in ("lse", "dlse"):
+        if name in builder.inputs or name == "lse":
+            _check(builder.input(name), name, sums, "the logsumexp")
+            if builder.input(name).dtype is not float32:
+                found = f"{name!r} is {builder.input(name).dtype}"
+                raise MixedDTypes(f"{found}; the logsumexp is float32, as attention(return_lse=True) gives it")
 
 
 def _check(array: ArrayRef, name: str, shape: tuple[int, ...], what: str) -> None:

@@ -34,6 +34,14 @@ def ragged(rng: np.random.Generator, s: Any, dtype: np.dtype[Any]) -> Inputs:
     return {"q": q, "k": k, "v": v, "q_offsets": ends[0], "k_offsets": ends[1]}
 
 
+def ragged_gradients(rng: np.random.Generator, s: Any, dtype: np.dtype[Any]) -> Inputs:
+    """The same, with gradients of output and logsumexp."""
+    found = ragged(rng, s, dtype)
+    rows = found["q"].shape[0]
+    do, dlse = _normal(rng, dtype, rows, s.Hq, s.Dv), _normal(rng, np.dtype(np.float32), s.Hq, rows)
+    return found | {"do": do, "dlse": dlse}
+
+
 def paged(rng: np.random.Generator, s: Any, dtype: np.dtype[Any]) -> Inputs:
     """B sequences of up to Nk keys in shuffled pages. Positions and table entries that no sequence has are poisoned."""
     page, lengths = PAGES[s.Nk % 3], _lengths(rng, s.B, s.Nk // 2).astype(np.int32)

@@ -1,4 +1,5 @@
-"""`attention` as users call it: on torch tensors that need more than arithmetic, it is an operator of torch's."""
+"""`attention` and `attention_varlen` as users call them: operators of torch's where tensors need more than
+arithmetic."""
 
 from __future__ import annotations
 
@@ -31,6 +32,28 @@ def attention(
     return run(
         q, k, v, causal=causal, scale=scale, mask=mask, window=window, softcap=softcap, sinks=sinks,
         score_mod=score_mod, mask_mod=mask_mod, return_lse=return_lse, backend=backend, threads=threads,
+    )  # fmt: skip
+
+
+def attention_varlen(
+    q: Array, k: Array, v: Array, q_offsets: Array, k_offsets: Array, *, causal: bool | str = False,
+    scale: float | None = None, window: ops.Window = None, softcap: float | None = None, sinks: Array | None = None,
+    score_mod: Callable[..., Any] | None = None, mask_mod: Callable[..., Any] | None = None, return_lse: bool = False,
+    check: bool = False, backend: str | None = None, threads: int | None = None,
+) -> Any:  # fmt: skip
+    """Attention of each of B sequences as if it were alone, for q (Tq, Hq, D), k (Tk, Hkv, D), v (Tk, Hkv, Dv):
+    sequence s has rows q_offsets[s] to q_offsets[s + 1] and keys k_offsets[s] to k_offsets[s + 1]. Differentiable where
+    torch tensors require grad. See docs/guide/caches.md."""
+    run: Callable[..., Any] = ops.attention_varlen
+    if torch_calls.is_tensor(q) and not torch_calls.is_plain(q, k, v, None, sinks):
+        q, k, v = torch_calls.in_autocast(q, k, v)
+        if torch_calls.needs_operator(q, k, v, sinks):
+            from . import varlen_operator
+
+            run = varlen_operator.attention_varlen
+    return run(
+        q, k, v, q_offsets, k_offsets, causal=causal, scale=scale, window=window, softcap=softcap, sinks=sinks,
+        score_mod=score_mod, mask_mod=mask_mod, return_lse=return_lse, check=check, backend=backend, threads=threads,
     )  # fmt: skip
 
 

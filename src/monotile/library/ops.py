@@ -38,6 +38,7 @@ from .paged import PAGED, attention_paged, paged_append
 from .quantized_inputs import codecs_of
 from .splits import recommended_splits
 from .varlen import VARLEN, attention_varlen
+from .varlen_backward import VARLEN_BACKWARD, attention_varlen_backward
 
 __all__ = [
     "FUNCTIONS",
@@ -48,6 +49,7 @@ __all__ = [
     "attention_backward",
     "attention_paged",
     "attention_varlen",
+    "attention_varlen_backward",
     "block_mask",
     "decode_partials",
     "mask_blocks",
@@ -191,6 +193,7 @@ FUNCTIONS = {
     "attention_backward": ATTENTION_BACKWARD,
     "attention_paged": PAGED,
     "attention_varlen": VARLEN,
+    "attention_varlen_backward": VARLEN_BACKWARD,
     "decode_partials": _PARTIALS,
     "merge": MERGE,
     "merge_lse": MERGE_LSE,

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from .. import backends, dtypes
-from ..kernels import reference
+from ..kernels import reference, reference_caches
 from . import ops, quantized_cases
 from .block_mask import BlockMask
-from .cache_cases import appended, exact_append, formula, paged, ragged, run_append
+from .cache_cases import appended, exact_append, formula, paged, ragged, ragged_gradients, run_append
 from .quantized import Quantized
 
 Array = np.ndarray[Any, Any]
@@ -219,26 +219,26 @@ def forward_inputs(inputs: Inputs) -> Inputs:
     return {n: v for n, v in inputs.items() if n not in ("do", "dlse", "mask_grad")}
 
 
-def _backward(inputs: Inputs, **run: Any) -> Results:
+def _backward(name: str, inputs: Inputs, **run: Any) -> Results:
     """The gradients of a forward pass by monotile."""
-    o, lse = ops.attention(**forward_inputs(inputs), return_lse=True, **run)
-    found = ops.attention_backward(**inputs, o=o, lse=lse, **run)._asdict()
+    o, lse = getattr(ops, name)(**forward_inputs(inputs), return_lse=True, **run)
+    found = getattr(ops, f"{name}_backward")(**inputs, o=o, lse=lse, **run)._asdict()
     return {name: gradient for name, gradient in found.items() if gradient is not None}
 
 
-def backward_formula(compute: type) -> Callable[[Inputs], Results]:
+def backward_formula(compute: type, forward: Callable[..., Any], backward: Callable[..., Results]) -> Any:
     """In float64; or in float32 with sums term by term, from an output and a logsumexp that are rounded to their types,
     each gradient rounded to its own."""
 
-    def backward(inputs: Inputs) -> Results:
-        o, lse = reference.attention(**forward_inputs(inputs))
+    def gradients(inputs: Inputs) -> Results:
+        o, lse = forward(**forward_inputs(inputs))
         if compute is np.float64:
-            return reference.attention_backward(**inputs, o=o, lse=lse)
+            return backward(**inputs, o=o, lse=lse)
         o, lse = o.astype(inputs["q"].dtype), lse.astype(np.float32)
-        found: Results = reference.attention_backward(**inputs, o=o, lse=lse, compute=compute)
+        found = backward(**inputs, o=o, lse=lse, compute=compute)
         return {name: gradient.astype(inputs[name[1:]].dtype) for name, gradient in found.items()}
 
-    return backward
+    return gradients
 
 
 # ---- merging ---------------------------------------------------------------------------------------------------------
@@ -346,7 +346,13 @@ def _of_caches(name: str, make: Callable[..., Inputs]) -> CheckedFunction:
 
 
 ATTENTION = _attention_formula(np.float64), _attention_formula(np.float32)
-BACKWARD = backward_formula(np.float64), backward_formula(np.float32)
+BACKWARD, VARLEN_BACKWARD = (
+    tuple(backward_formula(compute, *functions) for compute in (np.float64, np.float32))
+    for functions in (
+        (reference.attention, reference.attention_backward),
+        (reference_caches.attention_varlen, reference_caches.attention_varlen_backward),
+    )
+)
 QUANTIZED = quantized_cases.formula(np.float64), quantized_cases.formula(np.float32)
 MERGE = _merge_formula(np.float64), _merge_formula(np.float32)
 OPS = {
@@ -355,7 +361,10 @@ OPS = {
         CheckedFunction("attention", _qkv, _results(partial(ops.attention, return_lse=True), "out", "lse"), *ATTENTION),
         *(_of_caches(name, make) for name, make in (("attention_varlen", ragged), ("attention_paged", paged))),
         CheckedFunction("paged_append", appended, partial(run_append, ops.paged_append), exact_append, exact_append),
-        CheckedFunction("attention_backward", _with_gradients, _backward, *BACKWARD),
+        CheckedFunction("attention_backward", _with_gradients, partial(_backward, "attention"), *BACKWARD),
+        CheckedFunction(
+            "attention_varlen_backward", ragged_gradients, partial(_backward, "attention_varlen"), *VARLEN_BACKWARD
+        ),
         CheckedFunction("decode_partials", _qkv, _decode, *ATTENTION),
         CheckedFunction("merge", _parts, _results(ops.merge, "out", "lse"), *MERGE),
         CheckedFunction("merge_lse", _finished, _results(ops.merge_lse, "out", "lse"), *MERGE),
@@ -424,6 +433,15 @@ CHECKS = (
     Case("attention_backward", Sizes(2, 3, 3, 9, 10, 1, 7), F32),
     Case("attention_backward", Sizes(1, 4, 2, 5, 0, 64, 64), F32, CAUSAL),
     Case("attention_backward", Sizes(1, 8, 2, 1, 300, 64, 64), F32),
+    Case("attention_varlen_backward", Sizes(4, 4, 2, 30, 40, 64, 64), F32, CAUSAL),
+    Case("attention_varlen_backward", Sizes(3, 2, 1, 12, 33, 96, 128), BF16, {"window": (20, 3)}, ("sinks",)),
+    Case(
+        "attention_varlen_backward",
+        Sizes(3, 2, 2, 9, 20, 80, 16),
+        F32,
+        {"causal": "upper_left", "softcap": 5.0},
+        ("alibi", "early keys"),
+    ),
     Case("decode_partials", Sizes(1, 8, 2, 1, 1025, 128, 128), F32, {"splits": 48}),
     Case("decode_partials", Sizes(1, 8, 2, 6, 700, 64, 64), F32, {"splits": 5, "causal": True}),
     Case("decode_partials", Sizes(1, 16, 1, 1, 300, 576, 512), F32, {"splits": 3}, values_in_keys=True),
@@ -466,6 +484,7 @@ BENCHMARKS = (
     *(Case("attention_backward", Sizes(1, 8, 8, 2048, 2048, 128, 128), dtype, CAUSAL) for dtype in (F32, BF16)),
     Case("attention_backward", Sizes(1, 8, 8, 2048, 2048, 64, 64), F32),
     Case("attention_backward", Sizes(1, 4, 4, 1024, 1024, 256, 256), F32),
+    Case("attention_varlen_backward", Sizes(8, 8, 8, 512, 512, 128, 128), F32, CAUSAL),
     Case("decode_partials", Sizes(1, 32, 8, 1, 32768, 128, 128), BF16, {"splits": 64}),
     Case("merge", Sizes(1, 32, 32, 1, 1024, 128, 128), F32),
     Case("mask_blocks", Sizes(1, 8, 8, 2048, 2048, 1, 1), "bool"),

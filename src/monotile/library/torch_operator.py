@@ -110,13 +110,18 @@ class Given(NamedTuple):
     @property
     def options(self) -> dict[str, Any]:
         """What `ops.attention` and `ops.attention_backward` are called with, but for q, k and v."""
-        mods = mods_of(self.mods)
-        window = None if self.left is None and self.right is None else (self.left, self.right)
-        return {
-            "mask": self.mask, "sinks": self.sinks, "causal": CAUSAL.get(self.causal, self.causal), "window": window,
-            "scale": self.scale, "softcap": self.softcap, "score_mod": mods.score_mod, "mask_mod": mods.mask_mod,
-            "backend": self.backend, "threads": self.threads,
-        }  # fmt: skip
+        return {"mask": self.mask, "sinks": self.sinks, **scoring_options(self)}
+
+
+def scoring_options(given: Any) -> dict[str, Any]:
+    """The options that OPTIONS stands for, as functions of the library take them."""
+    mods = mods_of(given.mods)
+    window = None if given.left is None and given.right is None else (given.left, given.right)
+    return {
+        "causal": CAUSAL.get(given.causal, given.causal), "window": window, "scale": given.scale,
+        "softcap": given.softcap, "score_mod": mods.score_mod, "mask_mod": mods.mask_mod,
+        "backend": given.backend, "threads": given.threads,
+    }  # fmt: skip
 
 
 def attention(
@@ -127,18 +132,23 @@ def attention(
     left, right = (None, None) if window is None else read_window(window)
     number, mods = number_of(score_mod, mask_mod)
     given = Given(q, k, v, mask, sinks, str(causal), left, right, mods=number, **options)
-    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
-        o, lse = _Attention.apply(*given)
-    elif torch.compiler.is_compiling():
-        o, lse = torch.ops.monotile.attention(*given)
-    else:
-        try:
-            o, lse = torch.ops.monotile.attention(*given)
-        except NotImplementedError as error:
-            kinds = ", ".join(sorted({type(t).__name__ for t in given[:5] if t is not None}))
-            raise ArgumentKind(f"attention has no rule for tensors of the classes {kinds}; pass plain ones") from error
+    o, lse = call_operator("attention", _Attention, given, given[:5])
     del mods  # an entry of the table until here
     return (o, lse) if return_lse else o
+
+
+def call_operator(name: str, function: type[torch.autograd.Function], given: Sequence[Any], arrays: Any) -> Any:
+    """Call an operator, or the function that stands for it under torch.func."""
+    operator = getattr(torch.ops.monotile, name)
+    if torch.compiler.is_compiling():
+        return operator(*given)
+    if torch._C._are_functorch_transforms_active():
+        return function.apply(*given)
+    try:
+        return operator(*given)
+    except NotImplementedError as error:
+        kinds = ", ".join(sorted({type(t).__name__ for t in arrays if t is not None}))
+        raise ArgumentKind(f"{name} has no rule for tensors of the classes {kinds}; pass plain ones") from error
 
 
 def _refuse_captured_gradients(mods: Mods) -> None:
@@ -194,7 +204,7 @@ def _differentiate(ctx: Any, do: Tensor, dlse: Tensor) -> tuple[Any, ...]:
     return dq, dk, dv, dmask if mask_grad else None, dsinks if with_sinks else None, *[None] * len(ctx.rest)
 
 
-def _no_second(*args: Any) -> None:
+def no_second(*args: Any) -> None:
     raise NoGradient(
         "attention has no second derivative: its gradients cannot be differentiated; "
         "compute them without create_graph=True, or use a formula of torch operations"
@@ -206,7 +216,7 @@ LIBRARY.impl("attention_backward", _backward, "CompositeExplicitAutograd")
 torch.library.register_fake("monotile::attention", _forward_shapes, lib=LIBRARY)
 torch.library.register_fake("monotile::attention_backward", _backward_shapes, lib=LIBRARY)
 torch.library.register_autograd("monotile::attention", _differentiate, setup_context=_save, lib=LIBRARY)
-torch.library.register_autograd("monotile::attention_backward", _no_second, lib=LIBRARY)
+torch.library.register_autograd("monotile::attention_backward", no_second, lib=LIBRARY)
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
@@ -235,7 +245,7 @@ class _AttentionBackward(torch.autograd.Function):  # type: ignore[misc]
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         """There is nothing to keep."""
 
-    backward = staticmethod(_no_second)
+    backward = staticmethod(no_second)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from ..backends.choices import AttentionProblem
 from ..dtypes import float32, int32, int64
 from ..errors import ArgumentRank, ArgumentShape, BadOffsets, MixedDTypes
 from ..kernels.attention import NOT_QUANTIZED
 from ..kernels.attention import attention as attention_kernel
+from ..kernels.scores import Options
 from ..runtime import tensors
 from . import torch_calls
 from .calls import ArrayRef, CallBuilder, Finish, LibraryFunction
@@ -43,15 +45,11 @@ def attention_varlen(
     """Attention of each of B sequences as if it were alone, for q (Tq, Hq, D), k (Tk, Hkv, D), v (Tk, Hkv, Dv):
     sequence s has rows q_offsets[s] to q_offsets[s + 1] and keys k_offsets[s] to k_offsets[s + 1]. See
     docs/guide/caches.md."""
-    torch_calls.refuse_gradients("attention_varlen", q, k, v, sinks)
-    if torch_calls.is_tensor(q):
-        q, k, v = torch_calls.in_autocast(q, k, v)
     scale, window, softcap, negative = read_scoring(causal, scale, window, softcap)
     arrays = q, k, v, q_offsets, k_offsets, sinks
     layouts = _, addresses = tensors.layouts(arrays)
     if check:
-        for name, offsets, array in (("q_offsets", q_offsets, q), ("k_offsets", k_offsets, k)):
-            check_offsets(name, contents(offsets), array.shape[0])
+        check_offsets(q, k, q_offsets, k_offsets)
     in_keys = addresses[1] == addresses[2] and tensors.is_leading_part(v, k)
     options = causal, window, softcap, score_mod, mask_mod, negative, in_keys, return_lse, backend, threads
     return VARLEN.call(arrays, layouts, options, scale)
@@ -59,47 +57,49 @@ def attention_varlen(
 
 def _plan(builder: CallBuilder, given: AttentionOptions) -> Finish:
     options = read_options(given)
+    inputs, offsets = read_sequences(builder, values_in_keys=given.values_in_keys)
+    (_, Hq, Tq, _), Dv, sequences = inputs.q.shape, inputs.v.shape[3], offsets[0].shape[0] - 1
+    out = builder.result((Tq, Hq, Dv), inputs.dtype)
+    lse = builder.result((Hq, Tq), float32) if given.return_lse else None
+    if 0 not in out.shape:
+        problem = replace(usual_problem(inputs, options, sequences), kv_heads=Hq)
+        choice = builder.choices.attention(problem).unpacked()
+        threads = builder.threads_for(inputs.flops // sequences, inputs.bytes)
+        values = None if given.values_in_keys and not builder.copies else inputs.v
+        sums = None if lse is None else lse.reshaped(1, Hq, Tq)
+        arrays = inputs.q, inputs.k, values, None, None, inputs.sinks, as_batch(out), sums, None, None, None, *offsets
+        args = *arrays, *NOT_PAGED, *NOT_QUANTIZED, SCALE, Tq, 0, 0
+        builder.launch(attention_kernel, *args, choice=choice, threads=threads, options=options)
+    return tuple if given.return_lse else itemgetter(0)
+
+
+def read_sequences(
+    builder: CallBuilder, *, values_in_keys: bool = False
+) -> tuple[AttentionInputs, tuple[ArrayRef, ArrayRef]]:
+    """Check the arrays of a call and return them as one batch (1, H, T, D), and the offsets of queries and of keys."""
     q, k, v = (unit_last(builder, a) for a in _read_packed(builder))
     offsets = builder.input("q_offsets"), builder.input("k_offsets")
     sequences = _read_offsets(*offsets)
     dtype, sinks = one_dtype({"q": q, "k": k, "v": v}), builder.inputs.get("sinks")
-    q, k, v = (_batch_of(a) for a in (q, k, v))
-    inside = AttentionInputs(q, k, v, None, sinks, dtype, batched=True, values_in_keys=given.values_in_keys)
-    check_shapes(inside.q.shape, inside.k.shape, inside.v.shape)
-    (_, Hq, Tq, D), Dv = inside.q.shape, inside.v.shape[3]
+    q, k, v = (as_batch(a) for a in (q, k, v))
+    check_shapes(q.shape, k.shape, v.shape)
     if sinks is not None:
-        check_sinks(sinks, Hq)
+        check_sinks(sinks, q.shape[1])
     one_device(builder.inputs)
-    builder.scale = float(D**-0.5)
-    out = builder.result((Tq, Hq, Dv), dtype)
-    lse = builder.result((Hq, Tq), float32) if given.return_lse else None
-    if Tq and sequences == 0:
-        raise ArgumentShape(f"{Tq} rows of q and no sequence: offsets have a length of 1; give B + 1 offsets")
-    if 0 not in out.shape:
-        problem = inside.problem(options)
-        lengths = (_rounded(-(-length // sequences)) for length in (Tq, inside.k.shape[2]))
-        queries, keys = lengths
-        problem = replace(problem, source="ragged", batch=sequences, kv_heads=Hq, queries=queries, keys=keys)
-        choice = builder.choices.attention(problem).unpacked()
-        threads = builder.threads_for(inside.flops // sequences, inside.bytes)
-        values = None if given.values_in_keys and not builder.copies else inside.v
-        sums = None if lse is None else lse.reshaped(1, Hq, Tq)
-        args = inside.q, inside.k, values, None, None, sinks, _batch_of(out), sums, None, None, None, *offsets
-        scalars = SCALE, Tq, 0, 0
-        builder.launch(
-            attention_kernel,
-            *args,
-            *NOT_PAGED,
-            *NOT_QUANTIZED,
-            *scalars,
-            choice=choice,
-            threads=threads,
-            options=options,
-        )
-    return tuple if given.return_lse else itemgetter(0)
+    builder.scale = float(q.shape[3] ** -0.5)
+    if q.shape[2] and sequences == 0:
+        raise ArgumentShape(f"{q.shape[2]} rows of q and no sequence: offsets have a length of 1; give B + 1 offsets")
+    return AttentionInputs(q, k, v, None, sinks, dtype, batched=True, values_in_keys=values_in_keys), offsets
 
 
-def _batch_of(array: ArrayRef) -> ArrayRef:
+def usual_problem(inputs: AttentionInputs, options: Options, sequences: int) -> AttentionProblem:
+    """The facts of a call whose sequences all have the average length, by which blocks are chosen."""
+    queries, keys = (_rounded(-(-x.shape[2] // max(1, sequences))) for x in (inputs.q, inputs.k))
+    problem = inputs.problem(options)
+    return replace(problem, source="ragged", batch=sequences, queries=queries, keys=keys)
+
+
+def as_batch(array: ArrayRef) -> ArrayRef:
     """Rows (T, H, D) as one batch (1, H, T, D)."""
     T, H, D = array.shape
     return array.reshaped(1, T, H, D).permuted(0, 2, 1, 3)
@@ -137,7 +137,13 @@ def contents(array: Array) -> np.ndarray[Any, Any]:
     return np.asarray(array.detach().cpu() if torch_calls.is_tensor(array) else array)
 
 
-def check_offsets(name: str, offsets: np.ndarray[Any, Any], length: int) -> None:
+def check_offsets(q: Array, k: Array, q_offsets: Array, k_offsets: Array) -> None:
+    """Raise BadOffsets unless both offsets rise from 0 to the lengths of their arrays."""
+    for name, offsets, array in (("q_offsets", q_offsets, q), ("k_offsets", k_offsets, k)):
+        _check_rising(name, contents(offsets), array.shape[0])
+
+
+def _check_rising(name: str, offsets: np.ndarray[Any, Any], length: int) -> None:
     """Raise BadOffsets unless offsets rise from 0 to a length."""
     if offsets.ndim != 1 or not len(offsets):
         return  # which the plan will say

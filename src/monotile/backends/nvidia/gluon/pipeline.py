@@ -29,6 +29,7 @@ from ....passes.fold import is_zero
 from ..triton.descriptors import Descriptors
 from ..triton.padding import padded
 from .block_cases import BlockCases, find_cases
+from .overlap import split
 
 SIDES = (16, 32, 64, 128, 256, 512)
 CASE_BITS = 4  # of one consumer, in the number that holds the cases of all consumers
@@ -175,7 +176,23 @@ def analyse(kernel: Kernel, descriptors: Descriptors) -> Pipeline | str:
         if pipeline.cases and outer is not None:
             return "A loop that chooses by block cases lies in another loop."
         pipeline.private = _private_loads(pipeline, descriptors)
+        _share_barriers(pipeline)
     return problem or pipeline
+
+
+def _share_barriers(pipeline: Pipeline) -> None:
+    """Let rings that both early and late dots read (overlap.py) share barriers: they are released together."""
+    for loop in pipeline.loops:
+        if (parts := split(loop)) is not None:
+            early, late = ({id(_ring(pipeline, item.dot)) for item in items} for items in (parts.early, parts.late))
+            both = [ring for ring in pipeline.rings.values() if id(ring) in early & late]
+            for ring in both:
+                ring.barriers = both[0].barriers
+
+
+def _ring(pipeline: Pipeline, dot: Op) -> Ring | None:
+    load = pipeline.ring_load(dot.operands[1])
+    return pipeline.ring(load) if load is not None else None
 
 
 def _loops_with_dots(block: Block) -> list[Op]:

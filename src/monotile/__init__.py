@@ -8,19 +8,17 @@ from . import runtime as _runtime  # noqa: F401  # isort: skip  # first: it note
 from .errors import MonotileError
 
 if TYPE_CHECKING:
-    from .library.entry import attention, attention_varlen, decode_partials
+    from .library.entry import attention, attention_paged, attention_varlen, decode_partials, paged_append
     from .library.ops import (
         BlockMask,
         Gradients,
         Partials,
         attention_backward,
-        attention_paged,
         attention_varlen_backward,
         block_mask,
         mask_blocks,
         merge,
         merge_lse,
-        paged_append,
         recommended_splits,
     )
     from .library.quantized import Quantized, quantize

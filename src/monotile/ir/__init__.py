@@ -15,7 +15,6 @@ from .ops import (
     Block,
     Kernel,
     Op,
-    Spread,
     Tensor,
     Type,
     Value,
@@ -25,12 +24,12 @@ from .ops import (
     needed,
     replace,
     show,
-    spreads,
     starts,
     uses,
     view_of,
     walk,
 )
+from .spreads import Spread, spreads
 
 __all__ = [
     "ARITHMETIC",

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..dtypes import FP8, bfloat16, float32, to_numpy
-from .ops import Op, Value, constant, spreads
+from .ops import Op, Value, constant
 from .periods import known_row
+from .spreads import spreads
 
 WORD = 32
 MAX_WIDTH = 8

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..dtypes import DType
 from ..errors import Loc
@@ -43,24 +43,6 @@ class Type:
 
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]" if self.shape else self.dtype.name
-
-
-class Spread(NamedTuple):
-    """A side of a loaded tile that repeats elements of memory: its element i is (i * factor + offset) // divisor of the
-    slice."""
-
-    extent: int  # of the tile
-    factor: int
-    offset: int
-    divisor: int
-
-    def at(self, i: int) -> int:
-        return (i * self.factor + self.offset) // self.divisor
-
-    @property
-    def memory(self) -> int:
-        """The extent of the slice."""
-        return self.at(self.extent - 1) + 1
 
 
 @dataclass(frozen=True)
@@ -185,12 +167,6 @@ def view_of(op: Op, axis: int) -> tuple[Value, Value] | None:
         return None
     at = len(op.operands) - 2 * (len(axes) - axes.index(axis))
     return op.operands[at], op.operands[at + 1]
-
-
-def spreads(op: Op) -> tuple[Spread | None, ...]:
-    """Return, for each dimension of a load's tensor, how the tile repeats its elements; None where it does not."""
-    found: tuple[Spread | None, ...] = op.attrs.get("spread") or (None,) * op.attrs["tensor"].rank
-    return found
 
 
 def needed(ops: list[Op], values: Iterable[Value]) -> list[Op]:

@@ -12,7 +12,8 @@ from typing import Any
 from ..dtypes import bool_, float32, int32
 from ..errors import InternalError
 from . import ops
-from .ops import Block, Kernel, Op, Spread, Tensor, Type, Value, spreads, starts
+from .ops import Block, Kernel, Op, Tensor, Type, Value, starts
+from .spreads import Spread, spreads
 
 INT32 = Type(int32)
 FOLDS = ("sum", "max", "min")

@@ -38,8 +38,7 @@ def attention(
     writes the softmax state of its split. Else it owns all keys and writes the output. `v` left out: values are the
     first Dv columns of the keys. `covered`: the block map tells COVERED blocks from PARTIAL ones. With `q_offsets` the
     one batch holds sequences one after the other, and a group's rows are those of a query head in all of them. With
-    `page_table`, keys and values are in pages of T positions. With a codec they are fields of quantised ones, of pages
-    one after the other, alike in all batches."""
+    `page_table`, keys and values are in pages of T positions. With a codec they are fields of quantised ones."""
     if q_offsets is not None:
         q, o, lse, source, own, s, low, high = programs.ragged(q, k, v, o, lse, q_offsets, k_offsets, BR)
     else:

@@ -32,7 +32,6 @@ from .inputs import (
 )
 from .launches import SCALE
 from .merging import Partials, add_merge, new_partials
-from .quantized import is_quantized
 from .quantized_inputs import as_numbers, codecs_of, read_paged_fields
 from .varlen import contents
 
@@ -51,14 +50,6 @@ def attention_paged(
 ) -> Any:  # fmt: skip
     """Attention of q (B, Hq, Nq, D) on keys (P, page, Hkv, D) and values (P, page, Hkv, Dv) in pages: key j of batch b
     is at j % page in page page_table[b, j // page], for j below lengths[b]. See docs/guide/caches.md."""
-    if is_quantized(k_pages, v_pages):
-        from . import quantized_paged
-
-        return quantized_paged.attention_paged(
-            q, k_pages, v_pages, page_table, lengths, causal=causal, scale=scale, window=window, softcap=softcap,
-            sinks=sinks, score_mod=score_mod, mask_mod=mask_mod, return_lse=return_lse, check=check, backend=backend,
-            threads=threads,
-        )  # fmt: skip
     torch_calls.refuse_gradients("attention_paged", q, k_pages, v_pages, sinks)
     scale, window, softcap, negative = read_scoring(causal, scale, window, softcap)
     arrays = q, k_pages, v_pages, page_table, lengths, sinks
@@ -193,12 +184,6 @@ def paged_append(
     """Store N new tokens, k_new (B, Hkv, N, D) and v_new (B, Hkv, N, Dv), in place: token i of batch b is at position
     lengths[b] + i of its sequence. `lengths` are those before the call, and stay as they are. See
     docs/guide/caches.md."""
-    if is_quantized(k_pages, v_pages):
-        from . import quantized_paged
-
-        arrays = k_pages, v_pages, page_table, lengths, k_new, v_new
-        quantized_paged.paged_append(*arrays, check=check, backend=backend, threads=threads)
-        return
     torch_calls.refuse_gradients("paged_append", k_pages, v_pages, k_new, v_new)
     views = {"k_pages": k_pages, "v_pages": v_pages, "k_new": k_new, "v_new": v_new}
     found = {name: tensors.read(name, array) for name, array in views.items()}

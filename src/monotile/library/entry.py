@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import ops, quantized_ops, torch_calls
-from .quantized_ops import is_quantized
+from . import ops, quantized_ops, quantized_paged, torch_calls
+from .quantized import is_quantized
 
 Array = Any
 
@@ -153,3 +153,31 @@ def decode_partials(
         q, k, v, splits=splits, causal=causal, scale=scale, mask=mask, window=window, softcap=softcap,
         score_mod=score_mod, mask_mod=mask_mod, backend=backend, threads=threads,
     )  # fmt: skip
+
+
+def attention_paged(
+    q: Array, k_pages: Array, v_pages: Array, page_table: Array, lengths: Array, *, causal: bool | str = True,
+    scale: float | None = None, window: ops.Window = None, softcap: float | None = None, sinks: Array | None = None,
+    score_mod: Callable[..., Any] | None = None, mask_mod: Callable[..., Any] | None = None, return_lse: bool = False,
+    check: bool = False, backend: str | None = None, threads: int | None = None,
+) -> Any:  # fmt: skip
+    """Attention of q (B, Hq, Nq, D) on keys (P, page, Hkv, D) and values (P, page, Hkv, Dv) in pages, plain or
+    quantised: key j of batch b is at j % page in page page_table[b, j // page], for j below lengths[b]. See
+    docs/guide/caches.md."""
+    run = quantized_paged.attention_paged if is_quantized(k_pages, v_pages) else ops.attention_paged
+    return run(
+        q, k_pages, v_pages, page_table, lengths, causal=causal, scale=scale, window=window, softcap=softcap,
+        sinks=sinks, score_mod=score_mod, mask_mod=mask_mod, return_lse=return_lse, check=check, backend=backend,
+        threads=threads,
+    )  # fmt: skip
+
+
+def paged_append(
+    k_pages: Array, v_pages: Array, page_table: Array, lengths: Array, k_new: Array, v_new: Array, *,
+    check: bool = False, backend: str | None = None, threads: int | None = None,
+) -> None:  # fmt: skip
+    """Store N new tokens, k_new (B, Hkv, N, D) and v_new (B, Hkv, N, Dv), in place, quantised as their pages are: token
+    i of batch b is at position lengths[b] + i of its sequence. `lengths` are those before the call, and stay as they
+    are. See docs/guide/caches.md."""
+    run = quantized_paged.paged_append if is_quantized(k_pages, v_pages) else ops.paged_append
+    run(k_pages, v_pages, page_table, lengths, k_new, v_new, check=check, backend=backend, threads=threads)

@@ -14,7 +14,6 @@ from ..backends.choices import AttentionChoice, AttentionProblem, cdiv
 from ..dtypes import float32, int32
 from ..errors import ArgumentRank, ArgumentShape, BadPages, MixedDTypes
 from ..ir.ops import MAX_LENGTH
-from ..kernels.attention import NOT_QUANTIZED
 from ..kernels.attention import attention as attention_kernel
 from ..kernels.paged_append import paged_append as paged_append_kernel
 from ..runtime import tensors
@@ -33,6 +32,7 @@ from .inputs import (
 )
 from .launches import SCALE
 from .merging import Partials, add_merge, new_partials
+from .quantized_inputs import as_numbers, codecs_of, read_paged_fields
 from .varlen import contents
 
 Array = Any
@@ -90,10 +90,13 @@ def attention_paged(
     return PAGED.call(arrays, layouts, options, scale)
 
 
-def _plan(builder: CallBuilder, given: AttentionOptions) -> Finish:
-    options = read_options(given)
+def plan(builder: CallBuilder, given: Any) -> Finish:
+    options, codecs = read_options(given), codecs_of(given)
     q, sinks = builder.input("q"), builder.inputs.get("sinks")
-    k, v = _read_pages(builder, "k_pages"), _read_pages(builder, "v_pages")
+    k, v = (
+        _read_pages(as_numbers(builder.input(name), codec, q.dtype), name)
+        for name, codec in zip(("k_pages", "v_pages"), codecs, strict=True)
+    )
     table, lengths = builder.input("page_table"), builder.input("lengths")
     if len(q.shape) != 4:
         raise ArgumentRank(f"'q' has shape {q.shape}; attention_paged takes (batch, heads, length, head size)")
@@ -106,8 +109,9 @@ def _plan(builder: CallBuilder, given: AttentionOptions) -> Finish:
         check_sinks(sinks, q.shape[1])
     one_device(builder.inputs)
     builder.scale = float(q.shape[3] ** -0.5)
-    inputs = AttentionInputs(unit_last(builder, q), k, v, None, sinks, dtype, True, given.values_in_keys)
-    out = builder.result(inputs.out_shape, dtype)
+    stored = read_paged_fields(builder, codecs, q.shape[0])
+    inputs = AttentionInputs(unit_last(builder, q), k, v, None, sinks, dtype, True, given.values_in_keys, stored)
+    out = builder.result(inputs.out_shape, inputs.out_dtype)
     lse = builder.result(inputs.out_shape[:3], float32) if given.return_lse else None
     if 0 not in out.shape:
         capacity = table.shape[1] * k.shape[2]
@@ -153,17 +157,15 @@ def _add(
 
     results = [grouped(array) for array in target]
     outputs = [None, None, *results] if split else [*results, None, None, None]
-    values = None if inputs.values_in_keys else inputs.v
+    keys, values, *fields = inputs.stored.arguments(inputs.k, None if inputs.values_in_keys else inputs.v)
     args = grouped(inputs.q), None, None, None, None, None if split else inputs.sinks, *outputs, None, None
     scalars = SCALE, Nq, choice.first_block, choice.blocks_per_split
-    builder.launch(
-        attention_kernel, *args, inputs.k, values, *places, *NOT_QUANTIZED, *scalars, choice=choice, **launch
-    )
+    page = {} if inputs.stored.is_plain else {"T": inputs.k.shape[2], **inputs.stored.constants}
+    builder.launch(attention_kernel, *args, keys, values, *places, *fields, *scalars, choice=choice, **page, **launch)
 
 
-def _read_pages(builder: CallBuilder, name: str) -> ArrayRef:
+def _read_pages(array: ArrayRef, name: str) -> ArrayRef:
     """Pages (P, page, Hkv, D) with heads before positions. They are read in place: a copy would be one of all pages."""
-    array = builder.input(name)
     if len(array.shape) != 4:
         raise ArgumentRank(
             f"{name!r} has shape {array.shape}; pages are (pages, positions of a page, heads, head size)"
@@ -234,6 +236,15 @@ def paged_append(
     if len({view.dtype for view in found.values()}) > 1:
         listing = ", ".join(f"{name} {view.dtype}" for name, view in found.items())
         raise MixedDTypes(f"pages and what is appended must have one element type, found {listing}; cast it")
+    check_places(page_table, lengths, found["k_new"].shape, found["k_pages"].shape, check=check)
+    arrays = k_pages, v_pages, page_table, lengths, k_new, v_new
+    paged_append_kernel(*arrays, backend=backend, threads=threads)
+
+
+def check_places(
+    page_table: Array, lengths: Array, new: tuple[int, ...], pages: tuple[int, ...], *, check: bool
+) -> None:
+    """Raise an error for a table or lengths of a wrong type; with `check` also where a new token has no place."""
     for name, array in (("page_table", page_table), ("lengths", lengths)):
         if tensors.read(name, array).dtype is not int32:
             raise MixedDTypes(f"{name!r} must be int32, found {tensors.read(name, array).dtype}; cast it")
@@ -241,9 +252,7 @@ def paged_append(
         table, ends = contents(page_table), contents(lengths)
         if (ends < 0).any():
             raise BadPages(f"lengths[{int(np.argmax(ends < 0))}] is negative; lengths are from 0 up")
-        check_pages(table, ends + found["k_new"].shape[2], found["k_pages"].shape)
-    arrays = k_pages, v_pages, page_table, lengths, k_new, v_new
-    paged_append_kernel(*arrays, backend=backend, threads=threads)
+        check_pages(table, ends + new[2], pages)
 
 
-PAGED = LibraryFunction(("q", "k_pages", "v_pages", "page_table", "lengths", "sinks"), AttentionOptions, _plan)
+PAGED = LibraryFunction(("q", "k_pages", "v_pages", "page_table", "lengths", "sinks"), AttentionOptions, plan)

@@ -160,8 +160,9 @@ def on_device(value: Any, backend: str | None) -> Any:
         return value
     import torch
 
-    name, size = value.dtype.name, value.dtype.itemsize
-    plain = value.view(f"i{size}") if name.startswith(("bfloat", "float8")) else value  # types that NumPy lacks
+    name = value.dtype.name
+    bits = {"bfloat16": np.int16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}.get(name)
+    plain = value if bits is None else value.view(bits)
     tensor = torch.from_numpy(np.ascontiguousarray(plain).reshape(plain.shape)).view(getattr(torch, name))
     return tensor.to(device)
 

@@ -128,7 +128,8 @@ def part_of_program(rows, k, v, dk, dv, dq, sum_dq, q_offsets, k_offsets, BK):
     if dq is not None:
         dq, sum_dq = dq[:, :, start:end], sum_dq[:, :, start:end]
     start, end = block.start, block.end
-    k, v, dk, dv = (keys_between(x, start, end) for x in (k, v, dk, dv))
+    k, v = keys_between(k, start, end), keys_between(v, start, end)
+    dk, dv = keys_between(dk, start, end), keys_between(dv, start, end)
     rows_end = where(block.used, rows.q.shape[2], 0)
     return KeyPart(0, block.sequence, block.head, block.index, rows_end, rows, k, v, dk, dv, dq, sum_dq)
 

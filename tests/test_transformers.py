@@ -196,7 +196,7 @@ def test_images() -> None:
         close(ours(image).last_hidden_state, eager(image).last_hidden_state)
 
 
-# ---- models and caches that take sdpa, in a region of monotile.torch.sdpa ----------------------------------------------
+# ---- models and caches that take sdpa, in a region of monotile.torch.sdpa --------------------------------------------
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, run: Any) -> tuple[Any, int]:

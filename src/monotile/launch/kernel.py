@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from ..errors import (
     BadOption,
     BadSignature,
     InternalError,
+    KernelError,
     MonotileError,
     OverlappingOutput,
     ReadOnlyOutput,
@@ -31,9 +33,10 @@ from ..ir import Kernel as KernelIR
 from ..ir.builder import GlobalRead
 from ..runtime import arrays, tensors
 from ..runtime.tensors import numpy_address
-from . import source_keys
+from . import in_place, source_keys
 from .arguments import Arguments, Specialisation
 from .captures import NOTHING, Captures, captures, const_key, note_rebound, with_constants
+from .in_place import Pairs
 from .layouts import ArgumentLayout, LayoutReader, lengths_agree
 from .plans import Plan, PlanTemplate, user_globals
 from .signature import check_threads, read_scalar, read_signature
@@ -85,9 +88,15 @@ class Kernel:
             raise error.with_traceback(None) from None
         given = args if plan.all_arrays else [args[n] for n in plan.array_positions]
         addresses = [numpy_address(a) if type(a) is np.ndarray else tensors.address(a) for a in given]
-        self._check_memory(plan, given, addresses)
+        pairs = self._check_memory(plan, given, addresses)
+        if pairs:
+            choose = partial(choose_backend, backend)
+            plan = plan.in_place.get(pairs) or in_place.plan(self, plan, pairs, args, consts, choose, schedule)
         scalars = [] if plan.all_arrays else [read_scalar(name, args[n], dtype) for n, name, dtype in plan.scalars]
-        plan.program.launch(plan.bound, given, addresses, scalars, threads)
+        try:
+            plan.program.launch(plan.bound, given, addresses, scalars, threads)
+        except KernelError as error:  # a race that the interpreter found
+            raise error.with_traceback(None) from None
 
     def _planned(
         self, given: tuple[Any, ...], consts: Mapping[str, Any], backend: str | None, schedule: Any
@@ -124,14 +133,16 @@ class Kernel:
             self._plans[key] = plan
         return plan, args
 
-    def _check_memory(self, plan: Plan, arrays: Sequence[Any], addresses: Sequence[int]) -> None:
+    def _check_memory(self, plan: Plan, arrays: Sequence[Any], addresses: Sequence[int]) -> Pairs:
         """Check what may differ between calls with one plan: alignment, writability, and outputs that share memory with
-        another argument. Byte ranges are compared first; interleaved views are compared exactly."""
+        another argument. Byte ranges are compared first; interleaved views are compared exactly. Return the pairs of
+        an output and an input that are one array."""
         for n, address in enumerate(addresses):
             if address & plan.alignment_masks[n]:
                 name = self._array_name(plan, n)
                 raise ArgumentAlignment(f"{name!r} is not aligned to its elements; pass {name}.copy()")
         spans = plan.spans
+        pairs: Pairs = ()
         for i in plan.outputs:
             if not tensors.is_writable(arrays[i]):
                 name = self._array_name(plan, i)
@@ -141,9 +152,12 @@ class Kernel:
             for j, address in enumerate(addresses):
                 begin, end = spans[j]
                 if low < end + address and begin + address < high and i != j and tensors.share(arrays[i], arrays[j]):
-                    names = self._array_name(plan, i), self._array_name(plan, j)
-                    found = f"the output {names[0]!r} shares memory with {names[1]!r}"
-                    raise OverlappingOutput(f"{found}; pass separate arrays")
+                    if not tensors.same_view(arrays[i], arrays[j]) or j in plan.outputs:
+                        names = self._array_name(plan, i), self._array_name(plan, j)
+                        found = f"the output {names[0]!r} shares memory with {names[1]!r}"
+                        raise OverlappingOutput(f"{found}; pass separate arrays, or the same one")
+                    pairs += ((i, j),)
+        return pairs
 
     def _array_name(self, plan: Plan, n: int) -> str:
         return self.signature.parameter(plan.array_positions[n]).name
@@ -175,9 +189,6 @@ class Kernel:
         compiled = self._find_or_compile(call, chosen, schedule)
         call.check_outputs(compiled.kernel)
         views = call.views.values()
-        words: list[int] = []
-        for view in views:
-            words += [0, *view.shape, *view.strides]
         typed = zip(call.scalar_positions, compiled.kernel.scalars, strict=True)
         template = PlanTemplate(
             compiled,
@@ -194,7 +205,7 @@ class Kernel:
             if len(self._templates) >= MAX_PLANS:
                 self._templates.clear()
             self._templates[key] = template
-        return template.plan(words, [tensors.span(v) for v in views])
+        return template.plan(call.words(), [tensors.span(v) for v in views])
 
     def _plan_of_template(self, key: Any, layouts: Mapping[int, ArgumentLayout]) -> Plan | None:
         """Return the plan of a call whose layouts a checked call had; None where the full check is needed."""
@@ -213,7 +224,7 @@ class Kernel:
         words: list[int] = []
         for layout in found:
             words += layout.words
-        return template.plan(words, [layout.span for layout in found])
+        return template.plan(words + [0] * len(template.scalars), [layout.span for layout in found])
 
     def _find_or_compile(self, call: Arguments, backend: Backend, schedule: Any) -> CompiledKernel:
         """Return this process's program for the call, else the one on disk, else compile it."""
@@ -227,7 +238,7 @@ class Kernel:
 
             def compile_call() -> CompiledKernel:
                 globals_read: list[GlobalRead] = []
-                kernel = self._build(spec, globals_read)
+                kernel = self.build(spec, globals_read)
                 call.check_outputs(kernel)
                 program = backend.compile(kernel) if schedule is None else backend.compile_as(kernel, schedule)
                 return CompiledKernel(kernel, program, _distinct(globals_read))
@@ -244,9 +255,10 @@ class Kernel:
     def ir_with_arguments(self, *args: Any, **consts: Any) -> KernelIR:
         """Return the IR of a call, with captured numbers as arguments; raise an error where they must be constants."""
         call = Arguments(self.signature, args, captures(consts.values()), consts)
-        return self._build(call.specialisation())
+        return self.build(call.specialisation())
 
-    def _build(self, spec: Specialisation, globals_read: list[GlobalRead] | None = None) -> KernelIR:
+    def build(self, spec: Specialisation, globals_read: list[GlobalRead] | None = None) -> KernelIR:
+        """Run the front end."""
         from ..frontend.build import build
         from ..ir import verify
 

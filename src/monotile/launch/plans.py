@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..backends.base import Program
 from ..dtypes import DType
+from .in_place import Pairs
 from .layouts import Positions
 from .source_keys import CompiledKernel, GlobalReads
 
@@ -28,6 +29,7 @@ class Plan:
     all_arrays: bool  # no scalars among the arguments
     globals_read: GlobalReads  # globals with the values that were compiled in
     user_globals: GlobalReads  # those of them outside of this package
+    in_place: dict[Pairs, Plan] = field(default_factory=dict)  # the same launch with inputs that are outputs
 
 
 class PlanTemplate(NamedTuple):
@@ -44,9 +46,9 @@ class PlanTemplate(NamedTuple):
     shared_lengths: tuple[Positions, ...]
 
     def plan(self, words: list[int], spans: Sequence[tuple[int, int]]) -> Plan:
-        """Return the plan for tensors of these lengths and strides."""
+        """Return the plan for tensors of these lengths and strides, and a zero for each scalar."""
         program = self.compiled.program
-        bound = program.bind(words + [0] * len(self.scalars), self.device)
+        bound = program.bind(words, self.device)
         return Plan(
             program, bound, self.array_positions, self.scalars, tuple(spans), self.alignment_masks, self.outputs,
             self.all_arrays, self.compiled.globals_read, self.user_globals,

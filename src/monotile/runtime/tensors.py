@@ -355,11 +355,40 @@ def is_leading_part(part: Any, whole: Any) -> bool:
 
 
 def share(a: Any, b: Any) -> bool:
-    """Return True if two arrays whose byte ranges overlap may have an element in common."""
-    if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
-        # torch has no exact test: overlapping ranges are refused
-        return 0 not in a.shape and 0 not in b.shape
+    """Return True if two arrays whose byte ranges overlap have an element in common, or may have one."""
+    views = read("", a), read("", b)
+    if any(0 in view.shape for view in views):
+        return False
+    places = address(a), address(b)
+    shift = 2**40 - min(places)  # places on Apple GPUs are beyond 64 bits
+    first, second = (
+        memory_as_array(place + shift, view.dtype, view.shape, view.strides)
+        for place, view in zip(places, views, strict=True)
+    )
     try:
-        return bool(np.shares_memory(a, b, max_work=10**6))  # type: ignore[arg-type]
+        return bool(np.shares_memory(first, second, max_work=10**6))  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
+
+
+def same_view(a: Any, b: Any) -> bool:
+    """True if two arrays are the same elements in the same order. Those of MLX are never written in place."""
+    return not is_mlx(a) and address(a) == address(b) and read("", a) == read("", b)
+
+
+class _Memory:
+    """An array interface to memory that NumPy does not own."""
+
+    def __init__(self, **facts: Any) -> None:
+        self.__array_interface__ = {"version": 3, **facts}
+
+
+def memory_as_array(place: int, dtype: DType, shape: Sequence[int], strides: Sequence[int]) -> np.ndarray[Any, Any]:
+    """Return memory as a NumPy array, without reading it."""
+    target = dtypes.to_numpy(dtype)
+    if 0 in shape:
+        return np.empty(shape, target)
+    steps = tuple(stride * target.itemsize for stride in strides)
+    kind = f"V{target.itemsize}"  # NumPy has no name for bfloat16: the elements pass as bytes
+    memory = _Memory(data=(place, False), shape=tuple(shape), strides=steps, typestr=f"|{kind}")
+    return np.asarray(memory).view(target)

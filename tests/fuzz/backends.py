@@ -8,6 +8,7 @@ from typing import Any
 
 from monotile import ir
 from monotile.backends.base import Backend
+from monotile.launch.signature import read_scalar
 
 from .arguments import Program
 from .harness import TARGETS, Array, compiled
@@ -43,4 +44,6 @@ def _launched(backend: Backend, program: Program, bases: list[Array]) -> None:
     for view in views:
         words += [0, *view.shape, *(s // view.itemsize for s in view.strides)]
     bound = made.bind(words + [0] * len(program.scalars), "cpu")
-    made.launch(bound, views, [view.ctypes.data for view in views], program.scalars, None)
+    typed = zip(program.kernel.scalars, program.scalars, strict=True)
+    scalars = [read_scalar(name, value, dtype) for (name, dtype), value in typed]
+    made.launch(bound, views, [view.ctypes.data for view in views], scalars, None)

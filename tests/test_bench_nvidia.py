@@ -24,6 +24,7 @@ from monotile import errors
 from monotile.bench import baselines, suite
 from monotile.bench.nvidia import goals, rows, run, table
 from monotile.bench.nvidia.device import CudaTimer
+from monotile.bench.nvidia.gradients import GpuGradient
 from monotile.bench.nvidia.rows import GpuShape
 from monotile.cli import commands
 
@@ -40,6 +41,10 @@ TINY = (
     *(GpuShape(1, (2, 2), 40, 40, 16, extra == "window", extra) for extra in rows.EXTRAS),
     GpuShape(2, (4, 2), 5, 70, 16),
     GpuShape(1, (16, 1), 1, 40, 24, Dv=16),
+)
+GRADIENTS = (
+    GpuGradient("backward", 1, (2, 1), 40, 16, True),
+    GpuGradient("forward+backward", 2, (2, 2), 40, 16),
 )
 VISIBLE = tuple(GpuShape(2, (4, 2), 1 + 2 * (n % 2), 700, 16, extra=extra) for n, extra in enumerate(rows.FEW_VISIBLE))
 
@@ -91,7 +96,7 @@ def quiet() -> Console:
     return Console(file=io.StringIO(), width=200)
 
 
-def report_of(shapes: tuple[GpuShape, ...], **words: Any) -> dict[str, Any]:
+def report_of(shapes: tuple[run.Shape, ...], **words: Any) -> dict[str, Any]:
     words = {"gpu": Clock(), "options": options(), **words}
     return run.run(console=quiet(), shapes=shapes, **words)
 
@@ -112,7 +117,7 @@ def test_names_are_distinct_and_quick_rows_exist() -> None:
 
 def test_every_goal_has_rows() -> None:
     for goal in goals.GOALS:
-        assert any(goal.matches(row.tags) for row in rows.ROWS), goal.work
+        assert any(goal.matches(row.tags) for row in run.ROWS), goal.work
 
 
 def test_work_of_a_row() -> None:
@@ -176,7 +181,7 @@ def test_the_worst_row_counts() -> None:
 def test_tables(tmp_path: Path) -> None:
     report, path = full_report(), tmp_path / "found.json"
     written = io.StringIO()
-    table.show(report, Console(width=200, file=written))
+    table.show(report, Console(width=200, file=written), with_goals=True)
     text = written.getvalue()
     assert "NVIDIA Nothing (sm_00)" in text and "a warm call" in text and "short" in text and "a row: why" in text
     baselines.save(report, path)
@@ -263,6 +268,15 @@ def test_every_kind_of_row(tmp_path: Path) -> None:
     ]  # fmt: skip
     table.show(report, quiet())
     assert baselines.markdown(report)
+
+
+@needs_results
+def test_gradients() -> None:
+    report = report_of(GRADIENTS)
+    assert report["wrong"] == []
+    for row, shape in zip(report["rows"], GRADIENTS, strict=True):
+        assert row["error"] <= row["allowed"] and row["ratios"]["torch"] > 0, shape.name
+        assert math.isclose(row["limit"]["rate_per_s"], shape.flops / row["times"]["monotile"]["median_s"])
 
 
 @needs_results

@@ -363,6 +363,9 @@ class Run:
         tile = np.zeros([extent or 1 for extent in op.attrs["extents"]], array.dtype)
         tile[inside_tile] = array[inside_tensor]
         self.races.read(op, inside_tensor)
+        for axis, side in enumerate(ir.spreads(op)):
+            if side is not None:
+                tile = tile.take([side.at(i) for i in range(side.extent)], axis)
         self.set(op.result, tile.reshape(op.result.shape))
 
     def store(self, op: Op) -> None:

@@ -31,6 +31,7 @@ from .ops import (
     walk,
 )
 from .printer import show
+from .spreads import Spread, spreads
 
 __all__ = [
     "ARITHMETIC",
@@ -49,6 +50,7 @@ __all__ = [
     "Kernel",
     "Loc",
     "Op",
+    "Spread",
     "Tensor",
     "Type",
     "Value",
@@ -58,6 +60,7 @@ __all__ = [
     "needed",
     "replace",
     "show",
+    "spreads",
     "starts",
     "uses",
     "view_of",

@@ -14,6 +14,7 @@ from ..dtypes import bool_, float32, int32
 from ..errors import InternalError
 from . import ops
 from .ops import Block, Kernel, Op, Tensor, Type, Value, starts
+from .spreads import Spread, spreads
 
 INT32 = Type(int32)
 FOLDS = ("sum", "max", "min")
@@ -257,7 +258,16 @@ class _Checker:
         self.need(all(not v.shape and v.dtype.is_int for v in starts), "a start is an integer scalar")
         assert isinstance(extents, tuple)
         self.need(all(e is None or (isinstance(e, int) and e >= 1) for e in extents), "an extent is None or at least 1")
-        return Type(tensor.dtype, tuple(e for e in extents if e is not None))
+        sides = tuple(self.side(*pair) for pair in zip(extents, spreads(op), strict=True) if pair[0] is not None)
+        return Type(tensor.dtype, sides)
+
+    def side(self, extent: int, spread: Spread | None) -> int:
+        """Return the extent of a tile along one dimension of a slice."""
+        if spread is None:
+            return extent
+        self.need(min(spread.extent, spread.factor, spread.divisor) >= 1 and spread.offset >= 0, "a spread rises")
+        self.need(spread.memory == extent, "a spread repeats the elements of the slice")
+        return spread.extent
 
     def view(self, op: Op, tensor: Tensor) -> None:
         """Check origins and lengths of the view of an access, behind its starts."""

@@ -43,7 +43,7 @@ def attention(
         q, o, lse, source, own, s, low, high = programs.ragged(q, k, v, o, lse, q_offsets, k_offsets, BR)
     else:
         k, v = k if k_codec is None else k_codes, v if v_codec is None else v_codes
-        source = key_sources.dense_or_paged(k, v, k_pages, v_pages, page_table, lengths)
+        source = key_sources.dense_or_paged(k, v, k_pages, v_pages, page_table, lengths, T)
         own, s = programs.rows_and_split(q, source, queries, split_o, BR, packed)
         source = key_sources.of_batch(source, own.b)
         low, high = programs.keys_of_split(s, source.count, first_block, blocks_per_split, BK)

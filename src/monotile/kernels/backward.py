@@ -42,7 +42,7 @@ class RowTerms(NamedTuple):
 
 
 class KeySums(NamedTuple):
-    """Gradients of some keys and values so far."""
+    """Gradients of some keys and values so far; None of what is not asked for."""
 
     dK: Any  # (keys, D), to be multiplied by the scale
     dV: Any  # (keys, Dv)
@@ -195,8 +195,7 @@ def backward_keys(
 ):  # fmt: skip
     """Each program owns BK keys of a KV head and sums over the rows of the query heads that read them: dk, dv or both.
     With `dq` it owns all keys of the KV head and adds up dq too, block after block, in float32: in `workspace`, or in
-    dq itself where that is left out. With `k_offsets` the one batch holds sequences one after the other.
-    `all_sighted`: every row sees some key."""
+    dq itself. With `k_offsets` the one batch holds sequences in a row. `all_sighted`: every row sees some key."""
     sum_dq, rows = workspace if workspace is not None else dq, RowSources(do, q, lse, delta)
     part = part_of_program(rows, k, v, dk, dv, dq, sum_dq, q_offsets, k_offsets, BK)
     b, sequence, g, n, rows_end, of_rows, k, v, dk, dv, dq, sum_dq = part
@@ -223,12 +222,7 @@ def backward_keys(
                 terms = terms_of_rows(of_rows, b, h, rows)
                 terms = terms._replace(Q=where(sighted, terms.Q, 0.0), dO=where(sighted, terms.dO, 0.0))
                 P, _, dX = score_gradients(rule, terms, K, V, at(rows), M, seen)
-                dK, dV = sums
-                if dv is not None:
-                    dV = dV + dot(P.astype(V.dtype).T, terms.dO)
-                if dk is not None:
-                    dK = dK + dot(dX.astype(K.dtype).T, terms.Q)
-                sums = KeySums(dK, dV)
+                sums = add_rows(sums, terms, P.astype(V.dtype), dX.astype(K.dtype))
                 if dq is not None:
                     keys = visible_keys(options, at(rows), M, seen, case, hides)
                     sum_dq[b, h, rows] += dot(dX.astype(K.dtype), where(keys[:, None], K, 0.0))
@@ -239,13 +233,10 @@ def backward_keys(
                 sums = by_block_case(step, sums, i + arange(BR), case, hides, covered)
             return sums
 
-        sums = KeySums(zeros((BK, D)) if dk is not None else 0.0, zeros((BK, Dv)) if dv is not None else 0.0)
+        sums = KeySums(zeros((BK, D)) if dk is not None else None, zeros((BK, Dv)) if dv is not None else None)
         for h in range(g * group, g * group + group):
             sums = add_head(sums, h)
-        if dk is not None:
-            dk[b, g, cols] = sums.dK * scale
-        if dv is not None:
-            dv[b, g, cols] = sums.dV
+        store_sums(sums, dk, dv, b, g, cols, scale)
 
     if dq is None:
         add_keys(n)
@@ -254,6 +245,23 @@ def backward_keys(
         for n in range(cdiv(Nk, BK)):
             add_keys(n)
         scale_rows(dq, sum_dq, b, g * group, group, scale, BR)
+
+
+def add_rows(sums, terms, P, dX):
+    """Add what some rows contribute, from their weights and the gradients of their scaled products."""
+    dK, dV = sums
+    if dV is not None:
+        dV = dV + dot(P.T, terms.dO)
+    if dK is not None:
+        dK = dK + dot(dX.T, terms.Q)
+    return KeySums(dK, dV)
+
+
+def store_sums(sums, dk, dv, b, g, cols, scale):
+    if dk is not None:
+        dk[b, g, cols] = sums.dK * scale
+    if dv is not None:
+        dv[b, g, cols] = sums.dV
 
 
 def clear_rows(sums, b, first, heads, BR, D):

@@ -1,8 +1,9 @@
 """A decorated kernel: look up or compile the program for a call, and launch it.
 
-Two tables keep a warm call short. `_plans` is keyed by everything about the call but addresses and contents: a hit goes
-straight to the backend. `_programs` is keyed by what the compiled code depends on (element types, constants, known
-strides, never lengths): a new sequence length makes a new plan, not a new program.
+Three tables keep a call short. `_plans` is keyed by everything about the call but addresses and contents: a hit goes
+straight to the backend. `_templates` is keyed by what the compiled code depends on (element types, constants, known
+strides, never lengths), as read from the arguments without checking them: a hit is a new plan of a checked program.
+`_programs` is keyed by the same as the full check reads it.
 """
 
 from __future__ import annotations
@@ -10,15 +11,13 @@ from __future__ import annotations
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from .. import backends
-from ..backends.base import Backend, Program
-from ..dtypes import DType
+from ..backends.base import Backend
 from ..errors import (
     ArgumentAlignment,
     ArgumentDevice,
@@ -38,26 +37,12 @@ from . import in_place, source_keys
 from .arguments import Arguments, Specialisation
 from .captures import NOTHING, Captures, captures, const_key, note_rebound, with_constants
 from .in_place import Pairs
+from .layouts import ArgumentLayout, LayoutReader, lengths_agree
+from .plans import Plan, PlanTemplate, user_globals
 from .signature import check_threads, read_scalar, read_signature
 from .source_keys import CompiledKernel, GlobalReads
 
 MAX_PLANS = 4096
-
-
-@dataclass(slots=True)
-class Plan:
-    """A checked launch: of the next call with the same key, only addresses, scalars and writability are checked."""
-
-    program: Program
-    bound: Any  # what the program's `bind` made of lengths and strides
-    array_positions: tuple[int, ...]  # of the arrays among the arguments
-    scalars: tuple[tuple[int, str, DType], ...]  # position, name and type of each scalar
-    spans: tuple[tuple[int, int], ...]  # bytes each array covers, relative to its address
-    alignment_masks: tuple[int, ...]  # address bits that must be zero
-    outputs: tuple[int, ...]  # arrays that are written, as positions in `array_positions`
-    all_arrays: bool  # no scalars among the arguments
-    globals_read: GlobalReads  # globals with the values that were compiled in
-    in_place: dict[Pairs, Plan] = field(default_factory=dict)  # the same launch with inputs that are outputs
 
 
 class Kernel:
@@ -79,6 +64,8 @@ class Kernel:
         self.defaults = self.signature.defaults
         self._plans: dict[Any, Plan] = {}
         self._programs: dict[Any, CompiledKernel] = {}
+        self._templates: dict[Any, PlanTemplate] = {}
+        self._layouts = LayoutReader(self.signature)
         self._lock = threading.RLock()
 
     def __repr__(self) -> str:
@@ -187,6 +174,13 @@ class Kernel:
     ) -> Plan:
         """Check a call and find or compile its program. `captured` are arrays and numbers of functions among the
         constants; a `View` may stand for an array."""
+        key: Any = None
+        layouts: dict[int, ArgumentLayout] = {}
+        if not captured.pattern:
+            key, layouts = self._layouts.read(given, consts, backend, schedule)
+        plan = self._plan_of_template(key, layouts)
+        if plan is not None:
+            return plan
         call = Arguments(self.signature, given, captured, consts)
         chosen = choose_backend(backend, call)
         if schedule is not None and not isinstance(schedule, chosen.schedules or ()):
@@ -196,18 +190,41 @@ class Kernel:
         call.check_outputs(compiled.kernel)
         views = call.views.values()
         typed = zip(call.scalar_positions, compiled.kernel.scalars, strict=True)
-        scalars = tuple((position, name, dtype) for position, (name, dtype) in typed)
-        return Plan(
-            compiled.program,
-            compiled.program.bind(call.words(), call.device),
+        template = PlanTemplate(
+            compiled,
+            call.device,
             array_positions=tuple(call.views),
-            scalars=scalars,
-            spans=tuple(tensors.span(v) for v in views),
+            scalars=tuple((position, name, dtype) for position, (name, dtype) in typed),
             alignment_masks=tuple(v.dtype.bytes - 1 for v in views),
             outputs=tuple(sorted(compiled.kernel.written)),
             all_arrays=len(call.views) == len(call.args),
-            globals_read=compiled.globals_read,
+            user_globals=user_globals(compiled.globals_read),
+            shared_lengths=self._layouts.shared_lengths(layouts),
         )
+        if key is not None and tuple(layouts) == template.array_positions:
+            if len(self._templates) >= MAX_PLANS:
+                self._templates.clear()
+            self._templates[key] = template
+        return template.plan(call.words(), [tensors.span(v) for v in views])
+
+    def _plan_of_template(self, key: Any, layouts: Mapping[int, ArgumentLayout]) -> Plan | None:
+        """Return the plan of a call whose layouts a checked call had; None where the full check is needed."""
+        try:
+            template = self._templates.get(key)
+        except TypeError:  # something unhashable: the full check will say what
+            return None
+        if template is None or not lengths_agree(template.shared_lengths, layouts):
+            return None
+        for names, name, value in template.user_globals:
+            if names.get(name) is not value:
+                return None
+        found = list(layouts.values())
+        if any([found[n].overlaps_itself for n in template.outputs]):
+            return None
+        words: list[int] = []
+        for layout in found:
+            words += layout.words
+        return template.plan(words + [0] * len(template.scalars), [layout.span for layout in found])
 
     def _find_or_compile(self, call: Arguments, backend: Backend, schedule: Any) -> CompiledKernel:
         """Return this process's program for the call, else the one on disk, else compile it."""

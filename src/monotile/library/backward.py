@@ -68,8 +68,30 @@ def attention_backward(
     score_mod: Callable[..., Any] | None = None, mask_mod: Callable[..., Any] | BlockMask | None = None,
     backend: str | None = None, threads: int | None = None,
 ) -> Gradients:  # fmt: skip
-    """The gradients of `attention` with these arguments, where it returned `o` and `lse`, for the gradient `do` of o
-    (and `dlse` of lse). See docs/guide/attention_backward.md."""
+    """Return the gradients of `attention` with these arguments, where it returned `o` and `lse`.
+
+    torch tensors that require grad need no call of it: `attention` is differentiable there.
+
+    Args:
+        do: gradient of the output (B, Hq, Nq, Dv).
+        q: queries (B, Hq, Nq, D).
+        k: keys (B, Hkv, Nk, D).
+        v: values (B, Hkv, Nk, Dv).
+        o: output of the forward call.
+        lse: its logsumexp (B, Hq, Nq), from `return_lse=True`.
+        dlse: gradient of the logsumexp; 0 if left out.
+        mask_grad: also return the gradient of an additive mask.
+        causal, scale, mask, window, softcap, sinks, score_mod, mask_mod, backend, threads: as in `attention`.
+
+    Returns:
+        `Gradients` dq, dk, dv, dsinks and dmask; the last two are None where they were not asked for.
+
+    Example:
+        >>> q = np.ones((1, 2, 5, 64), np.float32)
+        >>> o, lse = monotile.attention(q, q, q, return_lse=True)
+        >>> monotile.attention_backward(np.ones_like(o), q, q, q, o, lse).dq.shape
+        (1, 2, 5, 64)
+    """
     if not isinstance(mask_grad, bool):
         raise BadOption(f"mask_grad is True or False, found {mask_grad!r}")
     scale, window, softcap, negative = read_scoring(causal, scale, window, softcap)

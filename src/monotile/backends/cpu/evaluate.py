@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...dtypes import DType
 from ...ir import ELEMENTWISE, Op, Value, starts
+from ...ir.periods import period
 from .axes import Axes, Axis, tile_of
 from .bool_reductions import any_or_all
 from .emit import Emitter, Index, Reg
@@ -77,6 +78,10 @@ class Evaluator:
         assert op is not None, "a carried value without storage"
         if op.kind == "arange":
             return self.position(self.axes.dims(value)[0], pt)
+        if op.kind in ("mod", "mul", "bitand") and self.axes.index_like(value) and pt.lane in self.axes.of(value):
+            alike = period(value, self.e.lanes)
+            if alike is not None:
+                return Reg("<" + ", ".join(f"i32 {n}" for n in alike) + ">", "i32", True)
         if op.kind == "load":
             return self.tensors.read(op, pt)
         if op.kind == "gather":

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...ir import Kernel, Op, Tensor, Value, view_of
+from ...ir import Kernel, Op, Spread, Tensor, Value, spreads, view_of
 from ...ir import starts as ir_starts
 from ...ir.affine import linear
 from .axes import Axes, Axis
 from .emit import Emitter, Index, Reg
 from .point import Point
+from .spread_reads import read_spread, spread_position
 from .vectors import (
     BYTES,
     STORED,
@@ -44,6 +45,7 @@ class Dim:
     length: Index
     checked: bool
     wide: bool = False  # the start may be beyond int32
+    spread: Spread | None = None  # how positions of the tile become positions in memory
 
 
 @dataclass
@@ -57,6 +59,10 @@ class Tile:
     @property
     def element(self) -> str:
         return STORED[self.tensor.dtype.name]
+
+    def bytes_along(self, axis: Axis | None) -> int:
+        """Return the bytes of memory that the tile is read from along an axis, if it is contiguous there."""
+        return next((d.extent for d in self.dims if d.axis is axis), 1) * BYTES[self.element]
 
 
 class Tensors:
@@ -99,8 +105,8 @@ class Tensors:
         axes = iter(self.axes.dims(value))
         offset: Index = 0
         dims, single, whole = [], [], []
-        for n, (start, extent, checked) in enumerate(
-            zip(starts, op.attrs["extents"], op.attrs["checked"], strict=True)
+        for n, (start, extent, checked, spread) in enumerate(
+            zip(starts, op.attrs["extents"], op.attrs["checked"], spreads(op), strict=True)
         ):
             stride, (origin, length) = self.strides[tensor.index][n], spans[n]
             wide = positions[n].dtype.bits == 64
@@ -112,7 +118,7 @@ class Tensors:
                 if extent is None:
                     single += tests
             if extent is not None:
-                dims.append(Dim(next(axes), extent, stride, start, length, checked, wide))
+                dims.append(Dim(next(axes), extent, stride, start, length, checked, wide, spread))
         base = e.element(self.pointer[tensor.index], offset, STORED[tensor.dtype.name])
         self.tiles[op] = Tile(tensor, base, dims, e.all(single), e.all(whole))
 
@@ -126,7 +132,8 @@ class Tensors:
         conditions = [tile.reachable] if pt.edge and tile.reachable is not None else []
         for dim in tile.dims:
             index: Index = pt.at[dim.axis] if dim.axis is not None else 0
-            offset = e.add(offset, e.mul(index, dim.stride))
+            place = index if dim.spread is None else spread_position(e, dim.spread, index)
+            offset = e.add(offset, e.mul(place, dim.stride))
             along = dim.axis is pt.lane and dim.axis is not None
             if along:
                 lane = dim
@@ -142,7 +149,7 @@ class Tensors:
                         )
                 else:
                     conditions.append(e.compare("ult", position, dim.length))
-        if lane is not None and pt.valid is not None:
+        if lane is not None and lane.spread is None and pt.valid is not None:
             tail = Reg(lane_mask(e, pt.valid), "i1", True)
             mask = tail if mask is None else e.binary("and", mask, tail)
         condition = e.all(conditions)
@@ -172,6 +179,9 @@ class Tensors:
         if test is not None:
             mask = test if mask is None else e.binary("and", mask, test)
         size = BYTES[tile.element]
+        if lane is not None and lane.spread is not None:
+            raw = read_spread(e, pointer, tile.element, lane.spread, lane.stride, pt, mask)
+            return decode(e, tile.tensor.dtype, Reg(raw, tile.element, True))
         if lane is None:
             if mask is not None:
                 pointer = e.op(f"select i1 {mask.text}, ptr {pointer}, ptr @zero")

@@ -28,13 +28,13 @@ def sample(inputs: Inputs) -> Sample:
     exact, naive = [], []
     for b, h in places:
         g = h // (Hq // Hkv)
-        parts = [_numpy(x)[None, None] for x in (inputs.q[b, h][rows], inputs.k[b, g], inputs.v[b, g])]
+        parts = [numpy_of(x)[None, None] for x in (inputs.q[b, h][rows], inputs.k[b, g], inputs.v[b, g])]
         options = _options(inputs, h, rows)
         exact.append(reference.attention(*parts, **options)[0][0, 0])
         naive.append(_rounded(reference.attention(*parts, **options, compute=np.float32)[0][0, 0], inputs.q))
 
     def take(out: Tensor) -> Array:
-        return np.stack([_numpy(out[b, h][rows]) for b, h in places])
+        return np.stack([numpy_of(out[b, h][rows]) for b, h in places])
 
     return Sample(take, np.stack(exact), np.stack(naive))
 
@@ -54,20 +54,20 @@ def _options(inputs: Inputs, h: int, rows: list[int]) -> dict[str, Any]:
         import torch
 
         i, j = torch.tensor(rows)[:, None], torch.arange(Nk)[None, :]
-        seen = seen & _numpy(mask_mod(0, 0, i.to(inputs.q.device), j.to(inputs.q.device)))
+        seen = seen & numpy_of(mask_mod(0, 0, i.to(inputs.q.device), j.to(inputs.q.device)))
     if mask is None:
         found["mask"] = seen
     else:
-        part = _numpy(mask[:, :, rows])
+        part = numpy_of(mask[:, :, rows])
         found["mask"] = seen & part if part.dtype == bool else np.where(seen, part, np.float32(-np.inf))
     if given.get("sinks") is not None:
-        found["sinks"] = _numpy(given["sinks"][h : h + 1])
+        found["sinks"] = numpy_of(given["sinks"][h : h + 1])
     if given.get("softcap") is not None:
         found["softcap"] = given["softcap"]
     return found
 
 
-def _numpy(tensor: Tensor) -> Array:
+def numpy_of(tensor: Tensor) -> Array:
     """Copy to the host, in a dtype that NumPy has and that holds every value."""
     if tensor.dtype.is_floating_point:
         tensor = tensor.float()
@@ -77,22 +77,23 @@ def _numpy(tensor: Tensor) -> Array:
 def _rounded(array: Array, like: Tensor) -> Array:
     import torch
 
-    return _numpy(torch.from_numpy(np.ascontiguousarray(array)).to(like.dtype))
+    return numpy_of(torch.from_numpy(np.ascontiguousarray(array)).to(like.dtype))
 
 
-def check(name: str, run: Callable[[], Tensor], sample: Sample) -> dict[str, float]:
+def check(name: str, run: Callable[[], Any], sample: Sample) -> dict[str, float]:
     """Raise unless the error is at most twice that of the formula in float32, rounded to the output's dtype."""
     with poisoned() as allocated:
         out = run()
     assert allocated, f"{name}: no output was poisoned"
-    assert bool(out.isfinite().all()), f"{name}: some elements were not written, or are not finite"
+    outputs = out if isinstance(out, tuple) else (out,)
+    assert all(bool(x.isfinite().all()) for x in outputs), f"{name}: some elements were not written, or are not finite"
     verdict = registry.judge("out", sample.take(out), sample.exact, sample.naive)
     if not verdict.ok:
         raise AssertionError(f"{name}: the error is {verdict.error}, at most {verdict.allowed} is allowed")
     return {"error": verdict.error, "allowed": verdict.allowed}
 
 
-def distance(sample: Sample, out: Tensor) -> float:
+def distance(sample: Sample, out: Any) -> float:
     """Return the largest error relative to the largest result."""
     off = np.abs(sample.take(out) - sample.exact).max()
     return float(off / max(float(np.abs(sample.exact).max()), TINY))

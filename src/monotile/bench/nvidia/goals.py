@@ -42,6 +42,10 @@ def _long(t: Tags) -> bool:
     return _decode(t) and t["N"] == 131072
 
 
+def _backward(t: Tags) -> bool:
+    return bool(t["op"] == "backward")
+
+
 GOALS = (
     Goal("forward D 64", _forward(64), TORCH, 1.1),
     Goal("forward D 128", _forward(128), TORCH, 0.95),
@@ -60,6 +64,9 @@ GOALS = (
     Goal("extend, MLA 128/1", _latent(128), RATE, 400e12),
     Goal("extend, MLA 16/1", _latent(16), READ, 0.85),
     Goal("few queries, 512 visible keys", lambda t: "visible" in t["extra"], SLICE, 1.3),
+    Goal("backward", lambda t: _backward(t) and t["D"] <= 256 and t["N"] > 1024, TORCH, 0.88),
+    Goal("backward N 1024", lambda t: _backward(t) and t["N"] <= 1024, TORCH, 0.79),
+    Goal("backward D 512", lambda t: _backward(t) and t["D"] == 512, RATE, 176e12),
     Goal("a warm call", lambda t: bool(t["op"] == "host"), HOST, 30e-6),
 )
 

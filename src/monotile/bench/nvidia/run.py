@@ -23,14 +23,17 @@ from ...runtime import machine
 from .. import suite
 from ..rows import Sample
 from ..worker import COMPETE_WITHIN, SAME_WORK, RoundLimits, near
-from . import exact, limits, peers, rows, table
+from . import exact, gradients, limits, peers, rows, table
 from .device import CudaTimer
+from .gradients import GpuGradient
 from .rows import GpuShape, Inputs
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 Report = dict[str, Any]
+Shape = GpuShape | GpuGradient
+ROWS: tuple[Shape, ...] = (*rows.ROWS, *gradients.ROWS)
 GRAPH_S = 0.01  # shorter calls are captured in a CUDA graph, so that host time is not measured
 HOST_CALLS, HOST_ROUNDS = 200, 15  # calls per timing of the host: fewer than the launch queue holds
 TRIALS = 3  # of each variant of the torch call
@@ -60,7 +63,7 @@ class RunOptions:
 
 def run(
     options: RunOptions, console: Console, *, keep: Callable[[Report], None] = lambda report: None,
-    gpu: CudaTimer | None = None, shapes: tuple[GpuShape, ...] = rows.ROWS,
+    gpu: CudaTimer | None = None, shapes: tuple[Shape, ...] = ROWS,
 ) -> Report:  # fmt: skip
     """Measure the rows that the filter matches. `keep` gets the report after every row."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -71,11 +74,13 @@ def run(
     quick, only = options.quick, options.only
     wanted = [s for s in shapes if (suite.matches(s.name, only) if only else s.quick or not quick)]
     if not wanted:
-        raise MonotileError(f"no row matches the filter {only!r}; try prefill, decode, extend, D128 or causal")
+        raise MonotileError(
+            f"no row matches the filter {only!r}; try prefill, decode, extend, backward, D128 or causal"
+        )
     begin, gpu = time.perf_counter(), gpu or CudaTimer()
     lists: Report = {name: [] for name in ("doubts", "rows", "wrong", "starts", "left_out")}
     report: Report = {**_setting(gpu, options), "filter": only, **lists}
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (BarColumn(16), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("limits", total=len(wanted) + 1)
         report["limits"] = limits.measure(gpu, options.probes)
@@ -138,25 +143,42 @@ def _setting(gpu: CudaTimer, options: RunOptions) -> Report:
 # ---- one row ---------------------------------------------------------------------------------------------------------
 
 
-def measure(shape: GpuShape, gpu: CudaTimer, options: RunOptions, best: Report) -> Report:
+def measure(shape: Shape, gpu: CudaTimer, options: RunOptions, best: Report) -> Report:
     """Check and time a row. A wrong row is not timed: its report says what was wrong."""
     result: Report = {"name": shape.name, "threads": 1, "tags": shape.tags, "note": ""}
     begin = time.perf_counter()
     try:
         with peers.quiet():
-            inputs = rows.make(shape, gpu.name)
-            mine = partial(ops.attention, inputs.q, inputs.k, inputs.v, **inputs.options, backend="nvidia")
-            sample = exact.sample(inputs)
-            result |= exact.check(shape.name, mine, sample)
-            if shape.host:
-                result |= _host(shape, mine, inputs, gpu, options.host_calls)
-            else:
-                result |= _device(shape, mine, inputs, sample, gpu, options, best)
+            timed = _gradients if isinstance(shape, GpuGradient) else _forward
+            result |= timed(shape, gpu, options, best)  # type: ignore[arg-type]
     except (AssertionError, RuntimeError, MonotileError) as error:
         result |= {"wrong": f"{shape.name}: {type(error).__name__}: {error}"}
-    inputs = mine = sample = None  # type: ignore[assignment]
     gpu.release()
     return result | {"took_s": time.perf_counter() - begin}
+
+
+def _forward(shape: GpuShape, gpu: CudaTimer, options: RunOptions, best: Report) -> Report:
+    inputs = rows.make(shape, gpu.name)
+    mine = partial(ops.attention, inputs.q, inputs.k, inputs.v, **inputs.options, backend="nvidia")
+    sample = exact.sample(inputs)
+    checked = exact.check(shape.name, mine, sample)
+    if shape.host:
+        return checked | _host(shape, mine, inputs, gpu, options.host_calls)
+    return checked | _device(shape, mine, inputs, sample, gpu, options, best)
+
+
+def _gradients(shape: GpuGradient, gpu: CudaTimer, options: RunOptions, best: Report) -> Report:
+    inputs = gradients.make(shape, gpu.name)
+    mine, sample = gradients.call(shape, inputs), gradients.sample(inputs)
+    gpu.release()
+    checked = exact.check(shape.name, mine, sample)
+    torch = _try_out(gradients.variants(shape, inputs), sample, gpu)
+    entries = {"monotile": mine, **{f"torch {name}": run for name, run in torch.pop("runs").items()}}
+    times, notes = interleave(entries, gpu, options.round_limits, cold=False)
+    found = _compared(times, torch, notes)
+    rate, limit = shape.flops / found["times"]["monotile"]["median_s"], best["flop"]["best_per_s"]
+    share = {"kind": "flop", "rate_per_s": rate, "best_per_s": limit, "share": rate / limit}
+    return checked | found | {"limit": share}
 
 
 def _device(
@@ -176,6 +198,14 @@ def _device(
             ops.attention, inputs.q, inputs.k, inputs.v, causal=shape.causal, backend="nvidia"
         )
     times, notes = interleave(entries, gpu, options.round_limits, cold=shape.kind != "prefill")
+    found = _compared(times, torch, notes)
+    if "no option" in found["ratios"]:  # of rates: a window has less work
+        found["ratios"]["no option"] *= shape.flops / shape.plain.flops
+    return found | {"limit": row_limit(shape, found["times"]["monotile"]["median_s"], best)}
+
+
+def _compared(times: dict[str, list[float]], torch: Report, notes: list[str]) -> Report:
+    """Summarise timings; of the variants of the torch call the fastest counts."""
     summaries = {name: summary(t) for name, t in times.items()}
     variants = {name: summaries.pop(name) for name in list(summaries) if name.startswith("torch ")}
     if variants:
@@ -184,11 +214,8 @@ def _device(
         torch["times"] = {name.removeprefix("torch "): t for name, t in variants.items()}
     median = summaries["monotile"]["median_s"]
     ratios = {name: t["median_s"] / median for name, t in summaries.items() if name != "monotile"}
-    if "no option" in ratios:  # of rates: a window has less work
-        ratios["no option"] *= shape.flops / shape.plain.flops
-    limit = row_limit(shape, median, best)
     about = {"torch": torch, "rounds": len(times["monotile"]), "note": "; ".join(notes)}
-    return {**about, "times": summaries, "ratios": ratios, "limit": limit}
+    return {**about, "times": summaries, "ratios": ratios}
 
 
 def row_limit(shape: GpuShape, seconds: float, best: Report) -> Report:
@@ -202,9 +229,24 @@ def row_limit(shape: GpuShape, seconds: float, best: Report) -> Report:
 
 
 def try_variants(shape: GpuShape, inputs: Inputs, sample: Sample, gpu: CudaTimer, flex: peers.Flex) -> Report:
-    """Try every variant of the torch call; `runs` holds those that may be the fastest and take part in the rounds."""
+    """Try every variant of the torch call, FlexAttention where it is wanted."""
+
+    def more(trials: dict[str, float]) -> peers.Variants:
+        if not flex.wanted(fused=any(not name.startswith("math") for name in trials)):
+            return {}
+        return flex.compile_and_run(shape, inputs)
+
+    return _try_out(peers.variants(shape, inputs), sample, gpu, more)
+
+
+def _try_out(
+    runs: peers.Variants, sample: Sample, gpu: CudaTimer,
+    more: Callable[[dict[str, float]], peers.Variants] = lambda trials: {},
+) -> Report:  # fmt: skip
+    """Try variants, then those that `more` adds; `runs` of the report holds those that may be the fastest and take part
+    in the rounds."""
     trials: dict[str, float] = {}
-    errors, failed, runs = {}, {}, peers.variants(shape, inputs)
+    errors, failed = {}, {}
 
     def try_out(name: str) -> None:
         try:
@@ -217,16 +259,12 @@ def try_variants(shape: GpuShape, inputs: Inputs, sample: Sample, gpu: CudaTimer
 
     for name in list(runs):
         try_out(name)
-    if flex.wanted(fused=any(not name.startswith("math") for name in trials)):
-        runs |= flex.compile_and_run(shape, inputs)
-        if "flex" in runs:
-            try_out("flex")
-    return {
-        "trials_s": trials,
-        "errors": errors,
-        "failed": failed,
-        "runs": {name: runs[name] for name in contenders(trials)},
-    }
+    added = more(trials)
+    runs = runs | added
+    for name in added:
+        try_out(name)
+    kept = {name: runs[name] for name in contenders(trials)}
+    return {"trials_s": trials, "errors": errors, "failed": failed, "runs": kept}
 
 
 def contenders(trials: dict[str, float]) -> list[str]:

@@ -85,7 +85,7 @@ def test_tiles_of_a_gluon_module_are_counted(D: int, BK: int, schedule: Schedule
     kernel = kernel_of(D, 64, BK)
     path = paths.select(kernel, schedule)
     assert path.pipeline is not None
-    needed = shared_memory.needed(kernel, path.pipeline, schedule)
+    needed = shared_memory.needed(path.pipeline, schedule)
     made, _ = build.compile_fitting(kernel, path)
     assert needed - 4096 <= made.metadata.shared <= needed + 5 * 1024
 

@@ -57,9 +57,9 @@ def visible_rows(options, at, seen, case, hides):
 
 
 def _sees_some_key(options, at):
-    """Rows that exist and see some key by position, (rows, 1)."""
+    """Rows that see some key by position, (rows, 1). Those past the last one are zero as they are loaded."""
     i, shift = at.i, at.Nk - at.Nq
-    sees = at.inside
+    sees = True
     if options.causal == "lower_right":
         sees = sees & (i + shift >= 0)
     if options.left is not None:
@@ -192,8 +192,8 @@ def backward_keys(
     part = part_of_program(rows, k, v, dk, dv, dq, sum_dq, q_offsets, k_offsets, BK)
     b, sequence, g, n, rows_end, of_rows, k, v, dk, dv, dq, sum_dq = part
     Nq, Nk, group = of_rows.q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
-    rule = scores.Rule(options, scale, is_additive(mask))
-    hides = mask is not None or options.mask_mod is not None
+    rule, hides = scores.Rule(options, scale, is_additive(mask)), mask is not None or options.mask_mod is not None
+    ends = hides or dq is not None  # else a key past the last one meets nothing but its own sums, which are not stored
 
     def add_keys(n):
         """Compute the gradients of block n of the keys, and add to dq."""
@@ -204,7 +204,7 @@ def backward_keys(
             """Add the rows of a query head."""
 
             def at(rows):
-                return place_of(RowBlock(sequence, h, rows // BR, rows, Nq, h, rows, Nq), cols, Nk, False)
+                return place_of(RowBlock(sequence, h, rows // BR, rows, Nq, h, rows, Nq), cols, Nk, False, ends)
 
             def step(sums, rows, case):
                 M = mask[b, h, rows, cols] if mask is not None and case != FULL else None

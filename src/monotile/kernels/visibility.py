@@ -24,12 +24,13 @@ class Place(NamedTuple):
     Nq: Any
     Nk: Any
     inside: Any  # (rows, 1) True for rows that exist
+    ends: bool  # keys past the last one are hidden; not needed where nothing of such a key is kept
 
 
-def place_of(own, keys, Nk, packed):
+def place_of(own, keys, Nk, packed, ends=True):
     """The scores of a program's rows with some keys."""
     head = own.head[:, None] if packed else own.head
-    return Place(own.b, head, own.queries[:, None], keys, own.Nq, Nk, inside=own.rows[:, None] < own.count)
+    return Place(own.b, head, own.queries[:, None], keys, own.Nq, Nk, own.rows[:, None] < own.count, ends)
 
 
 def is_additive(mask):
@@ -45,7 +46,7 @@ def has_positions(options) -> bool:
 def by_position(options, at):
     """Visibility by position alone, (rows, columns). The compiler decides it for whole blocks of keys."""
     i, j, shift = at.i, at.keys[None, :], at.Nk - at.Nq
-    seen = j < at.Nk
+    seen = j < at.Nk if at.ends else True
     if options.causal == "lower_right":
         seen = seen & (j <= i + shift)
     if options.causal == "upper_left":

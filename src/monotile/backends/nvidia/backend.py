@@ -17,12 +17,13 @@ from .choices import NvidiaChoices
 from .columns import split_columns
 from .device import HOPPER, described
 from .gluon import support
+from .orientation import orient_dots
 from .program import NvidiaProgram
 from .schedule import Schedule
 from .sides import split_sides
 
 LEAST_TRITON = (3, 2)
-OPTIONS = pipeline.PipelineOptions(peel_bounds=True, last=(split_sides, split_columns))
+OPTIONS = pipeline.PipelineOptions(peel_bounds=True, last=(orient_dots, split_sides, split_columns))
 
 
 class NvidiaBackend(Backend):

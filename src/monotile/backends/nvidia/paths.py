@@ -64,9 +64,9 @@ def select(kernel: Kernel, schedule: Schedule | None, target: Gpu = HOPPER, *, i
     if isinstance(found, str):
         return LaunchPath(rule, None, found)
     for fitting in schedule.smaller():
-        if shared_memory.needed(kernel, found, fitting) <= target.shared_bytes:
+        if shared_memory.needed(found, fitting) <= target.shared_bytes:
             return LaunchPath(fitting, found)
-    needs = shared_memory.needed(kernel, found, replace(schedule, num_stages=1))
+    needs = shared_memory.needed(found, replace(schedule, num_stages=1))
     return LaunchPath(rule, None, f"Its tiles need {needs} bytes of shared memory; a CTA has {target.shared_bytes}.")
 
 

@@ -78,10 +78,14 @@ class BlockSearch:
         self.pointers = {a.index for a in self.memory.arguments.values() if a.kind == "pointer"}
         origins = [v for ring in pipeline.rings.values() for v in ring.load.operands if not self._is_counter(v)]
         self.ring_origins = self._scalars("0", origins)  # the same for all consumers
+        self.outer_bounds = self._scalars("0", list(pipeline.outer.operands[:2] if pipeline.outer else ()))
 
     def _scalars(self, consumer: str, values: list[Value]) -> tuple[list[str], dict[Value, str]]:
-        writer = ScalarWriter(self.kernel, self.schedule, self.consumer, consumer)
-        texts = writer.write_needed(self.kernel.body.ops, [self.pipeline.program_id.results[-1], *values])[1:]
+        writer, ops = ScalarWriter(self.kernel, self.schedule, self.consumer, consumer), self.kernel.body.ops
+        if self.pipeline.outer is not None:
+            (body,) = self.pipeline.outer.blocks
+            writer.table[body.params[0]], ops = Text("outer_index"), [*ops, *body.ops]
+        texts = writer.write_needed(ops, [self.pipeline.program_id.results[-1], *values])[1:]
         return writer.lines.lines, dict(zip(values, texts, strict=True))
 
     def _loops_with_cases(self) -> list[tuple[int, Op]]:

@@ -16,15 +16,16 @@ from ..triton.padding import identity, padded, padded_shape
 from ..triton.renderer import TritonRenderer, all_literal
 from ..triton.text import GLUON, RegisterLayout, Text, meet, shape_text
 from . import masking, scaled_differences
-from .pipeline import Pipeline
+from .pipeline import Pipeline, depends
 
-ExchangeKey = tuple[tuple[int, ...], DType]  # shape and element type of a tile
+ExchangeKey = tuple[tuple[int, ...], DType, int]  # shape and element type of a tile, and its number in an iteration
 
 # Names that the text uses for itself. Those of a tensor's buffers and barriers are its name and one of the parts.
 WORDS = {"CONSUMER", "ctas", "cta_tile", "tiles_per_cta", "tile_group", "in_grid", "blocks_done", "private_done"}
 WORDS |= {"num_blocks", "start_block", "end_block", "block", "cases", "block_case", "position", "consumer", "in_range"}
-WORDS |= {"slot", "phase", "gl", "gluon", "tma", "mbarrier"}
+WORDS |= {"slot", "phase", "outer_index", "gl", "gluon", "tma", "mbarrier"}
 BOUNDS = ("low", "high", "first", "blocks", "nonempty")  # of each loop
+SPREAD = RegisterLayout("spread")  # of a vector: an element to each thread
 PARTS = ("desc", "resident", "ready", "ring", "full", "empty", "private", "scratch")
 
 
@@ -52,6 +53,9 @@ class Consumer(TritonRenderer):
         self.waited: set[str] = set()
         self.bytes: set[Value] = set()  # bool tiles that are bytes in the text
         self.exchanges: dict[ExchangeKey, str] = {}  # shared tiles in which the warps of a consumer trade operands
+        self.outside_loops, self.last = True, pipeline.program_id.results[-1]
+        self.exists = ""  # a condition of the loads that are written
+        self.prefetched: dict[Value, str] = {}  # names of vectors that are loaded before their iteration
         self.unreleased = ""  # the tensor whose private tile was read in this iteration and is not released yet
 
     # ---- layouts -----------------------------------------------------------------------------------------------------
@@ -62,6 +66,16 @@ class Consumer(TritonRenderer):
         if len(shape) == 1:
             return scores.slice(1)
         return RegisterLayout(f"mma_{shape[1]}") if shape[1] > 1 else scores
+
+    def vector_layout(self, vector: Value) -> RegisterLayout:
+        """Return the layout of a loaded vector. One that meets the columns of tiles would be copied to every row of
+        threads: it is spread over the threads, an element each, until it meets them."""
+        positions, stack = set[int](), [vector]
+        while stack:
+            for op in self.uses.get(stack.pop(), ()):
+                positions |= {op.attrs["position"]} if op.kind == "expand" else set()
+                stack += [v for v in op.results if len(v.shape) == 1]
+        return SPREAD if positions == {0} else self.layout((padded(vector.shape[0]),))
 
     def in_layout(self, text: Text, layout: RegisterLayout | None) -> str:
         """Write a value in a layout."""
@@ -178,7 +192,8 @@ class Consumer(TritonRenderer):
             if text.layout is None:
                 text = Text(f"{vector}{mark}", shape)
             else:
-                layout = text.layout.parent
+                spread = text.layout == SPREAD
+                layout = RegisterLayout(f"mma_{text.shape[0]}") if spread else text.layout.parent
                 vector = self.in_layout(text, layout.slice(dim))
                 text = Text(f"{vector}{mark}", shape, layout=layout, vector=vector)
         self.table[op.result] = text
@@ -221,11 +236,16 @@ class Consumer(TritonRenderer):
         if op in self.pipeline.private:
             self._load_private(op, shape)
             return
-        text = self.load_text(op, *self._place(op))
+        address, mask = self._place(op)
+        if self.outside_loops and any(depends(v, self.last, self.pipeline) for v in op.operands):
+            mask = f"({mask or all_elements(shape)}) & in_grid"
+        if self.exists:
+            mask = f"({mask or all_elements(shape)}) & ({self.exists})"
+        text = self.load_text(op, address, mask)
         if not shape:
             self.place(op.result, text, shape, f"{op.attrs['tensor'].name}_at", None)
             return
-        layout = self.layout(shape)
+        layout = self.vector_layout(op.result) if len(shape) == 1 else self.layout(shape)
         self.place(op.result, f"gl.set_auto_layout({text}, {layout})", shape, "tile", layout)
 
     def gather(self, op: Op) -> None:
@@ -270,8 +290,7 @@ class Consumer(TritonRenderer):
 
     def _full_mask(self, mask: str, shape: tuple[int, ...]) -> str:
         """Give a mask all rows of a tile."""
-        rows = f"gl.arange(0, {shape[0]}) >= 0"
-        return f"({mask}) & ({rows})" if len(shape) == 1 else f"({mask}) & (({rows})[:, None])"
+        return f"({mask}) & ({all_elements(shape)})"
 
     # ---- dots --------------------------------------------------------------------------------------------------------
 
@@ -341,13 +360,13 @@ class Consumer(TritonRenderer):
         layout = f"gl.DotOperandLayout(0, {self.layout(padded_shape(op.result.shape))}, 2)"
         return f"gl.convert_layout({self.full(value)}, {layout})"
 
-    def exchanged_left(self, op: Op) -> str:
+    def exchanged_left(self, op: Op, number: int) -> str:
         """Store a computed left operand to shared memory, from where the dot reads it, if no warp has whole rows of it.
-        Nothing may read the tile any more: there is one for each shape."""
+        Nothing may read the tile any more: there is one for each shape and number of an operand in its iteration."""
         value = op.operands[0]
         if self.value(value).shared or self.pipeline.rows >= 16 * self.schedule.num_warps:
             return self.left(op)
-        key = padded_shape(value.shape), value.dtype
+        key = padded_shape(value.shape), value.dtype, number
         if key not in self.exchanges:
             self.exchanges[key] = self.names.fresh("exchange")
         tile = f"{self.exchanges[key]}.index(CONSUMER)"
@@ -369,6 +388,12 @@ class Consumer(TritonRenderer):
         waited = set(self.waited)
         super().block(block)
         self.waited = waited
+
+
+def all_elements(shape: tuple[int, ...]) -> str:
+    """Write a mask that is true for every row of a tile."""
+    rows = f"gl.arange(0, {shape[0]}) >= 0"
+    return rows if len(shape) == 1 else f"({rows})[:, None]"
 
 
 def write_program_id(writer: TritonRenderer, op: Op, consumer: str) -> None:

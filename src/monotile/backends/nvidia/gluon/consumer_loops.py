@@ -16,8 +16,8 @@ from ....ir import Block, Op, Value, needed, walk
 from ..triton.padding import padded_shape
 from ..triton.text import Text
 from .block_cases import BlockCases
-from .consumer import Consumer
-from .overlap import SplitBody, split
+from .consumer import SPREAD, Consumer
+from .overlap import LateDot, SplitBody, split
 from .pipeline import CASE_BITS, load_of
 
 ARGUMENTS = "<arguments>"  # stands for the module's arguments, which are known when everything is written
@@ -45,11 +45,27 @@ class IterationRun:
 
 class ConsumerLoops(Consumer):
     counter = 0
+    written: set[int]  # ops of the current iteration's middle
 
     def loop(self, op: Op) -> None:
         n = next((n for n, loop in enumerate(self.pipeline.loops) if loop is op), None)
-        if n is None:
+        if n is None and op is not self.pipeline.outer:
             raise InternalError("a loop without dots in a kernel with a producer")
+        carried, outside = self._carry(op), self.outside_loops
+        self.outside_loops = False
+        if n is None:
+            self._outer_loop(op, carried)
+        elif (cases := self.pipeline.cases.get(id(op))) is not None:
+            self._loop_by_case(cases, n, carried)
+        else:
+            self._plain_loop(op, n, carried)
+        self.outside_loops = outside
+        if self.schedule.persistent and op is (self.pipeline.outer or self.pipeline.loops[-1]):
+            for load in self.pipeline.resident:  # these were the last reads of this tile's operands
+                self.lines.add(f"mbarrier.arrive({self.pipeline.name(load)}_empty.index(CONSUMER), count=1)")
+
+    def _carry(self, op: Op) -> list[str]:
+        """Assign the first values of what a loop carries, and return the names."""
         (body,) = op.blocks
         carried, leaving = [], body.terminator.operands
         for init, param, last, result in zip(op.operands[2:], body.params[1:], leaving, op.results, strict=True):
@@ -59,14 +75,20 @@ class ConsumerLoops(Consumer):
             self.table[param] = self.table[result] = Text(name, shape, layout=self.layout(shape) if shape else None)
             self.names.taken.add(f"{name}_sum")  # of overlapped iterations
             carried.append(name)
-        cases = self.pipeline.cases.get(id(op))
-        if cases is not None:
-            self._loop_by_case(cases, n, carried)
-        else:
-            self._plain_loop(op, n, carried)
-        if self.schedule.persistent and n == len(self.pipeline.loops) - 1:  # the last reads of this tile's operands
-            for load in self.pipeline.resident:
-                self.lines.add(f"mbarrier.arrive({self.pipeline.name(load)}_empty.index(CONSUMER), count=1)")
+        return carried
+
+    def _outer_loop(self, op: Op, carried: list[str]) -> None:
+        """Write the loop around the loops over blocks, which the producer runs, too."""
+        (body,) = op.blocks
+        low, high = op.operands[:2]
+        counter = self.names.fresh(body.params[0].hint or "i")
+        self.lines.add(f"for outer_index in range({self.value(low)}, {self.value(high)}, {op.attrs['step']}):")
+        self.lines.depth += 1
+        self.lines.add(f"{counter} = gl.cast(outer_index, gl.int32)")
+        self.table[body.params[0]] = Text(counter)
+        self.block(body)
+        self._assign(carried, body.terminator.operands)
+        self.lines.depth -= 1
 
     def _plain_loop(self, op: Op, n: int, carried: list[str]) -> None:
         step = op.attrs["step"]
@@ -74,12 +96,16 @@ class ConsumerLoops(Consumer):
         self.lines.add(f"start_block = blocks_done + gl.where(num_blocks > 0, (low_{n} - first_{n}) // {step}, 0)")
         self.lines.add("end_block = start_block + num_blocks")
         self._skip_blocks("blocks_done", "start_block")
-        place = IterationPlace(f"low_{n} + (block - start_block) * {step}", "block")
+        place, following = (
+            IterationPlace(f"low_{n} + ({number} - start_block) * {step}", number) for number in ("block", "block + 1")
+        )
         parts = self._split(op)
         if parts is None:
+            first = IterationPlace(f"low_{n}", "start_block")
+            self._prefetch_vectors(op, self._parts(op), first, "start_block < end_block")
             self.lines.add("for block in range(start_block, end_block):")
             self.lines.depth += 1
-            self._iteration(op, place, carried)
+            self._iteration(op, place, carried, following)
             self.lines.depth -= 1
         else:
             repeat, previous = "for block in range(start_block + 1, end_block):", ("block - 1", "end_block - 1")
@@ -175,12 +201,47 @@ class ConsumerLoops(Consumer):
         for name in sorted(rings):
             self.lines.add(f"mbarrier.arrive({name}_empty.index({self.slot}), count=1)")
 
-    def _iteration(self, op: Op, place: IterationPlace, carried: list[str]) -> None:
+    def _spread_vectors(self, parts: SplitBody | None) -> list[Op]:
+        """Return the vectors that an iteration loads for its columns, of which each thread has an element."""
+        loads = [op for op in parts.middle if op.kind == "load" and len(op.result.shape) == 1] if parts else []
+        return [op for op in loads if self.vector_layout(op.result) == SPREAD]
+
+    def _prefetch_vectors(self, op: Op, parts: SplitBody | None, place: IterationPlace, exists: str) -> None:
+        """Load the vectors of an iteration before it begins, if it `exists`, so that nothing waits for memory in it."""
+        if not (vectors := self._spread_vectors(parts)) or parts is None:
+            return
+        counter = op.blocks[0].params[0]
+        current, self.exists = self.table.get(counter), exists
+        self.table[counter] = Text(self.names.fresh("following"))
+        self.lines.add(f"{self.table[counter]} = {place.position}")
+        for each in needed(parts.middle, [vector.result for vector in vectors]):
+            self.write(each)
+        self.exists = ""
+        for vector in vectors:
+            name = self.prefetched.setdefault(vector.result, self.names.fresh("prefetched"))
+            self.lines.add(f"{name} = {self.table[vector.result]}")
+        if current is not None:
+            self.table[counter] = current
+
+    def _take_vectors(self, op: Op, parts: SplitBody, following: IterationPlace) -> None:
+        """Take the prefetched vectors of this iteration, and prefetch those of the following one."""
+        vectors = self._spread_vectors(parts)
+        names = [self.names.fresh(vector.result.hint or "vector") for vector in vectors]
+        for name, vector in zip(names, vectors, strict=True):
+            self.lines.add(f"{name} = {self.prefetched[vector.result]}")
+        self._prefetch_vectors(op, parts, following, f"{following.number} < end_block")
+        for name, vector in zip(names, vectors, strict=True):
+            self.table[vector.result] = Text(name, padded_shape(vector.result.shape), layout=SPREAD)
+            self.written.add(id(vector))
+
+    def _iteration(
+        self, op: Op, place: IterationPlace, carried: list[str], following: IterationPlace | None = None
+    ) -> None:
         """Write an iteration that does not overlap others."""
         self._begin(op, place)
         parts = self._parts(op)
         if parts is not None:
-            self._in_order(op, parts, carried)
+            self._in_order(op, parts, carried, following)
             return
         self.block(op.blocks[0])
         for name in self.pipeline.ring_groups:
@@ -188,19 +249,27 @@ class ConsumerLoops(Consumer):
             self.lines.add(f"mbarrier.arrive({name}_empty.index({self.slot}), count=1)")
         self._assign(carried, op.blocks[0].terminator.operands)
 
-    def _in_order(self, op: Op, parts: SplitBody, carried: list[str]) -> None:
-        """Write one iteration's parts, with what late dots do not need behind their start."""
+    def _in_order(
+        self, op: Op, parts: SplitBody, carried: list[str], following: IterationPlace | None
+    ) -> None:
+        """Write one iteration's parts: early dots are waited for where they are first needed, late dots start as soon
+        as they can, and what those do not need stands behind their start."""
         outer, self.here = self.here, Block()
         names = self._start_early(parts)
-        self._load_private_tiles(parts)
-        self._end_early(parts, names, 0)
-        wanted = [v for o in (*parts.scaling, *(late.dot for late in parts.late)) for v in o.operands]
-        before = needed(parts.middle, wanted)
-        self._write_middle([*before, *parts.scaling])
-        for late in parts.late:
-            left = self.exchanged_left(late.dot)
-            self.lines.add(f"{carried[late.carried]}_sum = {self.start_dot(late.dot, self.full(late.addend), left)}")
-        self._write_middle([o for o in parts.middle if o not in before])
+        self.written = set()
+        if following is not None:
+            self._take_vectors(op, parts, following)
+        self._load_ahead(parts)
+        running = [item.result for item in parts.early]  # dots in the order in which they started, and end
+        lefts: dict[Value, str] = {}
+        for late in sorted(parts.late, key=lambda late: len(self._leading(parts, late))):
+            self._write_leading(parts, late, names, running)
+            name, value = carried[late.carried], late.dot.operands[0]
+            left = lefts[value] if value in lefts else self.exchanged_left(late.dot, len(lefts))
+            lefts[value] = left
+            self.lines.add(f"{name}_sum = {self.start_dot(late.dot, self.full(late.addend), left)}")
+            running.append(late.dot.result)
+        self._write_leading(parts, None, names, running)
         sums = [late.carried for late in parts.late]
         for n in sums:
             self.lines.add(f"{carried[n]} = warpgroup_mma_wait(0, deps=({carried[n]}_sum,))")
@@ -208,6 +277,21 @@ class ConsumerLoops(Consumer):
         values = [(n, v) for n, v in enumerate(op.blocks[0].terminator.operands) if n not in sums]
         self._assign([carried[n] for n, _ in values], [v for _, v in values])
         self.here = outer
+
+    def _leading(self, parts: SplitBody, late: LateDot | None) -> list[Op]:
+        """Return the ops between early dots and a late one that it needs, or all of them."""
+        ops = [*parts.middle, *parts.scaling]
+        return ops if late is None else needed(ops, (*late.dot.operands, late.addend))
+
+    def _write_leading(self, parts: SplitBody, late: LateDot | None, names: dict[Value, str], running: list[Value]) -> None:
+        """Write those ops that are not written yet, behind the early dots that they read."""
+        ops = [op for op in self._leading(parts, late) if id(op) not in self.written]
+        ending = [value for value in names if any(value in op.operands for op in ops)]
+        for value in ending:
+            self._end_dot(value, names.pop(value), len(running) - 1 - running.index(value))
+        if ending and not names:
+            self._release_early(parts)
+        self._write_middle(ops)
 
     def _overlapped(self, op: Op, parts: SplitBody, carried: list[str], run: IterationRun) -> None:
         """Write a run of iterations that overlap (overlap.py)."""
@@ -218,8 +302,9 @@ class ConsumerLoops(Consumer):
         self.lines.depth += 1
         self._begin(op, run.first)
         names = self._start_early(parts)
+        self.written = set()
         self._add_line(run.seek)
-        self._load_private_tiles(parts)
+        self._load_ahead(parts)
         self._end_early(parts, names, 0)
         self._middle(parts, body, carried, lefts)
         self._add_line(run.end)
@@ -232,8 +317,9 @@ class ConsumerLoops(Consumer):
         self._start_late(parts, carried, lefts)
         previous_slot = self.slot
         self.slot, self.phase, self.waited = current
+        self.written = set()
         self._add_line(run.seek)
-        self._load_private_tiles(parts)
+        self._load_ahead(parts)
         self._end_early(parts, names, len(parts.late))
         self._middle(parts, body, carried, lefts, previous_slot)
         self._add_line(run.end)
@@ -279,25 +365,36 @@ class ConsumerLoops(Consumer):
             self._reload(late.dot)
             self.lines.add(f"{name}_sum = {self.start_dot(late.dot, name, left)}")
 
-    def _load_private_tiles(self, parts: SplitBody) -> None:
-        """Read them while the early dots run: behind those there are few registers, and each read would be waited
-        for."""
-        for op in parts.middle:
-            if op in self.pipeline.private:
-                self.write(op)
+    def _load_ahead(self, parts: SplitBody) -> None:
+        """Read private tiles, and vectors from memory, while the early dots run: behind those there are few registers,
+        and each read would be waited for."""
+        vectors = [op for op in parts.middle if op.kind == "load" and len(op.result.shape) == 1]
+        vectors = [op for op in vectors if id(op) not in self.written]
+        self._write_middle(needed(parts.middle, [op.result for op in vectors]))
+        self._write_middle([op for op in parts.middle if op in self.pipeline.private])
 
     def _end_early(self, parts: SplitBody, names: dict[Value, str], pending: int) -> None:
         for value, name in names.items():
-            shape = padded_shape(value.shape)
-            self.lines.add(f"{name} = warpgroup_mma_wait({pending}, deps=({name},))")
-            self.table[value] = Text(name, shape, layout=self.layout(shape))
+            self._end_dot(value, name, pending)
+        self._release_early(parts)
+
+    def _end_dot(self, value: Value, name: str, pending: int) -> None:
+        """Wait for a dot, behind which so many others started."""
+        shape = padded_shape(value.shape)
+        self.lines.add(f"{name} = warpgroup_mma_wait({pending}, deps=({name},))")
+        self.table[value] = Text(name, shape, layout=self.layout(shape))
+
+    def _release_early(self, parts: SplitBody) -> None:
+        """Release what only early dots read."""
         late = self._rings(item.dot for item in parts.late)
         self._release(self._rings(item.dot for item in parts.early) - late)
 
     def _write_middle(self, ops: list[Op]) -> None:
+        """Write what is not written yet."""
         for op in ops:
-            if op in self.pipeline.private:
+            if id(op) in self.written:
                 continue
+            self.written.add(id(op))
             if op.kind == "reduce":  # of the scores: what changes them has been read
                 self.release_private()
             self.write(op)
@@ -315,8 +412,7 @@ class ConsumerLoops(Consumer):
             current, self.slot = self.slot, previous_slot
             self._release(self._rings(late.dot for late in parts.late))
             self.slot = current
-        for op in parts.scaling:
-            self.write(op)
+        self._write_middle(parts.scaling)
         pairs = [(left, self.left(late.dot)) for left, late in zip(lefts, parts.late, strict=True)]
         sums = {late.carried: late.addend for late in parts.late}
         for n, (name, value) in enumerate(zip(carried, body.terminator.operands, strict=True)):

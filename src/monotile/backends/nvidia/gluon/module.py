@@ -101,6 +101,8 @@ class Module(BlockSearch):
             across = min(32, width // 8)
             layout = f"gl.BlockedLayout([1, 8], [{32 // across}, {across}], [{self.schedule.num_warps}, 1], [1, 0])"
             out.add(f"blocked_{width}: gl.constexpr = {layout}")
+        if any("spread" in line for line in self.consumer.lines.lines):
+            out.add(f"spread: gl.constexpr = gl.BlockedLayout([1], [32], [{self.schedule.num_warps}], [0])")
         out.add("blocks_done = gl.full([], 0, gl.int32)")
         out.add("private_done = gl.full([], 0, gl.int32)")
         indent = self._each_tile(out)
@@ -150,8 +152,9 @@ class Module(BlockSearch):
             out.add(f"private_done_{consumer} = gl.full([], 0, gl.int32)")
         indent = self._each_tile(out)
         self._fetch_resident(out, indent)
-        out.lines += [indent + line for line in self.ring_origins[0]]
         out.add(f"{self._cta_bound_names()} = cta_bounds({self.tile_arguments})")
+        indent += self._each_outer_iteration(out, indent)
+        out.lines += [indent + line for line in self.ring_origins[0]]
         for n, loop in enumerate(self.pipeline.loops):
             if id(loop) in self.pipeline.cases:
                 self._fetch_by_case(out, n, loop)
@@ -166,6 +169,17 @@ class Module(BlockSearch):
             out.add(f"blocks_done = blocks_done + blocks_{n}")
         first = [*self._descriptor_names(), *self._shared_names()]
         return self._function("produce", first, out.lines, ", ".join(self.arguments))
+
+    def _each_outer_iteration(self, out: SourceLines, indent: str) -> str:
+        """Open the loop around the loops over blocks, if there is one, and return the indentation of its body."""
+        if self.pipeline.outer is None:
+            return ""
+        lines, texts = self.outer_bounds
+        low, high = (texts[v] for v in self.pipeline.outer.operands[:2])
+        out.lines += [indent + line for line in lines]
+        out.add(f"for outer_index in range({low}, {high}, {self.pipeline.outer.attrs['step']}):")
+        out.depth += 1
+        return "    "
 
     def _fetch_resident(self, out: SourceLines, indent: str) -> None:
         """Fetch resident operands: once for each consumer, or for each of its tiles, when the last one is done."""
@@ -277,7 +291,7 @@ class Module(BlockSearch):
                 barriers = [("full", 1), ("empty", consumers)]
             self._barriers(out, name, count, barriers)
         self._allocate_scratch(out)
-        for (sides, element), name in self.consumer.exchanges.items():
+        for (sides, element, _), name in self.consumer.exchanges.items():
             layout = f"gl.NVMMASharedLayout({min(128, sides[1] * element.bytes)}, 16, 2)"
             tiles = f"gl.allocate_shared_memory({GLUON.type(element)}, {[consumers, *sides]}, {layout})"
             out.add(f"{name} = {tiles}")

@@ -29,6 +29,7 @@ from ....passes.fold import is_zero
 from ..triton.descriptors import Descriptors
 from ..triton.padding import padded
 from .block_cases import BlockCases, find_cases
+from .overlap import split
 
 SIDES = (16, 32, 64, 128, 256, 512)
 CASE_BITS = 4  # of one consumer, in the number that holds the cases of all consumers
@@ -52,6 +53,7 @@ class Pipeline:
 
     program_id: Op
     loops: list[Op]
+    outer: Op | None = None  # the loop that contains them, if there is one
     tensors: frozenset[str] = frozenset()  # names of the kernel's tensors
     rings: dict[TileKey, Ring] = field(default_factory=dict)
     resident: list[Op] = field(default_factory=list)  # loads outside the loops that dots read
@@ -123,7 +125,7 @@ class Pipeline:
 
     def ring_load(self, right: Value) -> Op | None:
         """Return the load that a right operand comes from."""
-        return self.zeroed.get(right) or load_of(right)
+        return self.zeroed.get(untransposed(right)[0]) or load_of(right)
 
 
 def _times(index: str, count: int) -> str:
@@ -147,12 +149,14 @@ def analyse(kernel: Kernel, descriptors: Descriptors) -> Pipeline | str:
     """Return what is fetched and by which loops, or a sentence that says why this cannot be."""
     top = kernel.body.ops
     program_ids = [op for op in top if op.kind == "program_id"]
-    loops = [op for op in top if op.kind == "for" and any(o.kind == "dot" for o in walk(op.blocks[0]))]
+    loops, outer = _loops_with_dots(kernel.body), None
     if len(program_ids) != 1:
         return "The kernel does not call program_id exactly once."
     if not loops:
         return "The kernel has no loop over blocks with a dot in it."
-    pipeline = Pipeline(program_ids[0], loops, frozenset(tensor.name for tensor in kernel.tensors))
+    if len(loops) == 1 and (inner := _loops_with_dots(loops[0].blocks[0])):
+        (outer,), loops = loops, inner
+    pipeline = Pipeline(program_ids[0], loops, outer, frozenset(tensor.name for tensor in kernel.tensors))
     for op in walk(kernel.body):
         if op.kind == "gather" and not op.result.shape:
             return "The kernel gathers a single element of a tensor by index."
@@ -169,8 +173,30 @@ def analyse(kernel: Kernel, descriptors: Descriptors) -> Pipeline | str:
     problem = _position_problem(kernel, pipeline) or _tile_problem(kernel, pipeline)
     if problem is None:
         pipeline.cases = {id(loop): cases for loop in loops if (cases := find_cases(kernel, loop)) is not None}
+        if pipeline.cases and outer is not None:
+            return "A loop that chooses by block cases lies in another loop."
         pipeline.private = _private_loads(pipeline, descriptors)
+        _share_barriers(pipeline)
     return problem or pipeline
+
+
+def _share_barriers(pipeline: Pipeline) -> None:
+    """Let rings that both early and late dots read (overlap.py) share barriers: they are released together."""
+    for loop in pipeline.loops:
+        if (parts := split(loop)) is not None:
+            early, late = ({id(_ring(pipeline, item.dot)) for item in items} for items in (parts.early, parts.late))
+            both = [ring for ring in pipeline.rings.values() if id(ring) in early & late]
+            for ring in both:
+                ring.barriers = both[0].barriers
+
+
+def _ring(pipeline: Pipeline, dot: Op) -> Ring | None:
+    load = pipeline.ring_load(dot.operands[1])
+    return pipeline.ring(load) if load is not None else None
+
+
+def _loops_with_dots(block: Block) -> list[Op]:
+    return [op for op in block.ops if op.kind == "for" and any(o.kind == "dot" for o in walk(op.blocks[0]))]
 
 
 def _private_loads(pipeline: Pipeline, descriptors: Descriptors) -> list[Op]:
@@ -232,6 +258,7 @@ def _add_loop(pipeline: Pipeline, loop: Op, descriptors: Descriptors) -> str | N
 
 def _zeroed_load(pipeline: Pipeline, right: Value) -> Op | None:
     """Return the load of a tile that has rows replaced by zero."""
+    right, _ = untransposed(right)
     op = right.op
     if op is None or op.kind != "where" or not is_zero(op.operands[2]) or 1 not in op.operands[0].shape[1:]:
         return None
@@ -249,12 +276,21 @@ def load_of(value: Value) -> Op | None:
 
 
 def _position_problem(kernel: Kernel, pipeline: Pipeline) -> str | None:
-    """Check where tiles are read: blocks at the same positions for all consumers, and nothing else by a consumer whose
-    program may lie outside the grid."""
+    """Check where tiles are read: blocks at the same positions for all consumers."""
     last = pipeline.program_id.results[-1]
     for ring in pipeline.rings.values():
         if any(depends(v, last, pipeline) for v in ring.load.operands):
             return "The blocks that a loop reads depend on the last program_id, so that consumers cannot share them."
+    if pipeline.outer is not None:
+        low, high = pipeline.outer.operands[:2]
+        if scalar_slice((low, high)) is None or any(depends(v, last, pipeline) for v in (low, high)):
+            return "The bounds of the loop around the loops over blocks are not the same for every consumer."
+        inside = {id(op) for op in walk(pipeline.outer.blocks[0])}
+        counter = pipeline.outer.blocks[0].params[0]
+        for loop in pipeline.loops:
+            slice_ = scalar_slice(loop.operands[:2])
+            if slice_ is None or any(id(op) in inside for op in slice_) or counter in loop.operands[:2]:
+                return "The bounds of a loop over blocks change from one iteration of the loop around it to the next."
     for loop in pipeline.loops:
         low, high = loop.operands[:2]
         if scalar_slice((low, high)) is None or not is_multiple(low, loop.attrs["step"]):
@@ -264,10 +300,6 @@ def _position_problem(kernel: Kernel, pipeline: Pipeline) -> str | None:
     uses = [op for op in walk(kernel.body) for v in op.operands if v in pipeline.shared]
     if any(op.kind not in ("dot", "trans") and op.results[0] not in pipeline.zeroed for op in uses):
         return "A tile that a dot reads is also used by something other than a dot."
-    for op in kernel.body.ops:
-        other = op.kind == "load" and op not in pipeline.resident
-        if other and any(depends(v, last, pipeline) for v in op.operands):
-            return "The kernel loads something outside its loops at a position that depends on the last program_id."
     if any(scalar_slice(op.operands) is None for op in pipeline.resident):
         return "The position of an operand that is loaded before the loops is not plain scalar arithmetic."
     return None
@@ -276,19 +308,34 @@ def _position_problem(kernel: Kernel, pipeline: Pipeline) -> str | None:
 def _tile_problem(kernel: Kernel, pipeline: Pipeline) -> str | None:
     """Check that everything computed has the layout of the dots' results: their rows and one of their widths."""
     loops = {id(op) for op in pipeline.loops}
+    zeroing = _conditions(pipeline)
     for op in walk(kernel.body):
-        if op.kind == "for" and id(op) not in loops:
+        if op.kind == "for" and id(op) not in loops and op is not pipeline.outer:
             return "The kernel has a loop without a dot."
-        if op.kind == "trans" and op.operands[0] not in pipeline.shared:
+        if op.kind == "trans" and op.operands[0] not in pipeline.shared and op.operands[0] not in pipeline.zeroed:
             return "The kernel transposes a tile that it computed."
         for value in op.results:
             renamed = op.kind in ("expand", "broadcast", "trans")  # like the column of keys of a zeroed tile
             if len(value.shape) != 2 or renamed or value in pipeline.shared or value in pipeline.zeroed:
                 continue
             rows, width = value.shape
+            if width == 1 and value in zeroing:
+                continue
             if rows not in (1, pipeline.rows) or (width != 1 and padded(width) not in pipeline.widths):
                 return f"The kernel computes a tile of {rows} x {width}, which is not the shape of a dot's result."
     return None
+
+
+def _conditions(pipeline: Pipeline) -> set[Value]:
+    """Return the values that say which rows of tiles are replaced by zero."""
+    found = set[Value]()
+    stack = [where.op.operands[0] for where in pipeline.zeroed if where.op is not None]
+    while stack:
+        value = stack.pop()
+        if value not in found and value.shape:
+            found.add(value)
+            stack += value.op.operands if value.op is not None else ()
+    return found
 
 
 def scalar_slice(values: tuple[Value, ...]) -> list[Op] | None:

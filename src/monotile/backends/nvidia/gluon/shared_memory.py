@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ....ir import Kernel, walk
+from collections import Counter
+
+from ....dtypes import DType
+from ....ir import walk
 from ..schedule import Schedule
 from ..triton.padding import padded_shape
 from .pipeline import Pipeline, load_of, tile_bytes
@@ -11,13 +14,13 @@ MARGIN = 256  # for barriers
 ALIGNMENT = 1024  # of a tile in shared memory
 
 
-def needed(kernel: Kernel, pipeline: Pipeline, schedule: Schedule) -> int:
+def needed(pipeline: Pipeline, schedule: Schedule) -> int:
     """Return the bytes that a module allocates: resident operands, private and scratch tiles and those in which warps
     exchange operands for each consumer, blocks of K and V for each stage. Triton adds up to 5 KiB for conversions
     between layouts of vectors."""
     rings = sum(_aligned(tile_bytes(ring.load)) for ring in pipeline.rings.values())
     private = sum(_aligned(tile_bytes(op)) for op in pipeline.resident) + _scratch(pipeline)
-    private += sum(_exchanged(kernel, pipeline, schedule))
+    private += sum(_exchanged(pipeline, schedule))
     return schedule.num_stages * rings + schedule.consumers * private + MARGIN
 
 
@@ -27,13 +30,16 @@ def _scratch(pipeline: Pipeline) -> int:
     return sum(_aligned(tile_bytes(ring.load)) for ring in pipeline.zeroed_rings)
 
 
-def _exchanged(kernel: Kernel, pipeline: Pipeline, schedule: Schedule) -> list[int]:
+def _exchanged(pipeline: Pipeline, schedule: Schedule) -> list[int]:
     """Return the tiles of computed left operands, which warps that share rows trade in shared memory."""
     if pipeline.rows >= 16 * schedule.num_warps:
         return []
-    lefts = [op.operands[0] for op in walk(kernel.body) if op.kind == "dot" and load_of(op.operands[0]) is None]
-    tiles = {(padded_shape(value.shape), value.dtype) for value in lefts}
-    return [_aligned(shape[0] * shape[1] * dtype.bytes) for shape, dtype in tiles]
+    tiles = Counter[tuple[tuple[int, ...], DType]]()
+    bodies = [body for n in pipeline.loops for body in (pipeline.cases[id(n)].bodies if id(n) in pipeline.cases else [n])]
+    for body in bodies:
+        lefts = {op.operands[0] for op in walk(body.blocks[0]) if op.kind == "dot" and load_of(op.operands[0]) is None}
+        tiles |= Counter((padded_shape(value.shape), value.dtype) for value in lefts)
+    return [_aligned(shape[0] * shape[1] * dtype.bytes) * count for (shape, dtype), count in tiles.items()]
 
 
 def _aligned(size: int) -> int:

@@ -1,0 +1,102 @@
+"""What the Gluon modules of attention's backward pass compute, in Python (gluon_in_python.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="tiles are torch tensors here")
+import torch
+
+from backends import gluon_in_python
+from backends.nvidia_kernels import compiled, lowered
+from monotile.backends.nvidia.gluon import support
+from monotile.backends.nvidia.program import NvidiaProgram
+from monotile.backends.nvidia.schedule import Schedule
+from monotile.kernels.backward import backward_keys, backward_queries
+from monotile.kernels.scores import Options
+
+needs_gluon = pytest.mark.skipif(not support.version_supported(), reason="the Gluon text is for another Triton")
+NAN = float("nan")
+
+
+def gradients(
+    schedule: Schedule, *, D: int = 64, Dv: int = 64, heads: tuple[int, int] = (1, 1), rows: int = 130, keys: int = 150,
+    blocks: tuple[int, int] = (64, 64), owns: str = "keys", unseen: float = 0.0, **options: Any,
+) -> float:  # fmt: skip
+    """Return the greatest error of the gradients that the module of a schedule gives. `unseen` is what q and do hold in
+    rows that see no key."""
+    torch.manual_seed(0)
+    q, do = (torch.randn(1, heads[0], rows, n).bfloat16() for n in (D, Dv))
+    k, v = (torch.randn(1, heads[1], keys, n).bfloat16() for n in (D, Dv))
+    wide = [x.double().requires_grad_() for x in (q, k, v)]
+    K, V = (x.repeat_interleave(heads[0] // heads[1], 1) for x in wide[1:])
+    S = (wide[0] @ K.transpose(2, 3) * D**-0.5).masked_fill(~seen(rows, keys, **options), -torch.inf)
+    O = torch.softmax(S, 3).nan_to_num(0) @ V
+    (O * do.double()).sum().backward()
+    lse, delta = torch.logsumexp(S, 3).detach().float(), (O * do.double()).sum(3).detach().float()
+    for x in (q, do):
+        x[:, :, ~seen(rows, keys, **options).any(1)] = unseen
+
+    given = {"do": do, "q": q, "k": k, "v": v, "mask": None, "block_map": None, "lse": lse, "delta": delta}
+    names = ("dq",) if owns == "queries" else ("dk", "dv")
+    results = {name: torch.full_like(of, NAN) for name, of in zip(("dq", "dk", "dv"), (q, k, v), strict=True)}
+    tensors = given | {name: results[name] for name in names}
+    if owns == "keys":
+        tensors |= {"dq": None, "workspace": None}
+    kernel = backward_queries if owns == "queries" else backward_keys
+    constants = {"options": Options(**options), "D": D, "Dv": Dv, "BR": blocks[0], "BK": blocks[1]}
+    form = lowered(kernel.ir(*tensors.values(), D**-0.5, **constants))
+    program = NvidiaProgram(form, schedule)
+    assert program.path.pipeline is not None, program.why_plain
+    gluon_in_python.run(form, program.schedule, program.default.source, tensors, {"scale": D**-0.5})
+    exact = dict(zip(("dq", "dk", "dv"), (x.grad for x in wide), strict=True))
+    return max(float((tensors[name].double() - exact[name].nan_to_num(0)).abs().max()) for name in names)
+
+
+def seen(rows: int, keys: int, causal: str | None = None, left: int | None = None) -> Any:
+    i, j = torch.arange(rows)[:, None] + keys - rows, torch.arange(keys)[None, :]
+    found = torch.ones(rows, keys, dtype=torch.bool)
+    found &= (j <= i) if causal else found
+    return found & (j >= i - left) if left is not None else found
+
+
+CASES: dict[str, tuple[Schedule, dict[str, Any]]] = {
+    "keys": (Schedule(4, 2, consumers=2), {}),
+    "keys, causal": (Schedule(4, 2, consumers=2), {"causal": "lower_right"}),
+    "keys of a group": (Schedule(4, 2, consumers=2), {"heads": (6, 2)}),
+    "keys of a group, causal, overlapped": (
+        Schedule(4, 3, consumers=3),
+        {"heads": (2, 1), "causal": "lower_right", "rows": 200},
+    ),
+    "keys, rows that see none": (
+        Schedule(4, 2, consumers=2),
+        {"causal": "lower_right", "rows": 200, "keys": 70, "unseen": NAN},
+    ),
+    "keys, many rows": (Schedule(4, 2, consumers=2), {"rows": 400, "D": 96}),
+    "keys, a window": (Schedule(4, 2, consumers=2), {"causal": "lower_right", "left": 40}),
+    "keys of other sizes": (Schedule(4, 2, consumers=2), {"D": 96, "Dv": 32}),
+    "keys, more rows at a time": (Schedule(4, 2, consumers=2), {"blocks": (128, 64), "causal": "lower_right"}),
+    "keys, warps that share rows": (Schedule(8, 1, consumers=1), {"D": 256, "Dv": 256, "causal": "lower_right"}),
+    "one key": (Schedule(4, 2, consumers=2), {"rows": 3, "keys": 1}),
+    "queries": (Schedule(4, 2, consumers=2), {"owns": "queries"}),
+    "queries, causal, overlapped": (
+        Schedule(4, 3, consumers=3),
+        {"owns": "queries", "causal": "lower_right", "heads": (4, 2)},
+    ),
+    "queries that see no key": (
+        Schedule(4, 2, consumers=2),
+        {"owns": "queries", "causal": "lower_right", "rows": 200, "keys": 70, "unseen": 0.0},
+    ),
+    "queries, a window": (Schedule(4, 2, consumers=2), {"owns": "queries", "causal": "lower_right", "left": 40}),
+    "queries, more keys at a time": (Schedule(4, 2, consumers=2), {"owns": "queries", "blocks": (64, 128), "keys": 300}),
+}
+
+
+@compiled
+@needs_gluon
+@pytest.mark.parametrize("name", CASES)
+def test_gradients(name: str) -> None:
+    schedule, given = CASES[name]
+    assert gradients(schedule, **given) < 0.03

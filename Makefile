@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEVELOPMENT := $(VENV)/.development
 
-.PHONY: bench test check format baseline golden
+.PHONY: bench test check format baseline golden package docs
 
 bench: $(READY)
-	$(BIN)/monotile bench --quick
+	$(BIN)/monotile bench --quick --html build/report.html
 
 test: $(DEVELOPMENT)
 	$(BIN)/python -m pytest -n auto
@@ -18,10 +18,20 @@ check: $(DEVELOPMENT)
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m mypy
+	$(BIN)/python tests/user_project.py
 
 format: $(DEVELOPMENT)
 	$(BIN)/python -m ruff format .
 	$(BIN)/python -m ruff check --fix .
+
+# The source archive and the wheel, tried in an empty environment.
+package: $(DEVELOPMENT)
+	$(BIN)/python tests/package.py
+
+# The documentation as a site, checked for dead links: build/site/index.html.
+docs: $(READY)
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(BIN)/python docs/site/build.py
 
 # Record the generated text of every kernel, after a deliberate change of it.
 golden: $(DEVELOPMENT)

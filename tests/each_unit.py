@@ -25,7 +25,7 @@ LEFT_OUT = (
 
 def run(unit: str, tests: bool) -> tuple[str, int, str]:
     """Return the unit, the first exit status that is not 0, and what was printed."""
-    commands = [("monotile.cli", "check"), *([("pytest", *PLACES, *LEFT_OUT)] if tests else [])]
+    commands = [("monotile", "check"), *([("pytest", *PLACES, *LEFT_OUT)] if tests else [])]
     printed, environment = "", {**os.environ, "MONOTILE_CPU": unit}
     for words in commands:
         command = [sys.executable, "-m", *words]

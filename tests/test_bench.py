@@ -235,7 +235,7 @@ def test_the_fastest_way_that_does_the_same_work_competes() -> None:
 
 def test_the_json_of_a_run(tmp_path: Path) -> None:
     path = tmp_path / "found.json"
-    command = [sys.executable, "-m", "monotile.cli", "bench", "--quick", "--threads", "1"]
+    command = [sys.executable, "-m", "monotile", "bench", "--quick", "--threads", "1"]
     command += ["--filter", "decode N128 D64 float32", "--json", str(path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "MONOTILE_THREADS": "1"}
     subprocess.run(command, env=environment, cwd=ROOT, check=True, capture_output=True, timeout=120)

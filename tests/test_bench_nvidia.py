@@ -176,7 +176,7 @@ def test_the_worst_row_counts() -> None:
 def test_tables(tmp_path: Path) -> None:
     report, path = full_report(), tmp_path / "found.json"
     written = io.StringIO()
-    table.show(report, Console(width=200, file=written))
+    table.show(report, Console(width=200, file=written), with_goals=True)
     text = written.getvalue()
     assert "NVIDIA Nothing (sm_00)" in text and "a warm call" in text and "short" in text and "a row: why" in text
     baselines.save(report, path)

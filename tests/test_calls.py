@@ -287,6 +287,7 @@ def test_few_keys_are_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(calls.CallBuilder, "launch", counted)
     monkeypatch.setattr(attention_kernel, "_programs", {})
+    monkeypatch.setattr(attention_kernel, "_templates", {})
     whole, split = ["attention"], ["attention", "merge"]
     for Nk, names in ((0, whole), (1, whole), (512, whole), (513, split), (1100, split), (9000, split)):
         launched.clear()

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from monotile import __version__, dtypes
 from monotile.bench import report, rows, worker
-from monotile.cli import inspection
+from monotile.cli import commands, inspection
 from monotile.cli.request import BadRequest, Request, parse_values
 from monotile.kernels import examples
 from monotile.launch.kernel import Kernel
@@ -27,7 +28,7 @@ ENVIRONMENT = {"PYTHONPATH": str(ROOT / "src")}
 def monotile(*words: str, code: int = 0, **environment: str) -> str:
     """What the command prints; its exit code must be as given."""
     result = subprocess.run(
-        [sys.executable, "-m", "monotile.cli", *words],
+        [sys.executable, "-m", "monotile", *words],
         env={**os.environ, **ENVIRONMENT, **environment}, cwd=ROOT, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert result.returncode == code, result.stderr
@@ -39,6 +40,11 @@ def monotile(*words: str, code: int = 0, **environment: str) -> str:
 
 def test_version() -> None:
     assert monotile("--version").strip() == f"monotile {__version__}"
+
+
+def test_devices_shows_extras_in_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "_why_not", lambda name: "run `pip install 'monotile[metal]'`")
+    assert "'monotile[metal]'" in CliRunner().invoke(commands.app, ["devices"]).output
 
 
 def test_devices_names_every_backend(cache_folder: Path) -> None:
@@ -116,7 +122,7 @@ def test_mistake_in_a_kernel_shows_the_line(tmp_path: Path) -> None:
 def test_a_missing_library_is_named(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("raise ModuleNotFoundError('no typer', name='typer')\n")
     paths = os.pathsep.join([str(tmp_path), ENVIRONMENT["PYTHONPATH"]])
-    command = [sys.executable, "-m", "monotile.cli", "devices"]
+    command = [sys.executable, "-m", "monotile", "devices"]
     result = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)
     assert result.returncode == 1 and "pip install typer rich" in result.stdout + result.stderr
 

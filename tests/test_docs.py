@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,9 @@ def test_examples_run(name: str, tmp_path: Path) -> None:
     path.write_text(BLOCKS[name])
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
-    if "transformers" in BLOCKS[name]:
-        pytest.importorskip("transformers")
+    for library in ("transformers", "jax"):
+        if f"import monotile.{library}" in BLOCKS[name]:
+            pytest.importorskip(library)
     try:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
     except MonotileError as error:
@@ -44,3 +46,18 @@ def test_every_word_is_in_the_reference() -> None:
 def test_every_op_is_in_the_description_of_the_ir() -> None:
     text = (DOCS / "internals" / "ir.md").read_text()
     assert not [kind for kind in ir.KINDS if f"`{kind}`" not in text]
+
+
+def test_every_page_is_listed() -> None:
+    text = (DOCS / "README.md").read_text()
+    pages = [str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md") if page != DOCS / "README.md"]
+    assert [page for page in pages if f"({page})" not in text] == []
+
+
+def test_the_site_refuses_dead_links(tmp_path: Path) -> None:
+    dead_links = runpy.run_path(str(DOCS / "site" / "build.py"))["dead_links"]
+    (tmp_path / "a.html").write_text('<a href="b.html#here">b</a> <a href="a.html">a</a> <a href="https://x.y">x</a>')
+    (tmp_path / "b.html").write_text('<p id="here"></p><a href="a.html#there">a</a><a href="c.html">c</a>')
+    assert dead_links(tmp_path) == ["b.html: a.html#there", "b.html: c.html"]
+    (tmp_path / "b.html").write_text('<p id="here"></p><script src="https://x.y/z.js"></script>')
+    assert dead_links(tmp_path) == ["b.html loads https://x.y/z.js"]

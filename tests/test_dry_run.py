@@ -75,6 +75,7 @@ def test_a_call_compiles_what_is_shown(backend: str, name: str, monkeypatch: pyt
     monkeypatch.setattr(kind, "accepts", lambda self, device: True)
     for kernel in (ops.attention_kernel, merging.merge_kernel, block_maps.mask_blocks_kernel):
         monkeypatch.setattr(kernel, "_programs", {})
+        monkeypatch.setattr(kernel, "_templates", {})
     inputs, options = described(DEVICES[backend], CALLS[name])
     builder = CallBuilder(inputs, NOTHING, options.backend, options.threads)
     ops.FUNCTIONS["attention"].plan(builder, options)

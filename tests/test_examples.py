@@ -7,6 +7,7 @@ types and float32 between them.
 from __future__ import annotations
 
 import runpy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,11 +16,13 @@ import pytest
 
 from arrays import FLOATS, Array, numpy_type, poisoned, random
 from monotile.kernels import examples
+from usable import TRITON, usable
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TRAINING = EXAMPLES / "train_characters.py"
 ON_RANKS = EXAMPLES / "context_parallel.py"  # tests/distributed runs it
 SCRIPTS = sorted(path for path in EXAMPLES.glob("*.py") if path not in (TRAINING, ON_RANKS))
+GALLERY = [path for path in SCRIPTS if "def largest_error(" in path.read_text()]
 TINY = 1e-30
 EPS = 1e-3
 MATMUL_BLOCKS = {"BM": 16, "BN": 32, "BK": 8}
@@ -209,10 +212,18 @@ def test_copy(backend: str, dtype: str, shape: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_example_scripts_run(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_scripts_run(script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [str(script)])
     runpy.run_path(str(script), run_name="__main__")
     said, _, error = capsys.readouterr().out.partition(":")
     assert said == "largest error" and float(error) < 1e-3
+
+
+@pytest.mark.parametrize("backend", usable("interpreter", *TRITON))
+@pytest.mark.parametrize("script", GALLERY, ids=lambda path: path.stem)
+def test_the_gallery_on_other_backends(script: Path, backend: str) -> None:
+    """`python examples/rope.py metal` is another way to run one."""
+    assert runpy.run_path(str(script))["largest_error"](backend) < 2e-6
 
 
 @pytest.mark.parametrize("compiled", [False, True])

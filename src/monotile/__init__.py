@@ -1,29 +1,11 @@
-"""monotile: attention kernels written once, on tiles, for every machine."""
+"""monotile: attention kernels written once, on tiles, for every machine. Types are in __init__.pyi."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import runtime as _runtime  # noqa: F401  # isort: skip  # first: it notes the time
 from .errors import MonotileError
-
-if TYPE_CHECKING:
-    from .library.entry import attention, attention_varlen, decode_partials
-    from .library.ops import (
-        BlockMask,
-        Gradients,
-        Partials,
-        attention_backward,
-        attention_paged,
-        attention_varlen_backward,
-        block_mask,
-        mask_blocks,
-        merge,
-        merge_lse,
-        paged_append,
-        recommended_splits,
-    )
-    from .library.quantized import Quantized, quantize
 
 __version__ = "0.1.0"
 __all__ = [

@@ -113,6 +113,10 @@ class AssertionFailed(KernelError):
     """The kernel's own assert does not hold for these constants."""
 
 
+class RaceBetweenPrograms(KernelError):
+    """An element that one program writes and another one reads or writes; the interpreter finds it."""
+
+
 class ShapeMismatch(KernelError):
     """Tiles whose shapes do not fit together."""
 

@@ -25,6 +25,7 @@ def forget() -> None:
     backends.get.cache_clear()
     for kernel in catalogue.kernels().values():
         kernel._programs.clear()
+        kernel._templates.clear()
         kernel._plans.clear()
     for op in ops.FUNCTIONS.values():
         op.calls.clear()

@@ -33,6 +33,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drop the launchers of another test's stand-in."""
     for each in catalogue.kernels().values():
         monkeypatch.setattr(each, "_programs", {})
+        monkeypatch.setattr(each, "_templates", {})
         monkeypatch.setattr(each, "_plans", {})
     for op in (ops._ATTENTION, ops._PARTIALS, ops.MERGE, ops.MERGE_LSE, ops.MASK_BLOCKS):
         monkeypatch.setattr(op, "calls", {})

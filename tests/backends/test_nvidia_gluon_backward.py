@@ -42,7 +42,7 @@ def gradients(
     given = {"do": do, "q": q, "k": k, "v": v, "mask": None, "block_map": None, "lse": lse, "delta": delta}
     names = ("dq",) if owns == "queries" else ("dk", "dv")
     results = {name: torch.full_like(of, NAN) for name, of in zip(("dq", "dk", "dv"), (q, k, v), strict=True)}
-    tensors = given | {name: results[name] for name in names}
+    tensors = given | {"q_offsets": None, "k_offsets": None} | {name: results[name] for name in names}
     if owns == "keys":
         tensors |= {"dq": None, "workspace": None}
     kernel = backward_queries if owns == "queries" else backward_keys
@@ -90,7 +90,10 @@ CASES: dict[str, tuple[Schedule, dict[str, Any]]] = {
         {"owns": "queries", "causal": "lower_right", "rows": 200, "keys": 70, "unseen": 0.0},
     ),
     "queries, a window": (Schedule(4, 2, consumers=2), {"owns": "queries", "causal": "lower_right", "left": 40}),
-    "queries, more keys at a time": (Schedule(4, 2, consumers=2), {"owns": "queries", "blocks": (64, 128), "keys": 300}),
+    "queries, more keys at a time": (
+        Schedule(4, 2, consumers=2),
+        {"owns": "queries", "blocks": (64, 128), "keys": 300},
+    ),
 }
 
 

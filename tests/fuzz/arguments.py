@@ -219,6 +219,32 @@ class Arguments:
         starts, extents = self.place(argument, value.shape)
         self.b.emit("store", (value, *starts), tensor=tensor, extents=extents, checked=(True,) * tensor.rank)
 
+    def scatter(self) -> None:
+        """Store a tile at positions that are no two alike: strided, backwards, masked; maybe transposed."""
+        argument = self.pick([a for a in self.arguments if a.output])
+        tensor, lengths = argument.tensor, argument.view(argument.base).shape
+        value = self.value(lambda v: 0 < len(v.shape) <= tensor.rank and self.fits(argument, v.shape))
+        if value is None or argument.approximate:
+            return
+        value, b = self.converted(self.held(value), tensor.dtype), self.b
+        axes = self.rng.sample(range(tensor.rank), len(value.shape))
+        indices = []
+        for d in range(tensor.rank):
+            start = self.start(lengths[d])
+            if d == argument.owned:
+                assert self.pid is not None
+                start = b.binary("mul", self.pid, argument.share)
+            if d not in axes:
+                indices.append(start)
+                continue
+            along = axes.index(d)
+            side = value.shape[along]
+            step = self.pick((1, -1) if d == argument.owned else (1, 2, 3, -1))
+            index = b.binary("add", b.binary("mul", b.arange(side), step), side - 1 if step < 0 else 0)
+            index = b.binary("add", b.expand(index, 1 - along) if len(value.shape) == 2 else index, start)
+            indices.append(b.where(self.test(value.shape), index, -1) if self.chance(0.3) else index)
+        b.emit("scatter", (value, *indices), tensor=tensor)
+
     def gather(self) -> None:
         readable = [a for a in self.arguments if not a.approximate and not (a.output and self.grid)]
         if not readable:

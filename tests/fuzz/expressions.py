@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
-UNARY = ("-{}", "abs({})", "tanh({})", "exp(minimum({}, 2.0))", "exp2(tanh({}))", "log({} * {} + 0.5)",
-         "log2(abs({}) + 1.0)", "sqrt({})", "sqrt(abs({}))", "sqrt({} * {} + 1.0)", "reciprocal(abs({}) + 0.5)",
+UNARY = ("-{}", "abs({})", "tanh({})", "sigmoid({})", "erf({})", "sin({})", "cos({})", "(tanh({})) ** 3",
+         "exp(minimum({}, 2.0))", "exp2(tanh({}))", "log({} * {} + 0.5)",
+         "log2(abs({}) + 1.0)",
+         "sqrt({})", "sqrt(abs({}))", "sqrt({} * {} + 1.0)", "reciprocal(abs({}) + 0.5)",
          "1.0 / ({} - 0.3)", "log({})", "float(int({}))", "helper({})", "(lambda t: t * t)({})",
          "{}")  # fmt: skip
 BINARY = ("{} + {}", "{} - {}", "{} * {}", "{} / ({} + 4.0)", "maximum({}, {})", "minimum({}, {})",
@@ -75,7 +77,7 @@ def torch_words(torch: Any) -> dict[str, Any]:
     def ignoring_nan(function: Any) -> Any:
         return lifted(lambda a, b: function(torch.where(a.isnan(), b, a), torch.where(b.isnan(), a, b)))
 
-    names = ("abs", "exp", "exp2", "log", "log2", "reciprocal", "sqrt", "tanh")
+    names = ("abs", "cos", "erf", "sigmoid", "sin", "exp", "exp2", "log", "log2", "reciprocal", "sqrt", "tanh")
     words = {name: lifted(getattr(torch, name)) for name in names}
     words["maximum"], words["minimum"] = ignoring_nan(torch.maximum), ignoring_nan(torch.minimum)
     words["where"] = lambda test, a, b: torch.where(test, tensor(a), tensor(b))

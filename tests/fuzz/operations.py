@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from monotile import dtypes, ir
 from monotile.dtypes import FP8, DType, bfloat16, bool_, float16, float32, int8, int32, int64, uint8, uint32
-from monotile.ir import Value
+from monotile.ir import Value, composed
 
 from .arguments import EXACT, HELD, Arguments
 
@@ -142,7 +144,11 @@ class Operations(Arguments):
         x = self.value(lambda v: bool(v.shape))
         if x is None:
             return
-        if len(x.shape) == 2:
+        if self.chance(0.25):
+            count = math.prod(x.shape)
+            sides = self.pick([(count,), *((n, count // n) for n in (1, 2, 3, 8, x.shape[-1]) if count % n == 0)])
+            self.keep(composed.reshape(self.b, x, sides), self.bound[x])
+        elif len(x.shape) == 2:
             self.keep(self.b.trans(x), self.bound[x])
         elif self.chance(0.3):
             side = self.pick(self.sides)
@@ -159,6 +165,13 @@ class Operations(Arguments):
         fold = self.pick(("max", "min") if x.dtype is bool_ else ("sum", "sum", "max", "min"))
         if fold == "sum" and self.bound[x] * x.shape[axis] > EXACT:
             x = self.held(x)
+        if self.chance(0.15):
+            fold = self.pick(("max", "min"))
+            self.keep(composed.position_of_extremum(self.b, fold, x, axis), x.shape[axis])
+            return
+        if fold == "sum" and self.chance(0.3):
+            self.keep(self.b.cumsum(x, axis), self.bound[x] * x.shape[axis])
+            return
         self.keep(self.b.reduce(fold, x, axis), self.bound[x] * (x.shape[axis] if fold == "sum" else 1))
 
     def dot(self) -> None:
@@ -228,7 +241,7 @@ class Operations(Arguments):
         if x is None:
             return
         value = self.b.binary("mul", self.held(x, 8), 0.25)
-        value = self.b.unary(self.pick(("exp", "exp2", "tanh")), value)
+        value = self.b.unary(self.pick(("exp", "exp2", "tanh", "sigmoid", "erf", "sin", "cos")), value)
         if self.chance(0.5) and len(value.shape) == 2:
             top = self.b.reduce(self.pick(("sum", "max")), value, self.rng.randrange(2))
             if self.chance(0.5) or top.shape[0] == value.shape[-1]:

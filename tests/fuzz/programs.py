@@ -69,7 +69,7 @@ class Generator(Operations):
             (2, self.where), (1, self.arange), (1, self.gather), (1, self.full), (1, self.roughen), (2, self.scalar),
         ]  # fmt: skip
         if not self.quiet:
-            kinds.append((2, self.store))
+            kinds += [(2, self.store), (1, self.scatter)]
         if self.depth < 3:
             kinds += [(4 if self.depth == 0 else 1, self.loop), (2, self.branch)]
         if self.depth < 2:

@@ -97,6 +97,6 @@ def test_a_wrong_kernel_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 ])  # fmt: skip
 def test_command(words: tuple[str, ...], code: int, phrase: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(monotile.__file__).parents[1])}
-    command = [sys.executable, "-m", "monotile.cli", "check", *words]
+    command = [sys.executable, "-m", "monotile", "check", *words]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert result.returncode == code and phrase in result.stdout + result.stderr and "Traceback" not in result.stderr

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 import monotile
+from monotile.dtypes import BY_NAME, to_numpy
 from monotile.errors import BadOption, MonotileError
 from monotile.kernels import reference
+from monotile.library import registry
 from monotile.library.aura import levels, rotation
 from monotile.library.quantized import FORMATS, Quantized
 
@@ -71,11 +73,63 @@ def test_attention_on_quantised_keys_and_values(backend: str, format: str, group
     check(q, K, V, backend, causal=True)
 
 
+PAIRS = [("int4", "aura3"), ("aura6", "fp8_e4m3"), ("fp8_e5m2", "aura8"), ("int8", "int4_zero_point")]
+
+
+@pytest.mark.parametrize(("keys", "values"), PAIRS)
+def test_whole_blocks_are_streamed_in_bfloat16(keys: str, values: str) -> None:
+    """Blocks of 128 keys and a rest: pair products of codes where the processor has them."""
+    for heads in (1, 4):
+        q, k, v = qkv(1, 150, 80, Dv=64, Hq=heads, Hkv=1, dtype="bfloat16")
+        check(
+            q,
+            monotile.quantize(k, keys),
+            monotile.quantize(v, values, group=16 if values[:4] == "int4" else None),
+            "cpu",
+        )
+
+
 def test_one_of_the_two_may_be_plain_and_formats_may_differ(backend: str) -> None:
     q, k, v = qkv(1, 70, 33, Hq=4, Hkv=1)
     check(q, monotile.quantize(k, "int4"), v, backend)
     check(q, k, monotile.quantize(v, "aura2"), backend, softcap=5.0)
     check(q, monotile.quantize(k, "aura8"), monotile.quantize(v, "int8"), backend, window=(20, 0))
+
+
+def pages_of(page: int, dtype: str, seed: int = 0) -> tuple[Any, ...]:
+    """Two sequences of 0 and 37 keys in shuffled pages, and a table whose other entries are none."""
+    rng = np.random.default_rng(seed)
+    used = -(-37 // page)
+    table = np.full((2, used + 1), 2**31 - 1, np.int32)
+    table[1, :used] = rng.permutation(used + 2)[:used]
+    q, k, v = (rng.standard_normal(s, dtype=np.float32) for s in ((2, 4, 1, 48), *[(used + 2, page, 2, 48)] * 2))
+    return *(x.astype(to_numpy(BY_NAME[dtype])) for x in (q, k, v)), table, np.array([0, 37], np.int32)
+
+
+@pytest.mark.parametrize(("page", "keys", "values"), [(16, "int8", "aura4"), (5, "aura3", "int4"), (16, None, "int4")])
+def test_quantised_pages(backend: str, page: int, keys: str | None, values: str) -> None:
+    q, k, v, table, lengths = pages_of(page, "bfloat16" if page == 16 else "float32")
+    K, V = monotile.quantize(k, keys) if keys else k, monotile.quantize(v, values)
+    found = monotile.attention_paged(q, K, V, table, lengths, check=True, backend=backend)
+    plain = (x.dequantize() if isinstance(x, Quantized) else x for x in (K, V))
+    wanted = monotile.attention_paged(q, *plain, table, lengths, backend="interpreter").astype(np.float32)
+    assert found.dtype == q.dtype and not found[0].any()
+    np.testing.assert_allclose(found.astype(np.float32), wanted, atol=0.03 if page == 16 else 1e-5)
+
+
+@pytest.mark.parametrize(("keys", "values"), [("int4_zero_point", "aura3"), (None, "fp8_e4m3")])
+def test_tokens_are_quantised_as_their_pages(backend: str, keys: str | None, values: str) -> None:
+    _, k, v, table, lengths = pages_of(5, "float32")
+    pages = [monotile.quantize(x, format) if format else x.copy() for x, format in ((k, keys), (v, values))]
+    before = [exact(x).copy() for x in pages]
+    new = [np.random.default_rng(n).standard_normal((2, 2, 2, 48), dtype=np.float32) for n in range(2)]
+    there = [registry.on_device(x, backend) for x in (*pages, table, lengths, *new)]
+    monotile.paged_append(*there, backend=backend)
+    for x, wanted, tokens, format in zip(there, before, new, (keys, values), strict=False):
+        tokens = monotile.quantize(tokens, format).dequantize() if format else tokens
+        for i, place in enumerate((37, 38)):  # the first sequence has no page
+            wanted[table[1, place // 5], place % 5] = tokens[1, :, i]
+        assert np.array_equal(registry.from_device(exact(x)), wanted)
 
 
 def test_partials_of_quantised_keys_merge_to_attention(backend: str) -> None:
@@ -106,8 +160,24 @@ def test_torch_tensors() -> None:
         found = monotile.attention(q, K, V)
         wanted = monotile.attention(q, K.dequantize(), V.dequantize())
         assert found.dtype == q.dtype and (found.float() - wanted.float()).abs().max() < 0.02
+    x = torch.randn(3, 20, 48)
+    for format in FORMATS:
+        found, wanted = monotile.quantize(x, format), monotile.quantize(x.numpy(), format)
+        assert found.codes.view(torch.uint8).numpy().tobytes() == wanted.codes.tobytes()
+        assert np.array_equal(found.dequantize(), wanted.dequantize())
     with pytest.raises(monotile.MonotileError, match="no gradient"):
         monotile.attention(q.requires_grad_(), K, V)
+
+
+def paged(q: Any) -> Any:
+    """Pages of 4 positions, of which only the first two are taken."""
+    pages = monotile.quantize(np.ones((3, 4, 1, 16), np.float32), "int8")
+    part = replace(pages, codes=pages.codes[:, :2], scales=pages.scales[:, :2])
+    return monotile.attention_paged(q, part, part, np.zeros((1, 1), np.int32), np.ones(1, np.int32))
+
+
+def append(pages: Any, new: Any) -> None:
+    monotile.paged_append(pages, pages, np.zeros((1, 1), np.int32), np.zeros(1, np.int32), new, new)
 
 
 MISTAKES: list[tuple[Any, str]] = [
@@ -120,6 +190,8 @@ MISTAKES: list[tuple[Any, str]] = [
     (lambda x: monotile.attention(x, replace(monotile.quantize(x, "int4"), size=15), x), "head size"),
     (lambda x: monotile.attention(x, replace(monotile.quantize(x, "int8"), format="int4"), x), "codes of int4"),
     (lambda x: monotile.attention(x, replace(monotile.quantize(x, "int8"), format="fp8_e4m3"), x), "float8_e4m3fn"),
+    (paged, "one after the other: copy"),
+    (lambda x: append(monotile.quantize(x, "int8"), x[..., :8]), "(B, 4, N, 16) for these pages"),
 ]
 
 

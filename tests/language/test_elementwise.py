@@ -8,12 +8,15 @@ import pytest
 
 from arrays import DTYPES, FLOATS, INTS, numpy_type, poisoned, random, same, within_ulps
 from monotile import errors
+from monotile.ir import special
 from monotile.language import (
     Const,
     Tensor,
     abs,
     arange,
     cdiv,
+    cos,
+    erf,
     exp,
     exp2,
     float32,
@@ -28,6 +31,8 @@ from monotile.language import (
     minimum,
     program_id,
     reciprocal,
+    sigmoid,
+    sin,
     sqrt,
     tanh,
     uint8,
@@ -221,6 +226,10 @@ TRANSCENDENTAL = {
     "log": (log, np.log, (1e-3, 1e6)),
     "log2": (log2, np.log2, (1e-3, 1e6)),
     "tanh": (tanh, np.tanh, (-10.0, 10.0)),
+    "sigmoid": (sigmoid, special.sigmoid, (-87.0, 20.0)),
+    "erf": (erf, special.erf, (-4.5, 4.5)),
+    "sin": (sin, np.sin, (-1e6, 1e6)),
+    "cos": (cos, np.cos, (-30.0, 30.0)),
 }
 
 
@@ -238,7 +247,7 @@ def test_transcendental(backend: str, name: str) -> None:
 @pytest.mark.parametrize("name", TRANSCENDENTAL)
 def test_transcendental_at_specials(backend: str, name: str) -> None:
     f, oracle, _ = TRANSCENDENTAL[name]
-    x = np.array([0.0, -0.0, 1.0, np.inf, -np.inf, np.nan, 1e4, -1e4, -1.0], np.float32)
+    x = np.array([0.0, -0.0, 1.0, np.inf, -np.inf, np.nan, 1e4, -1e4, -1.0, 3.4e38, -7.7e28, 1e-30], np.float32)
     y = poisoned(x.shape)
     apply1(x, y, f=f, backend=backend)
     with np.errstate(all="ignore"):
@@ -255,6 +264,37 @@ def test_tanh_from_the_smallest_number_to_one(backend: str) -> None:
     within_ulps(y, np.tanh(x.astype(np.float64)))
     assert (np.signbit(y) == np.signbit(x)).all()
     assert (np.abs(y[np.abs(x) >= 10.0]) == 1.0).all()
+
+
+POWERS = {
+    0: lambda x: x**0,
+    1: lambda x: x**1,
+    3: lambda x: x**3,
+    13: lambda x: x**13.0,
+    -2: lambda x: x**-2,
+    0.5: lambda x: abs(x) ** 0.5,
+}
+
+
+def test_powers(backend: str) -> None:
+    x = np.concatenate([random(50), np.array([0.0, -0.0, np.inf, -np.inf], np.float32)])
+    for exponent, f in POWERS.items():
+        y = poisoned(x.shape)
+        apply1(x, y, f=f, backend=backend)
+        with np.errstate(all="ignore"):
+            within_ulps(y, (np.abs(x) if exponent == 0.5 else x).astype(np.float64) ** exponent, 8)
+    whole, cubes = random(20, "int8"), poisoned(20, "int32")
+    apply1(whole, cubes, f=POWERS[3], backend=backend)
+    same(cubes, whole.astype(np.int32) ** 3)
+
+
+def test_powers_that_are_not_small_whole_constants() -> None:
+    x, y = random(4), poisoned(4)
+    for f in (lambda x: x**0.3, lambda x: x**65, lambda x: x**x, lambda x: 2.0**x):
+        with pytest.raises(errors.UnsupportedPython, match="exp2"):
+            apply1(x, y, f=f, backend="interpreter")
+    with pytest.raises(errors.UndefinedForDType, match="int32"):
+        apply1(random(4, "int32"), y, f=POWERS[-2], backend="interpreter")
 
 
 def test_reciprocal(backend: str) -> None:

@@ -11,6 +11,8 @@ from monotile.language import (
     Const,
     Tensor,
     arange,
+    argmax,
+    argmin,
     cdiv,
     dot,
     float32,
@@ -308,3 +310,39 @@ def test_dtype_of_a_tile() -> None:
     x, y = random((4, 4), "float16"), poisoned(4)
     fold(x, y, f=typed, backend="interpreter")
     same(y, x.astype(np.float32).max(axis=1))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "uint8", "bool"])
+def test_positions_of_extremes(backend: str, dtype: str) -> None:
+    """The first of equal ones; NaN is ignored, and a row with nothing above -inf (below inf) gives 0."""
+    x = random((9, 33), dtype)
+    x[3] = x[3, 5]
+    x[4, 7], x[4, 20] = x[4].max(), x[4].max()
+    if dtype == "float32":
+        x[5], x[6, ::2], x[7] = np.nan, np.nan, -np.inf
+    cases = ((argmax, np.argmax, -np.inf), (argmin, np.argmin, np.inf))
+    for f, oracle, last in cases:
+        for axis in (0, 1):
+            y = poisoned(x.shape[1 - axis], "int32")
+            fold(x, y, f=lambda x, f=f, axis=axis: f(x, axis), backend=backend)
+            hidden = np.where(np.isnan(x), last, x) if dtype == "float32" else x
+            same(y, oracle(hidden, axis=axis).astype(np.int32))
+    y = poisoned(1, "int32")
+    reduce_all(x[0], y, f=lambda x: x.argmax(), backend=backend)
+    same(y, np.array([x[0].argmax()], np.int32))
+
+
+@pytest.mark.parametrize(("a_type", "b_type"), [("int8", "int8"), ("uint8", "int8")])
+def test_dot_of_bytes_sums_in_int32(backend: str, a_type: str, b_type: str) -> None:
+    """Exact for rows too long for the sums of float32, too."""
+    for m, k, n in ((5, 33, 7), (3, 1100, 4)):
+        a, b = random((m, k), a_type, 1), random((k, n), b_type, 2)
+        a[0], b[:, 0] = np.iinfo(a_type).max, np.iinfo(b_type).min
+        y = poisoned((m, n), "int32")
+        byte_product(a, b, y, backend=backend)
+        same(y, a.astype(np.int32) @ b.astype(np.int32))
+
+
+@kernel
+def byte_product(a: Tensor["M K"], b: Tensor["K N"], y: Tensor["M N"], *, M: Const, K: Const, N: Const):
+    y[:, :] = dot(a[:, :], b[:, :])

@@ -206,12 +206,18 @@ def exp_of_the_math_module(x, y):
     t = math.exp(x[0, 0])
 
 
-@mistake(NotCallable, "np.sin(x[0, arange(4)])", "'sin' cannot be called", "words")
+@mistake(NotCallable, "np.tan(x[0, arange(4)])", "'tan' cannot be called", "words")
 def numpy_function(x, y):
-    t = np.sin(x[0, arange(4)])
+    t = np.tan(x[0, arange(4)])
 
 
-@mistake(NotCallable, "print(x)", "'print' cannot be called", "words")
+@mistake(RaceBetweenPrograms, "y[0, 0]", "program 0 and program 1 both write y[0, 0]", "every element to one program")
+def race(x, y):
+    i = program_id(x.shape[0])
+    y[0, 0] = x[i, 0]
+
+
+@mistake(BadOperand, "print(x)", "print shows tiles and numbers", "load a tile first: print(x[rows])")
 def print_call(x, y):
     print(x)
 

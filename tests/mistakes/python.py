@@ -125,15 +125,15 @@ def matmul_operator(x, y):
     t = x[arange(4), 0:4] @ x[arange(4), 0:4]
 
 
-@mistake(UnsupportedPython, "x[0, arange(4)] ** 2", "'**'", "multiply")
+@mistake(UnsupportedPython, "x[0, arange(4)] ** 2.5", "'**'", "whole powers")
 def power(x, y):
-    y[0, arange(4)] = x[0, arange(4)] ** 2
+    y[0, arange(4)] = x[0, arange(4)] ** 2.5
 
 
-@mistake(UnsupportedPython, "t **= 2", "'**'", "multiply")
+@mistake(UnsupportedPython, "t **= 99", "'**'", "whole powers")
 def power_in_place(x, y):
     t = x[0, arange(4)]
-    t **= 2
+    t **= 99
 
 
 @mistake(ConstantFailed, "k << 32", "every bit of int32", "0 to 31")

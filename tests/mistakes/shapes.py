@@ -299,7 +299,9 @@ def sum_of_bools(y):
     t = (arange(4) < 2).sum()
 
 
-@mistake(UndefinedForDType, "dot(zeros((4, 4), int32), zeros((4, 4)))", "dot is not defined for int32", "astype")
+@mistake(
+    UndefinedForDType, "dot(zeros((4, 4), int32), zeros((4, 4)))", "dot of int32 and float32 is not defined", "cast"
+)
 def dot_of_ints(y):
     t = dot(zeros((4, 4), int32), zeros((4, 4)))
 
@@ -389,9 +391,9 @@ def subscript_of_a_tile(y):
     t = zeros(4)[0]
 
 
-@mistake(BadIndex, "y[idx[arange(4)], 0]", "scattered", "rows")
+@mistake(BadIndex, "y[y[arange(4), 0], 0]", "float32", "whole numbers")
 def scattered_store(idx, y):
-    y[idx[arange(4)], 0] = 1.0
+    y[y[arange(4), 0], 0] = 1.0
 
 
 @mistake(BadIndex, "x.shape[2]", "a tuple of 2 has no item 2", "0 to 1")

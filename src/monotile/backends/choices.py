@@ -163,10 +163,12 @@ class BackwardBlocks(Choice):
 @dataclass(frozen=True)
 class BackwardChoice:
     """Tiles of the kernel that owns queries, and of the one that owns keys. None for rows: the kernel that owns keys
-    adds up the gradients of the queries too."""
+    adds up the gradients of the queries too. `apart`: dk and dv in launches of their own, where their sums do not fit a
+    program's registers together."""
 
     rows: BackwardBlocks | None
     keys: BackwardBlocks
+    apart: bool = False
 
 
 class Choices:

@@ -19,10 +19,13 @@ import numpy.typing as npt
 
 from .. import dtypes, ir
 from ..dtypes import DType, float32
-from ..errors import InternalError
+from ..errors import InternalError, RaceBetweenPrograms
 from ..ir import Block, Op, Value
 from ..ir.fused import fma
+from ..ir.special import erf, sigmoid
+from ..runtime.tensors import memory_as_array
 from .base import Backend, Program
+from .races import Races
 
 Array = npt.NDArray[Any]
 
@@ -85,33 +88,12 @@ class Interpreted(Program):
         scalars: Sequence[Any],
         threads: int | None,
     ) -> None:
-        views = [
-            _memory_as_array(a, t.dtype, *b) for a, t, b in zip(addresses, self.kernel.tensors, bound, strict=True)
-        ]
+        views = [memory_as_array(a, t.dtype, *b) for a, t, b in zip(addresses, self.kernel.tensors, bound, strict=True)]
         options = self.options
         evaluate(self.kernel, views, scalars, float64=options.float64, skip_hidden=options.skip_hidden)
 
 
 BACKEND = Interpreter()
-
-
-class _Memory:
-    """An array interface to memory that NumPy does not own."""
-
-    def __init__(self, **facts: Any) -> None:
-        self.__array_interface__ = {"version": 3, **facts}
-
-
-def _memory_as_array(address: int, dtype: DType, shape: Sequence[int], strides: Sequence[int]) -> Array:
-    """Return memory as a NumPy array."""
-    target = dtypes.to_numpy(dtype)
-    if 0 in shape:
-        return np.empty(shape, target)
-    steps = tuple(stride * target.itemsize for stride in strides)
-    kind = f"V{target.itemsize}"  # NumPy has no name for bfloat16: the elements pass as bytes
-    return np.asarray(_Memory(data=(address, False), shape=tuple(shape), strides=steps, typestr=f"|{kind}")).view(
-        target
-    )
 
 
 # ---- conversions -----------------------------------------------------------------------------------------------------
@@ -158,6 +140,10 @@ ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "log": np.log,
     "log2": np.log2,
     "tanh": np.tanh,
+    "sigmoid": sigmoid,
+    "erf": erf,
+    "sin": np.sin,
+    "cos": np.cos,
     "sqrt": np.sqrt,
     "reciprocal": np.reciprocal,
     "not": np.logical_not,
@@ -247,10 +233,19 @@ class Run:
 
     def run_grid(self) -> None:
         with np.errstate(all="ignore"):
-            for position in np.ndindex(*self.grid()):
-                self.position = position
-                self.values.clear()
-                self.block(self.kernel.body)
+            grid = self.grid()
+            self.races = Races(self.kernel, self.arrays, grid)
+            before = {n: self.arrays[n].copy() for n in self.races.writers}
+            try:
+                for position in np.ndindex(*grid):
+                    self.position = position
+                    self.races.program += 1
+                    self.values.clear()
+                    self.block(self.kernel.body)
+            except RaceBetweenPrograms:
+                for n, content in before.items():
+                    self.arrays[n][...] = content
+                raise
 
     def grid(self) -> tuple[int, ...]:
         """Return the sizes given to program_id, running only ops they depend on; () for a kernel of one program."""
@@ -332,6 +327,20 @@ class Run:
     def reduce(self, op: Op) -> None:
         self.set(op.result, fold(op.attrs["fold"], self.values[op.operands[0]], op.attrs["axis"]))
 
+    def print(self, op: Op) -> None:
+        """Show values, with the program and the line that print them."""
+        values = iter(op.operands)
+        shown = [str(self.values[next(values)]) if part is None else part for part in op.attrs["parts"]]
+        program = ", ".join(map(str, self.position)) or "0"
+        print(f"program {program}{f', line {op.loc.line}' if op.loc else ''}:", *shown)
+
+    def reshape(self, op: Op) -> None:
+        self.set(op.result, self.values[op.operands[0]].reshape(op.result.shape))
+
+    def scan(self, op: Op) -> None:
+        tile = self.values[op.operands[0]]
+        self.set(op.result, np.cumsum(tile, axis=op.attrs["axis"], dtype=tile.dtype))
+
     def dot(self, op: Op) -> None:
         a, b = (self.values[v].astype(self.numpy_type(float32), copy=False) for v in op.operands)
         self.set(op.result, np.matmul(a, b))
@@ -353,6 +362,10 @@ class Run:
         inside_tensor, inside_tile = overlap(op, self.spans(op), [self.number(v) for v in ir.starts(op)])
         tile = np.zeros([extent or 1 for extent in op.attrs["extents"]], array.dtype)
         tile[inside_tile] = array[inside_tensor]
+        self.races.read(op, inside_tensor)
+        for axis, side in enumerate(ir.spreads(op)):
+            if side is not None:
+                tile = tile.take([side.at(i) for i in range(side.extent)], axis)
         self.set(op.result, tile.reshape(op.result.shape))
 
     def store(self, op: Op) -> None:
@@ -361,20 +374,37 @@ class Run:
         value = self.values[op.operands[0]]
         inside_tensor, inside_tile = overlap(op, self.spans(op), [self.number(v) for v in ir.starts(op)])
         tile = value.reshape([extent or 1 for extent in op.attrs["extents"]])
+        self.races.write(op, inside_tensor)
         array[inside_tensor] = convert(tile[inside_tile], array.dtype)
+
+    def scatter(self, op: Op) -> None:
+        """Store an element at each position of the indices; positions outside the tensor are not written."""
+        array, value = self.arrays[op.attrs["tensor"].index], self.values[op.operands[0]]
+        places, inside = self.places(op, value.shape)
+        region = tuple(place[inside] for place in places)
+        self.races.write(op, region)
+        array[region] = convert(value[inside], array.dtype)
 
     def gather(self, op: Op) -> None:
         """Load an element for each element of the indices; positions outside the tensor read as zero."""
         array = self.arrays[op.attrs["tensor"].index]
-        indices = [np.broadcast_to(self.values[v], op.result.shape).astype(np.int64) for v in ir.starts(op)]
-        spans, inside = self.spans(op), np.full(op.result.shape, True)
-        for n, (index, (_, length)) in enumerate(zip(indices, spans, strict=True)):
-            within = (index >= 0) & (index < length)
-            _require(op, n, op.attrs.get("checked", (True,) * array.ndim)[n] or bool(within.all()))
-            inside &= within
+        places, inside = self.places(op, op.result.shape)
         tile = np.zeros(op.result.shape, array.dtype)
-        tile[inside] = array[tuple(index[inside] + origin for index, (origin, _) in zip(indices, spans, strict=True))]
+        region = tuple(place[inside] for place in places)
+        tile[inside] = array[region]
+        self.races.read(op, region)
         self.set(op.result, tile)
+
+    def places(self, op: Op, shape: tuple[int, ...]) -> tuple[list[Array], Array]:
+        """Return where a gather or scatter finds each element, by dimension of the tensor, and which are inside it."""
+        places, inside = [], np.full(shape, True)
+        for n, (value, (origin, length)) in enumerate(zip(ir.starts(op), self.spans(op), strict=True)):
+            index = np.broadcast_to(self.values[value], shape).astype(np.int64)
+            within = (index >= 0) & (index < length)
+            _require(op, n, op.attrs.get("checked", (True,) * op.attrs["tensor"].rank)[n] or bool(within.all()))
+            places.append(origin + index)
+            inside &= within
+        return places, inside
 
     def loop(self, op: Op) -> None:
         """Run low, low + step, ... below high. A hidden iteration leaves the carried values unchanged."""
@@ -406,9 +436,13 @@ HANDLERS: dict[str, Callable[[Run, Op], None]] = {
     "broadcast": Run.broadcast,
     "reduce": Run.reduce,
     "dot": Run.dot,
+    "print": Run.print,
+    "reshape": Run.reshape,
+    "scan": Run.scan,
     "load": Run.load,
     "store": Run.store,
     "gather": Run.gather,
+    "scatter": Run.scatter,
     "for": Run.loop,
     "if": Run.branch,
 }

@@ -21,7 +21,8 @@ from .rows import Array, Row, Sample, TimedCall, kind_of_call
 DTYPES = ("float32", "float16", "bfloat16")
 SIZES = (64, 80, 96, 128, 256, 512)
 POOL = (1 << 20) + 7  # not a multiple of any row length, so that the rows of an array differ
-NUMPY_KEYS = 2048  # NumPy is timed up to this many keys
+NUMPY_KEYS = 2048  # NumPy is timed up to this many keys,
+NUMPY_SCORES = 1 << 22  # or up to this many scores, which it writes to memory
 HIDDEN_BLOCK = 256  # block size of the mask that hides nine blocks of ten
 SINK_MEAN = 4.0
 VISIBLE = 512  # keys that a call of few queries sees in the rows "512 visible"
@@ -155,7 +156,8 @@ def make(s: AttentionShape, rng: np.random.Generator, threads: int) -> TimedCall
     elif not s.extra:
         call.work = {"read": float(k.nbytes + (0 if s.Dv else v.nbytes)), arithmetic(s.dtype): products}
         call.note = "K and V fit the last-level cache" if call.work["read"] <= last_level_cache() else ""
-    if s.dtype == "float32" and s.Nk <= NUMPY_KEYS and not s.causal and not s.extra:
+    few = s.Nk <= NUMPY_KEYS or Hq * s.Nq * s.Nk <= NUMPY_SCORES
+    if s.dtype == "float32" and few and not s.causal and not s.extra:
         call.peers["NumPy"] = lambda: numpy_attention(q, k, v)
     if s.extra == "nine blocks of ten hidden":
         call.peers["no mask"] = lambda: ops.attention(q, k, v, threads=threads)

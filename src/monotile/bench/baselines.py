@@ -154,7 +154,7 @@ def _date(report: Report) -> str:
 def _cells(row: Report, report: Report) -> list[str]:
     mine = row["times"]["monotile"]
     share = f"{row['limit']['share']:.0%} of {table.rate(row['limit'])}" if "limit" in row else ""
-    peers = [table.against_torch(row, report), table.against(row, "NumPy")]
+    peers = [table.against_torch(row, report), table.times_the_speed(row, "NumPy")]
     return [row["name"], str(row["threads"]), table.time(mine["median_s"]), f"{mine['spread']:.0%}", *peers, share]
 
 

@@ -131,8 +131,22 @@ def _goals(
     return (against,) if share is None else (against, Goal(work, matches, LIMIT, share))
 
 
+def _cache(kind: str, *forms: str) -> Callable[[Tags], bool]:
+    """Match a kind of cache that is longer than the caches of a processor; all its forms if none is given."""
+
+    def matches(t: Tags) -> bool:
+        return t.get("op") == f"{kind} cache" and (not forms or (t["form"] in forms and t["N"] >= 32768))
+
+    return matches
+
+
 # Of every vector unit.
 COMMON = (
+    *_goals("ragged, lengths alike", _cache("varlen"), "dense", 0.97),
+    *_goals("paged decode", _cache("paged"), "dense", 0.9),
+    *_goals("int8 decode against bfloat16", _cache("quantised", "int8"), "dense", 1.5),
+    *_goals("int4 decode against bfloat16", _cache("quantised", "int4"), "dense", 1.7),
+    *_goals("fp8 and aura4 decode against bfloat16", _cache("quantised", "fp8_e4m3", "aura4"), "dense", 1.2),
     *_goals("prefill, bool or additive mask", _masked, "torch", 1.2),
     *_goals("prefill, nine blocks of ten hidden", lambda t: "hidden" in t.get("extra", ""), "no mask", 5.0),
     Goal("extend, MLA", lambda t: _extend(t) and t["MLA"], LIMIT, 0.75),

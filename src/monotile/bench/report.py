@@ -41,8 +41,10 @@ class WorkerFailed(Exception):
 
 
 def run(*, quick: bool, only: str, threads: int | None, console: Console, backend: str = "cpu") -> Report:
-    """Measure the rows that the filter `only` matches, on one thread and on `threads` (default: every processor), with
-    the code of cpu or of another vector unit of it ("cpu:avx2")."""
+    """Measure the rows that the filter `only` matches, with the code of cpu or of another vector unit ("cpu:avx2").
+
+    They run on `threads` (default: every processor) and on one; a quick run of no filter on `threads` alone.
+    """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     backends.usable(backend)
@@ -50,7 +52,8 @@ def run(*, quick: bool, only: str, threads: int | None, console: Console, backen
     most = threads if threads is not None else default_threads()
     if most < 1:
         raise BadThreadCount(f"threads must be a positive whole number, found {most}")
-    groups, load = sorted({1, most}), os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    groups = [most] if quick and not only else sorted({1, most})
     names = {count: [row.name for row in suite.select(count, only, quick)] for count in groups}
     starts = list(_cold_starts(only, quick))
     total = sum(map(len, names.values())) + len(starts)
@@ -58,7 +61,7 @@ def run(*, quick: bool, only: str, threads: int | None, console: Console, backen
         raise MonotileError(f"no row matches the filter {only!r}; try attention, decode, extend, merge or matmul")
     found: list[Report] = []
     started: list[Report] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (BarColumn(16), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("starting", total=total)
         for count in groups:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from . import attention, extend, gradients, rows
+from . import attention, caches, extend, gradients, rows
 from .rows import Row
 
-ROWS: tuple[Row, ...] = (*rows.ROWS, *attention.ROWS, *extend.ROWS, *gradients.ROWS)
+ROWS: tuple[Row, ...] = (*rows.ROWS, *attention.ROWS, *extend.ROWS, *gradients.ROWS, *caches.ROWS)
 
 
 def matches(name: str, only: str) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from . import goals
+from . import columns, goals
+from .columns import Heading
+from .entries import Entry, against, entries
 from .limits import UNITS
 from .nvidia import table as nvidia_table
 from .report import shared_processor
@@ -16,44 +18,106 @@ if TYPE_CHECKING:
 Report = dict[str, Any]
 PEERS = ("torch", "NumPy")
 SWEEP_HEAD = ["sweep", "threads", "worst step", "ratio of times", "cliff", "best times"]
+HEADS = (
+    Heading("row", wraps=True),
+    Heading("best"),
+    Heading("x torch", 1),
+    Heading("x NumPy", 2),
+    Heading("speed-up", 3),
+    Heading("of the limit", 4),
+    Heading("spread", 5),
+    Heading("torch by", 7),
+    Heading("median", 8),
+    Heading("note", 6, wraps=True),
+)
+SWEEP_HEADS = tuple(
+    Heading(text, rank, wraps=not rank) for text, rank in zip(SWEEP_HEAD, (0, 1, 0, 2, 3, 4), strict=True)
+)
+GOAL_HEADS = tuple(
+    Heading(text, rank, wraps=wraps)
+    for text, rank, wraps in (
+        ("work", 0, True), ("measure", 1, False), ("worst", 0, False), ("wanted", 0, False), ("", 0, False),
+        ("in this row", 2, True),
+    )
+)  # fmt: skip
+NO_TORCH = "torch is not installed: with it (pip install torch) the rows are compared with torch, too"
 
 
-def show(report: Report, console: Console) -> None:
-    from rich.table import Table
+def show(report: Report, console: Console, *, with_goals: bool = False) -> None:
+    """Print what ran, how fast it is against its peers, what is doubtful, and last whether all results were right.
 
+    The goals of the project are for its own baselines.
+    """
+    found = entries(report)
     if report.get("backend") == "nvidia":
-        return nvidia_table.show(report, console)
-    console.print(title(report), highlight=False, soft_wrap=True)
-    table = Table("row", "threads", "best", "median", "spread", "x torch", "x NumPy", "of the limit", "note")
-    for row in report["rows"]:
-        mine = row["times"]["monotile"]
-        times = (time(mine["best_s"]), time(mine["median_s"]), f"{mine['spread']:.0%}")
-        of_limit = f"{row['limit']['share']:.0%} of {rate(row['limit'])}" if "limit" in row else ""
-        others = (against_torch(row, report), against(row, "NumPy"), of_limit, note(row))
-        table.add_row(row["name"], str(row["threads"]), *times, *others)
-    if report["rows"]:
-        console.print(table)
-    _show_sweeps(report, console)
-    _show_goals(report, console)
+        nvidia_table.show(report, console, with_goals=with_goals)
+    else:
+        _show_cpu(report, found, console, with_goals)
+    lines = [*against(found), *(f"doubtful: {doubt}" for doubt in report["doubts"])]
+    if report["versions"].get("torch") is None:
+        lines.append(NO_TORCH)
+    for line in lines:
+        say(console, line)
+    _show_verdict(report, console)
+
+
+def say(console: Console, line: str, style: str = "") -> None:
+    """Print a line of text: wrapped between words on a terminal, in one piece in a file."""
+    console.print(line, style=style, highlight=False, markup=False, soft_wrap=not console.is_terminal)
+
+
+def _show_cpu(report: Report, found: list[Entry], console: Console, with_goals: bool) -> None:
+    say(console, title(report))
+    most = max((entry.peer.ratio for entry in found if entry.peer), default=1.0)
+    counts = sorted({row["threads"] for row in report["rows"]})
+    for count in counts:
+        rows = [(row, entry) for row, entry in zip(report["rows"], found, strict=True) if entry.threads == count]
+        name = "one thread" if count == 1 else f"{count} threads"
+        cells = [_cells(console, row, entry, most, report) for row, entry in rows]
+        columns.show(console, HEADS, cells, f"On {name}", silent=count != counts[-1])
+    columns.show(console, SWEEP_HEADS, sweep_cells(report))
+    if with_goals:
+        columns.show(console, GOAL_HEADS, _goal_cells(report))
     _show_starts(report, console)
-    for line in [*worst_ratios(report["rows"]), *(f"doubtful: {doubt}" for doubt in report["doubts"])]:
-        console.print(line, highlight=False, soft_wrap=True)
-    for row in report.get("wrong", ()):
-        line = f"WRONG, not timed, threads: {row['threads']}: {row['wrong']}"
-        console.print(line, style="red", highlight=False, markup=False, soft_wrap=True)
-    return None
+    if with_goals:
+        for line in furthest(report["rows"]):
+            say(console, line)
 
 
-def _show_goals(report: Report, console: Console) -> None:
-    from rich.table import Table
+def _cells(console: Console, row: Report, entry: Entry, most: float, report: Report) -> list[Any]:
+    mine, peer = row["times"]["monotile"], entry.peer
+    drawn = columns.bar(console, peer.ratio, most, peer.verdict) if peer else ""
+    of_limit = f"{row['limit']['share']:.0%} of {rate(row['limit'])}" if "limit" in row else ""
+    missing = report["versions"].get("torch") is None  # said once, below the table
+    torch, _, way = ("", "", "") if missing else against_torch(row, report).partition(" (")
+    peers = [torch, times_the_speed(row, "NumPy"), drawn, of_limit]
+    return [
+        row["name"],
+        time(mine["best_s"]),
+        *peers,
+        f"{mine['spread']:.0%}",
+        way.removesuffix(")"),
+        time(mine["median_s"]),
+        note(row),
+    ]
 
-    table = Table("work", "measure", "worst", "wanted", "", "in this row")
+
+def _show_verdict(report: Report, console: Console) -> None:
+    wrong, total = report.get("wrong", ()), len(report["rows"]) + len(report.get("wrong", ()))
+    for row in wrong:
+        say(console, f"WRONG, not timed, threads: {row['threads']}: {row['wrong']}", "red")
+    if wrong:
+        say(console, f"{len(wrong)} of {total} results are wrong.", "red")
+    elif total:
+        say(console, f"All {total} results are right: each was compared with float64 before it was timed.", "green")
+
+
+def _goal_cells(report: Report) -> Iterator[list[Any]]:
+    from rich.text import Text
+
     for worst in judged(report):
-        mark = "[green]reached[/]" if worst.ok else "[red]short[/]"
-        place = f"{worst.row}, threads: {worst.threads}"
-        table.add_row(worst.goal.work, worst.goal.measure.name, *worst.shown, mark, place)
-    if table.row_count:
-        console.print(table)
+        mark = Text("reached", "green") if worst.ok else Text("short", "red")
+        yield [worst.goal.work, worst.goal.measure.name, *worst.shown, mark, f"{worst.row}, threads: {worst.threads}"]
 
 
 def judged(report: Report) -> Iterator[goals.WorstRow]:
@@ -61,33 +125,19 @@ def judged(report: Report) -> Iterator[goals.WorstRow]:
     return goals.judge(report["rows"], report["device"].get("vectors", "avx512"))
 
 
-def _show_sweeps(report: Report, console: Console) -> None:
-    from rich.table import Table
-
-    sweeps = Table(*SWEEP_HEAD)
-    for cells in sweep_cells(report):
-        sweeps.add_row(*cells)
-    if sweeps.row_count:
-        console.print(sweeps)
-
-
 def _show_starts(report: Report, console: Console) -> None:
-    from rich.table import Table
+    heads = [Heading("in a new process", wraps=True), Heading("compiled"), Heading("from the disk cache")]
+    keys = ("compiled_s", "from_disk_s")
+    rows = [
+        [row["name"], *(time(row[key]) if key in row else "" for key in keys)] if "best_s" not in row
+        else [row["name"], time(row["best_s"]), ""]
+        for row in report["starts"]
+    ]  # fmt: skip
+    columns.show(console, heads, rows)
 
-    starts = Table("in a new process", "compiled", "from the disk cache")
-    for row in report["starts"]:
-        starts.add_row(row["name"], *(time(row[key]) for key in ("compiled_s", "from_disk_s", "best_s") if key in row))
-    if starts.row_count:
-        console.print(starts)
 
-
-def worst_ratios(rows: list[Report]) -> Iterator[str]:
-    """Name the worst row against each peer and each limit: an average would hide it."""
-    for peer in PEERS:
-        against = [(row["ratios"][peer], row) for row in rows if peer in row["ratios"]]
-        if against:
-            ratio, row = min(against, key=lambda pair: pair[0])
-            yield f"worst against {peer}: {ratio:.2f} times its speed, {row['name']}, threads: {row['threads']}"
+def furthest(rows: list[Report]) -> Iterator[str]:
+    """Name the row that is furthest from each limit."""
     for kind, unit in UNITS.items():
         shares = [(row["limit"]["share"], row) for row in rows if row.get("limit", {}).get("kind") == kind]
         if shares:
@@ -114,14 +164,14 @@ def title(report: Report) -> str:
     return "; ".join(parts)
 
 
-def against(row: Report, peer: str) -> str:
+def times_the_speed(row: Report, peer: str) -> str:
     return f"{row['ratios'][peer]:.2f}" if peer in row["ratios"] else ""
 
 
 def against_torch(row: Report, report: Report) -> str:
     """Return the speed relative to torch with the variant of the torch call, or the reason why there is no number."""
     if "torch" in row["ratios"]:
-        return f"{against(row, 'torch')} ({row['torch']['way']})"
+        return f"{times_the_speed(row, 'torch')} ({row['torch']['way']})"
     if row.get("tags", {}).get("op") not in ("decode", "extend", "prefill"):
         return ""
     if report["versions"].get("torch") is None:

@@ -1,6 +1,5 @@
 """The verbs of the command line: devices, inspect, emit, check, compile, tune, cache, metal run, bench, snap, diff."""
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -8,13 +7,14 @@ import typer
 from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
+from rich.text import Text
 
-from .. import __version__, backends, bench
-from ..bench import baselines, table
+from .. import __version__, backends
 from ..errors import MonotileError
 from ..runtime import cache, machine
-from . import catalogue, inspection
+from . import catalogue, inspection, running, timing
 from .request import parse
+from .terminal import plain_console
 
 ALL_BACKENDS = ("cpu", "interpreter", "nvidia", "metal")
 LEXERS = {
@@ -27,14 +27,7 @@ LEXERS = {
     "gluon": "python",
     "metal": "cpp",
 }
-PLAIN_WIDTH = 140  # of tables that go to a file or a pipe
-
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-
-
-def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=PLAIN_WIDTH)
 
 
 def _version(wanted: bool) -> None:
@@ -59,8 +52,8 @@ def devices() -> None:
     for name in ALL_BACKENDS:
         reason = _why_not(name)
         details = reason if reason is not None else _details(name)
-        table.add_row(name, "yes" if reason is None else "no", details)
-    console = _console()
+        table.add_row(name, "yes" if reason is None else "no", Text(details))  # markup would eat monotile[metal]
+    console = plain_console()
     console.print(table)
     console.print(f"compiled kernels are kept in {cache.directory()}", highlight=False, soft_wrap=True)
 
@@ -104,7 +97,9 @@ Shapes = Annotated[list[str] | None, typer.Option(help="of a tensor: a=64x128; 6
 def inspect(
     context: typer.Context,
     kernel: Annotated[str, typer.Argument(help=KERNELS)],
-    stage: Annotated[str, typer.Option(help="source, ir, passes; llvm or asm; triton, gluon or ptx; metal")] = "ir",
+    stage: Annotated[
+        str, typer.Option(help="source, ir, passes, run; llvm or asm; triton, gluon or ptx; metal")
+    ] = "ir",
     dtype: DTypes = None,
     shape: Shapes = None,
     backend: Annotated[str | None, typer.Option(help="whose stages to show; cpu, or the device's")] = None,
@@ -113,13 +108,16 @@ def inspect(
 ) -> None:
     """Show what a call of a library function (attention, decode_partials, merge, ...) runs on a device, or a kernel at
     one stage of its compilation. Every other option is a length or option of the function (--Nq=1 --D=128 --causal) or
-    a constant of the kernel (--BM=128)."""
-    request = parse(context.args, shape, dtype)
+    a constant of the kernel (--BM=128). --stage run --at program=3 shows the values of one program."""
+    words, at = running.split_at(context.args)
+    request = parse(words, shape, dtype)
     named = inspection.backend_for(backend, device)
     if explain:
         print(inspection.explanation(kernel, request, named, device), end="")
         return
-    text = inspection.text(kernel, stage, request, named, device)
+    text = (
+        running.text(kernel, request, at) if stage == "run" else inspection.text(kernel, stage, request, named, device)
+    )
     console = Console()
     if console.is_terminal:
         console.print(Syntax(text, LEXERS.get(stage, "text"), background_color="default"))
@@ -168,9 +166,9 @@ def run_check(
         if len(place) != 2:
             raise MonotileError(f"--from is a family and a call's number in it, such as 12.3; found {first!r}")
         wanted = sweep_processes.Sweep(sweep, seed, backend, processes, seconds, per_family, (place[0], place[1]))
-        ok = sweep_processes.run(_console(), wanted)
+        ok = sweep_processes.run(plain_console(), wanted)
     else:
-        ok = check.run(_console(), backend=backend, only=only)
+        ok = check.run(plain_console(), backend=backend, only=only)
     if not ok:
         raise typer.Exit(1)
 
@@ -191,7 +189,7 @@ def run_compile(
     from . import ahead
 
     devices = device or list(DESCRIBED)
-    if not ahead.run(_console(), devices, only=only, sample=sample, seed=seed, processes=processes):
+    if not ahead.run(plain_console(), devices, only=only, sample=sample, seed=seed, processes=processes):
         raise typer.Exit(1)
 
 
@@ -204,7 +202,7 @@ def run_tune(
     """Measure which block sizes and schedules are fastest on this GPU, and keep them for later calls."""
     from ..bench.nvidia import tune
 
-    tune.run(_console(), only=only, dtype=dtype, seconds=seconds)
+    tune.run(plain_console(), only=only, dtype=dtype, seconds=seconds)
 
 
 @app.command("cache")
@@ -215,7 +213,7 @@ def run_cache(
     """Show where compiled kernels are kept, how many there are and how much they take; clear or limit them."""
     from . import cache_report
 
-    cache_report.run(_console(), limit=limit, clear=clear)
+    cache_report.run(plain_console(), limit=limit, clear=clear)
 
 
 # ---- other people's Metal kernels ------------------------------------------------------------------------------------
@@ -244,129 +242,6 @@ def run_metal(
 
 # ---- times -----------------------------------------------------------------------------------------------------------
 
-Quick = Annotated[bool, typer.Option("--quick", help="A small choice of rows and fewer repeats: less than a minute.")]
-Only = Annotated[str, typer.Option("--filter", help="Rows with words that begin as these: 'decode D128 bfloat16'.")]
-Threads = Annotated[int | None, typer.Option(help="cpu: instead of every processor; one is always measured.")]
-Where = Annotated[
-    str, typer.Option("--backend", help="cpu, a vector unit of it (cpu:avx2; torch is held to it, too) or nvidia")
-]
-FlexWhen = Annotated[str, typer.Option("--flex", help="nvidia: time FlexAttention where needed, always or never.")]
-Seconds = Annotated[float, typer.Option(help="nvidia: no row begins after this time.")]
-Commit = Annotated[str | None, typer.Option(help="nvidia: of this source, where git cannot tell.")]
-
-
-@app.command("bench")
-def run_bench(
-    quick: Quick = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write every number to this file.")] = None,
-    only: Only = "",
-    threads: Threads = None,
-    backend: Where = "cpu",
-    flex: FlexWhen = "needed",
-    seconds: Seconds = 500.0,
-    commit: Commit = None,
-) -> None:
-    """Time the kernels against torch, NumPy and what this machine can do; the exit code is 1 if a result is wrong."""
-    console = _console()
-    if _on_gpu(backend):
-        options = bench.RunOptions(quick, only, seconds, commit, bench.Flex(flex))
-        report = _measure_gpu(console, options, json_file)
-    else:
-        report = _measure(console, quick, only, threads, backend)
-    if json_file is not None:
-        _keep(console, report, json_file)
-    if report["wrong"]:
-        raise typer.Exit(1)
-
-
-def _on_gpu(backend: str) -> bool:
-    if backend.partition(":")[0] not in ("cpu", "nvidia"):
-        raise MonotileError(f"the benchmark runs on cpu or nvidia, found {backend!r}")
-    return backend == "nvidia"
-
-
-def _measure_gpu(console: Console, options: bench.RunOptions, path: Path | None) -> baselines.Report:
-    """Run the benchmark on the GPU; the report is written to the path after every row."""
-    keep = partial(baselines.save, path=path) if path is not None else lambda report: None
-    report = bench.run_nvidia(options, console, keep=keep)
-    bench.show(report, console)
-    return report
-
-
-def _measure(console: Console, quick: bool, only: str, threads: int | None, backend: str) -> baselines.Report:
-    try:
-        report = bench.run(quick=quick, only=only, threads=threads, console=console, backend=backend)
-    except bench.WorkerFailed as error:
-        raise MonotileError(f"a benchmark stopped: {error}") from None
-    bench.show(report, console)
-    return report
-
-
-def _keep(console: Console, report: baselines.Report, path: Path) -> None:
-    baselines.save(report, path)
-    changes = ", with changes that are not in its commit" if report["dirty"] else ""
-    console.print(f"written{changes}: {path}", highlight=False, soft_wrap=True)
-
-
-@app.command()
-def snap(
-    file: Annotated[Path | None, typer.Argument(help="Where to keep it; baselines/<device>.json if left out.")] = None,
-    of: Annotated[Path | None, typer.Option("--from", help="Keep this file of `bench --json`; run nothing.")] = None,
-    tables: Annotated[
-        bool, typer.Option("--tables", help="Run nothing: rewrite the .md of FILE, or of every kept baseline.")
-    ] = False,
-    quick: Quick = False,
-    only: Only = "",
-    threads: Threads = None,
-    backend: Where = "cpu",
-) -> None:
-    """Run the benchmark and keep the report as this device's baseline: a .json, and its tables as a .md beside it.
-    Vector units other than the machine's own have baselines of their own."""
-    console = _console()
-    if tables:
-        for path in [file] if file is not None else sorted(baselines.FOLDER.glob("*.json")):
-            print(baselines.save_tables(baselines.load(path), path))
-        return
-    if file is None and of is None and (quick or only):
-        raise MonotileError("a run of some rows is no baseline of a device; pass a FILE to keep it in")
-    if of is not None:
-        report = baselines.load(of)
-    elif _on_gpu(backend):
-        report = _measure_gpu(console, bench.RunOptions(quick, only), None)
-    else:
-        report = _measure(console, quick, only, threads, backend)
-    if report.get("wrong"):
-        raise MonotileError(f"nothing is kept: {report['wrong'][0]['wrong']}")
-    path = file if file is not None else baselines.path_for(report)
-    _keep(console, report, path)
-    baselines.save_tables(report, path)
-
-
-@app.command()
-def diff(
-    first: Annotated[Path, typer.Argument(help="The older file; the newer one, if it is the only one.")],
-    second: Annotated[Path | None, typer.Argument(help="If left out, FIRST is held against its baseline.")] = None,
-    tolerance: Annotated[float, typer.Option(help="Per cent a row may be slower, beyond its spread.")] = 5.0,
-    every: Annotated[bool, typer.Option("--all", help="Show rows that did not change, too.")] = False,
-) -> None:
-    """Show the rows that changed beyond their spread. The exit code is 1 where one got slower than tolerated."""
-    console = _console()
-    new = baselines.load(first if second is None else second)
-    old = baselines.load(baselines.path_for(new) if second is None else first)
-    changes = baselines.compare(old, new)
-    shown = [c for c in changes if c.beyond_spread]
-    failed = [c for c in shown if 100 * c.slower > tolerance]
-    lines = Table("row", "threads", "before", "after", "time", "spreads", "")
-    for c in changes if every else shown:
-        mark = "[red]slower[/]" if c in failed else "" if c not in shown or c.slower > 0 else "[green]faster[/]"
-        times = table.time(c.before), table.time(c.after)
-        lines.add_row(c.name, str(c.threads), *times, f"{c.slower:+.0%}", f"{c.noise:.0%}", mark)
-    if lines.row_count:
-        console.print(lines)
-    for line in baselines.remarks(old, new):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-    console.print(
-        f"{len(changes)} rows compared, {len(shown)} changed, {len(failed)} slower by more than {tolerance:g} %"
-    )
-    if failed:
-        raise typer.Exit(1)
+app.command("bench")(timing.run_bench)
+app.command("snap")(timing.snap)
+app.command("diff")(timing.diff)

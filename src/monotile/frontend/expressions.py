@@ -29,7 +29,7 @@ from ..errors import (
     UnsupportedPython,
     WrongCall,
 )
-from ..ir import Value, bits
+from ..ir import Value, bits, composed
 from ..ir.builder import Builder
 from . import functions, indexing, library_words, vocabulary
 from .objects import Closure, Derivative, Method, RuntimeRange, describe
@@ -38,7 +38,7 @@ from .source import FunctionNode, place
 from .unsupported import CURES, TITLES
 
 PLAIN = (int, float, str, type(None), DType)
-REDUCTIONS = ("sum", "max", "min")  # as methods of a tile
+REDUCTIONS = ("sum", "max", "min", "argmax", "argmin", "cumsum")  # as methods of a tile
 
 OMITTED_CURE = "if this is an argument that was left out of the call: pass it, or test `is not None` first"
 
@@ -168,7 +168,9 @@ class ExpressionBuilder(ABC):
             return self.call_python(getattr, owner, name)
         elif functions.is_object(owner) and (value := functions.attribute(owner, name)) is not functions.ABSENT:
             return self.argument(value, (id(owner), name))
-        cure = "tensors have .shape, .dtype and .ndim; tiles also .T, .astype, .sum, .max, .min and methods like .abs"
+        cure = (
+            "tensors have .shape, .dtype and .ndim; tiles also .T, .astype, .sum, .max, .argmax and methods like .abs"
+        )
         if owner is None:
             cure = OMITTED_CURE
         raise self.fail(UnknownAttribute, f"{describe(owner)} has no {name!r} in the kernel language", cure)
@@ -181,6 +183,8 @@ class ExpressionBuilder(ABC):
         kind, plain = BINARY[type(node.op)]
         if not isinstance(left, Value) and not isinstance(right, Value):
             return self.constant_arithmetic(plain, left, right)
+        if isinstance(node.op, ast.Pow) and isinstance(left, Value) and not isinstance(right, Value):
+            return composed.power(self.builder, left, self.number(right))
         if kind is None:
             found = f"{TITLES[type(node.op).__name__]} on run-time values is not part of the kernel language"
             raise self.fail(UnsupportedPython, found, CURES[type(node.op).__name__])

@@ -47,23 +47,33 @@ def load(b: Builder, tensor: Tensor, subscript: Any) -> Value:
 
 def store(b: Builder, tensor: Tensor, subscript: Any, value: Any) -> None:
     dims = _parse_subscript(b, tensor, subscript)
-    if any(d.tile is not None or d.along is not None for d in dims):
-        cure = "write t[rows, cols] = x with rows = start + arange(n)"
-        raise b.fail(BadIndex, "a store goes to runs of positions, not to scattered ones", cure)
+    order = [d.along for d in dims if d.extent is not None]
+    if any(d.tile is not None for d in dims) or order not in ([0, 1], [None] * len(order)):
+        _scatter(b, tensor, dims, value)
+        return
     shape = tuple(d.extent for d in dims if d.extent is not None)
     b.rank(len(shape))
+    tile = _stored_tile(b, tensor, value, shape)
+    access = _access(b, tensor, dims)
+    b.emit("store", (tile, *access.starts, *access.spans), **access.attrs())
+
+
+def _scatter(b: Builder, tensor: Tensor, dims: list[DimIndex], value: Any) -> None:
+    """Emit a store to any positions; those outside the tensor are not written."""
+    indices, shape = _indices(b, dims)
+    tile = _stored_tile(b, tensor, value, shape)
+    access = _access(b, tensor, [DimIndex(start=index) for index in indices])
+    view = {"view": access.view} if access.view else {}
+    b.emit("scatter", (tile, *access.starts, *access.spans), tensor=access.tensor, **view)
+
+
+def _stored_tile(b: Builder, tensor: Tensor, value: Any, shape: tuple[int, ...]) -> Value:
+    """Return what is stored: of the tensor's type, and broadcast to the slice it is assigned to."""
     tile = b.value(value, tensor.dtype)
     if tile.dtype.kind != tensor.dtype.kind:
         found = f"{tile.type} does not store into {tensor.name!r}, a tensor of {tensor.dtype}"
         raise b.fail(DTypeMismatch, found, f"cast it: .astype({tensor.name}.dtype)")
     tile = b.cast(tile, tensor.dtype)
-    tile = _broadcast_to_load_slice(b, tile, shape)
-    access = _access(b, tensor, dims)
-    b.emit("store", (tile, *access.starts, *access.spans), **access.attrs())
-
-
-def _broadcast_to_load_slice(b: Builder, tile: Value, shape: tuple[int, ...]) -> Value:
-    """Broadcast a stored tile to the slice it is assigned to."""
     if tile.shape == shape:
         return tile
     fits = len(tile.shape) <= len(shape) and all(
@@ -86,8 +96,8 @@ def _load_slice(b: Builder, tensor: Tensor, dims: list[DimIndex]) -> Value:
     return b.emit("load", (*access.starts, *access.spans), Type(tensor.dtype, shape), **access.attrs()).result
 
 
-def _gather(b: Builder, tensor: Tensor, dims: list[DimIndex]) -> Value:
-    """Emit a gather: every dimension gets an index for each element of the result."""
+def _indices(b: Builder, dims: list[DimIndex]) -> tuple[list[Value], tuple[int, ...]]:
+    """Return an index for each dimension, which broadcast against each other, and the shape they broadcast to."""
     spread = [d for d in dims if d.extent is not None or d.tile is not None]
     orthogonal = all(d.tile is None or len(d.tile.shape) == 1 for d in spread) and all(d.along is None for d in spread)
     rank = len(spread) if orthogonal else 2
@@ -101,7 +111,12 @@ def _gather(b: Builder, tensor: Tensor, dims: list[DimIndex]) -> Value:
         if len(index.shape) == 1 and rank == 2:
             index = b.expand(index, 0 if dim is spread[1] else 1)
         indices.append(index)
-    shape = b.broadcast_shape(tuple(indices))
+    return indices, b.broadcast_shape(tuple(indices))
+
+
+def _gather(b: Builder, tensor: Tensor, dims: list[DimIndex]) -> Value:
+    """Emit a gather: every dimension gets an index for each element of the result."""
+    indices, shape = _indices(b, dims)
     access = _access(b, tensor, [DimIndex(start=index) for index in indices])
     view = {"view": access.view} if access.view else {}
     operands = (*access.starts, *access.spans)

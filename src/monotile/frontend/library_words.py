@@ -13,7 +13,7 @@ from typing import Any
 from .. import dtypes
 from ..dtypes import ALL, BY_NAME, DType, bool_, float32
 from ..errors import WrongCall
-from ..ir import Value
+from ..ir import Value, composed
 from .objects import describe
 
 LIBRARIES = ("torch", "numpy", "mlx.core")
@@ -58,11 +58,6 @@ def _truth(s: Any, x: Any) -> Value:
 
 def _where(s: Any, condition: Any, yes: Any, no: Any) -> Any:
     return s.builder.where(s.number(condition), s.number(yes), s.number(no))
-
-
-def _sigmoid(s: Any, x: Any) -> Any:
-    b = s.builder
-    return b.binary("div", 1.0, b.binary("add", 1.0, _unary("exp")(s, b.unary("neg", s.number(x)))))
 
 
 def _rsqrt(s: Any, x: Any) -> Any:
@@ -123,8 +118,21 @@ def _size(s: Any, x: Any) -> Any:
     return x.shape
 
 
+FLOAT_FUNCTIONS = (
+    "exp", "exp2", "log", "log2", "tanh", "sigmoid", "erf", "sin", "cos", "sqrt", "reciprocal", "abs",
+)  # fmt: skip
+
+
+def reshape(s: Any, x: Any, *shape: Any) -> Any:
+    """A tile with other sides, given one by one or as a tuple."""
+    sides = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
+    if not isinstance(x, Value) or not x.shape:
+        raise s.fail(WrongCall, f"reshape needs a tile, found {describe(x)}", "give a tile: load one with t[rows]")
+    return composed.reshape(s.builder, x, tuple(sides))
+
+
 WORDS: dict[str, Handler] = {
-    **{name: _unary(name) for name in ("exp", "exp2", "log", "log2", "tanh", "sqrt", "reciprocal", "abs")},
+    **{name: _unary(name) for name in FLOAT_FUNCTIONS},
     **{name: _binary(name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "mul")},
     "absolute": _unary("abs"), "neg": _unary("neg"), "negative": _unary("neg"),
     "maximum": _binary("max"), "minimum": _binary("min"), "fmax": _binary("max"), "fmin": _binary("min"),
@@ -135,8 +143,8 @@ WORDS: dict[str, Handler] = {
     "logical_and": _both("and"), "logical_or": _both("or"), "logical_not": _neither,
     "bitwise_and": _binary("and"), "bitwise_or": _binary("or"), "bitwise_not": _unary("not"),
     "bitwise_xor": _binary("xor"), "bitwise_left_shift": _binary("shl"), "bitwise_right_shift": _binary("shr"),
-    "where": _where, "sigmoid": _sigmoid, "rsqrt": _rsqrt, "square": _square, "clamp": _clamp, "clip": _clamp,
-    "ones_like": _like(1), "zeros_like": _like(0),
+    "where": _where, "rsqrt": _rsqrt, "square": _square, "clamp": _clamp, "clip": _clamp,
+    "ones_like": _like(1), "zeros_like": _like(0), "reshape": reshape,
 }  # fmt: skip
 METHODS: dict[str, Handler] = {
     **{name: word for name, word in WORDS.items() if name not in ("where", "ones_like", "zeros_like")},

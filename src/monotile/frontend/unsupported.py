@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ..ir.composed import POWER_CURE
+
 TITLES = {
     "AnnAssign": "an annotation on an assignment",
     "AsyncFor": "'async for'",
@@ -61,7 +63,7 @@ CURES = {
     "Match": "use if and elif",
     "NamedExpr": "assign on a line of its own",
     "Nonlocal": "return the new value and assign it where the helper is called",
-    "Pow": "multiply, or use exp2(y * log2(x))",
+    "Pow": POWER_CURE,
     "Raise": "use assert on constants, or check arguments before the kernel is called",
     "Set": "use a tuple",
     "SetComp": _UNROLL,

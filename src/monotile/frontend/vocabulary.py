@@ -122,6 +122,26 @@ def tanh(x: Any) -> Any:
 
 
 @word
+def sigmoid(x: Any) -> Any:
+    """1 / (1 + exp(-x)), without overflow."""
+
+
+@word
+def erf(x: Any) -> Any:
+    """The error function."""
+
+
+@word
+def sin(x: Any) -> Any:
+    """Sine of an angle in radians, of any size."""
+
+
+@word
+def cos(x: Any) -> Any:
+    """Cosine of an angle in radians, of any size."""
+
+
+@word
 def sqrt(x: Any) -> Any:
     """Square root."""
 
@@ -167,6 +187,26 @@ def min(x: Any, axis: int) -> Any:
 
 
 @word
+def argmax(x: Any, axis: int) -> Any:
+    """First position of the maximum along an axis (int32). NaN is ignored; 0 where nothing is above -inf."""
+
+
+@word
+def argmin(x: Any, axis: int) -> Any:
+    """First position of the minimum along an axis (int32). NaN is ignored; 0 where nothing is below inf."""
+
+
+@word
+def cumsum(x: Any, axis: int) -> Any:
+    """Sums of the elements up to each position along an axis."""
+
+
+@word
+def reshape(x: Any, *shape: Any) -> Any:
+    """A tile with other sides and the same elements, rows first; one side may be -1."""
+
+
+@word
 def grad(function: Callable[..., Any]) -> Any:
     """The derivative of an elementwise function by its first argument: `grad(f)(x, ...)` is a float32 tile.
 
@@ -197,11 +237,16 @@ __all__ = [
     "Tensor",
     "abs",
     "arange",
+    "argmax",
+    "argmin",
     "bfloat16",
     "blocks",
     "bool_",
     "cdiv",
+    "cos",
+    "cumsum",
     "dot",
+    "erf",
     "exp",
     "exp2",
     "float8_e4m3fn",
@@ -223,6 +268,9 @@ __all__ = [
     "minimum",
     "program_id",
     "reciprocal",
+    "reshape",
+    "sigmoid",
+    "sin",
     "sqrt",
     "static_range",
     "sum",

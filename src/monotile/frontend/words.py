@@ -12,9 +12,9 @@ from typing import Any
 
 from .. import dtypes
 from ..dtypes import DType, bool_, float32, int32
-from ..errors import BadStep, DTypeMismatch, ShapeNotConstant, WrongCall
-from ..ir import Value
-from . import vocabulary
+from ..errors import BadOperand, BadStep, DTypeMismatch, ShapeNotConstant, WrongCall
+from ..ir import Tensor, Value, composed, special
+from . import library_words, vocabulary
 from .derivatives import call_derivative
 from .expressions import REDUCTIONS, ExpressionBuilder
 from .functions import is_function
@@ -103,7 +103,9 @@ def _reduce(kind: str) -> Callable[..., Any]:
             raise s.fail(
                 ShapeNotConstant, f"{kind} needs a constant axis, found {describe(axis)}", "write axis=0 or axis=1"
             )
-        return s.builder.reduce(kind, x, axis)
+        if kind.startswith("arg"):
+            return composed.position_of_extremum(s.builder, kind[3:], x, axis)
+        return s.builder.cumsum(x, axis) if kind == "cumsum" else s.builder.reduce(kind, x, axis)
 
     return build
 
@@ -211,6 +213,16 @@ def _reduction_method(kind: str, owner: Value) -> Callable[..., Any]:
     return build
 
 
+def _print(s: ExpressionBuilder, *items: Any) -> None:
+    """Build a print: text and constants are known now, tiles and run-time scalars are shown by the interpreter."""
+    for item in items:
+        if isinstance(item, Tensor):
+            cure = f"load a tile first: print({item.name}[rows])"
+            raise s.fail(BadOperand, f"print shows tiles and numbers, found {describe(item)}", cure)
+    values = tuple(item for item in items if isinstance(item, Value))
+    s.builder.emit("print", values, parts=tuple(None if isinstance(item, Value) else str(item) for item in items))
+
+
 def handler(function: Any) -> Callable[..., Any] | None:
     """Return the handler of a word, of a method such as `x.astype` or of what `grad` gave; None for other things."""
     if isinstance(function, Method):
@@ -240,6 +252,10 @@ WORDS: dict[Any, Callable[..., Any]] = {
     vocabulary.log: _unary("log", math.log),
     vocabulary.log2: _unary("log2", math.log2),
     vocabulary.tanh: _unary("tanh", math.tanh),
+    vocabulary.sigmoid: _unary("sigmoid", lambda x: float(special.sigmoid(x))),
+    vocabulary.erf: _unary("erf", math.erf),
+    vocabulary.sin: _unary("sin", math.sin),
+    vocabulary.cos: _unary("cos", math.cos),
     vocabulary.sqrt: _unary("sqrt", math.sqrt),
     vocabulary.reciprocal: _unary("reciprocal", lambda x: 1.0 / x),
     vocabulary.fma: _fma,
@@ -249,6 +265,10 @@ WORDS: dict[Any, Callable[..., Any]] = {
     vocabulary.sum: _reduce("sum"),
     vocabulary.max: _reduce("max"),
     vocabulary.min: _reduce("min"),
+    vocabulary.argmax: _reduce("argmax"),
+    vocabulary.argmin: _reduce("argmin"),
+    vocabulary.cumsum: _reduce("cumsum"),
+    vocabulary.reshape: library_words.reshape,
     vocabulary.grad: _derivative("grad"),
     vocabulary.value_and_grad: _derivative("value_and_grad"),
     vocabulary.blocks: _blocks,
@@ -257,6 +277,7 @@ WORDS: dict[Any, Callable[..., Any]] = {
     builtins.max: _python_extremum("max"),
     builtins.min: _python_extremum("min"),
     builtins.sum: _reduce("sum"),
+    builtins.print: _print,
     range: _range,
     float: _conversion(float32, float),
     int: _conversion(int32, int),

@@ -21,7 +21,7 @@ from ..errors import (
     ShapeNotConstant,
     UndefinedForDType,
 )
-from . import bits, ops
+from . import bits, composed, ops
 from .ops import Block, Op, Tensor, Type, Value
 
 Number = int | float | bool
@@ -272,28 +272,39 @@ class Builder:
     # ---- folds -------------------------------------------------------------------------------------------------------
 
     def reduce(self, fold: str, value: Value, axis: int) -> Value:
-        rank = len(value.shape)
-        if not -rank <= axis < rank:
-            cure = "give an axis the tile has, counted from 0" if rank else "scalars cannot be reduced"
-            raise self.fail(BadAxis, f"axis {_digits(axis)} does not exist in {value.type}", cure)
-        axis %= rank
-        if value.dtype is bool_ and fold == "sum":
-            raise self.fail(UndefinedForDType, "sum is not defined for bool", "cast first: .astype(int32)")
-        value = self.cast(value, dtypes.computed(value.dtype))
+        value, axis = self._folded(fold, value, axis)
         if value.dtype is uint32:
             return bits.reduce_unsigned(self, fold, value, axis)
         shape = value.shape[:axis] + value.shape[axis + 1 :]
         return self.emit("reduce", (value,), Type(value.dtype, shape), fold=fold, axis=axis).result
+
+    def cumsum(self, value: Value, axis: int) -> Value:
+        value, axis = self._folded("sum", value, axis)
+        if value.dtype is uint32:
+            return self.cast(self.cumsum(self.cast(value, int32), axis), uint32)
+        return self.emit("scan", (value,), value.type, axis=axis).result
+
+    def _folded(self, fold: str, value: Value, axis: int) -> tuple[Value, int]:
+        """Check what is folded along an axis, and return it in the type in which that happens."""
+        rank = len(value.shape)
+        if not -rank <= axis < rank:
+            cure = "give an axis the tile has, counted from 0" if rank else "scalars cannot be reduced"
+            raise self.fail(BadAxis, f"axis {_digits(axis)} does not exist in {value.type}", cure)
+        if value.dtype is bool_ and fold == "sum":
+            raise self.fail(UndefinedForDType, "sum is not defined for bool", "cast first: .astype(int32)")
+        return self.cast(value, dtypes.computed(value.dtype)), axis % rank
 
     def dot(self, a: Value, b: Value) -> Value:
         if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0]:
             fits = len(a.shape) == len(b.shape) == 2 and a.shape[1] == b.shape[1]
             cure = "transpose the second operand: dot(a, b.T)" if fits else "dot takes (m, k) and (k, n)"
             raise self.fail(ShapeMismatch, f"dot of shapes {a.shape} and {b.shape} does not fit", cure)
+        if composed.multiplies_integers(a, b):
+            return composed.integer_dot(self, a, b)
         for operand in (a, b):
             if not operand.dtype.is_float:
-                found = f"dot is not defined for {operand.dtype}"
-                raise self.fail(UndefinedForDType, found, "cast first: .astype(float32)")
+                found = f"dot of {a.dtype} and {b.dtype} is not defined"
+                raise self.fail(UndefinedForDType, found, "dot takes two floats, or two of int8 and uint8: cast first")
         a, b = (self.cast(x, bits.dot_type(x, y)) for x, y in ((a, b), (b, a)))
         return self.emit("dot", (a, b), Type(float32, (a.shape[0], b.shape[1]))).result
 

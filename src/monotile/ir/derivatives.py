@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 from ..dtypes import bool_, float32
 from ..errors import NotDifferentiable
 from .builder import Builder, ValueOrNumber
-from .ops import Block, Op, Type, Value, walk
+from .ops import MOVES, WRITES, Block, Op, Type, Value, walk
 
 
 class Tangent(NamedTuple):
@@ -63,10 +63,12 @@ class _Forward:
 
     def apply(self, op: Op) -> None:
         """Set the tangent of an op that reads a value with one."""
-        if op.kind == "store":
+        if op.kind == "print":
+            return
+        if op.kind in WRITES:
             raise self.fail("a store", "store the value after the call")
-        if op.kind in ("reduce", "dot"):
-            name = op.attrs["fold"] if op.kind == "reduce" else op.kind
+        if op.kind in MOVES | {"reduce", "dot"}:
+            name = op.attrs["fold"] if op.kind == "reduce" else "cumsum" if op.kind == "scan" else op.kind
             raise self.fail(f"{name!r}", "compute it outside, from values whose derivative is not asked for")
         if not op.result.dtype.is_float:
             return
@@ -197,6 +199,17 @@ def _tanh(d: _Forward, op: Op, t: Maybe) -> Maybe:
     return d.scale(t, d.b.binary("sub", 1.0, d.b.binary("mul", op.result, op.result)))
 
 
+def _sigmoid(d: _Forward, op: Op, t: Maybe) -> Maybe:
+    """sigmoid(x) * sigmoid(-x), exact also where one of them is near 1."""
+    return d.scale(d.scale(t, op.result), d.b.unary("sigmoid", d.b.unary("neg", op.operands[0])))
+
+
+def _erf(d: _Forward, op: Op, t: Maybe) -> Maybe:
+    x = op.operands[0]
+    bell = d.b.unary("exp", d.b.unary("neg", d.b.binary("mul", x, x)))
+    return d.scale(d.scale(t, 2.0 / math.sqrt(math.pi)), bell)
+
+
 def _reciprocal(d: _Forward, op: Op, t: Maybe) -> Maybe:
     return d.neg(d.scale(d.scale(t, op.result), op.result))
 
@@ -229,6 +242,10 @@ RULES: dict[str, Callable[..., Maybe]] = {
     "log": lambda d, op, t: d.divide(t, op.operands[0]),
     "log2": lambda d, op, t: d.divide(d.scale(t, 1.0 / math.log(2.0)), op.operands[0]),
     "tanh": _tanh,
+    "sigmoid": _sigmoid,
+    "erf": _erf,
+    "sin": lambda d, op, t: d.scale(t, d.b.unary("cos", op.operands[0])),
+    "cos": lambda d, op, t: d.neg(d.scale(t, d.b.unary("sin", op.operands[0]))),
     "sqrt": lambda d, op, t: d.divide(d.scale(t, 0.5), op.result),
     "reciprocal": _reciprocal,
     "add": lambda d, op, a, b: d.add(a, b),

@@ -16,19 +16,25 @@ from ..dtypes import DType
 from ..errors import Loc
 
 # Elementwise ops. Operands are scalars or tiles of the result's rank whose sides are 1 or the result's (broadcast).
-UNARY = frozenset({"neg", "abs", "exp", "exp2", "log", "log2", "tanh", "sqrt", "reciprocal", "not"})
+FLOAT_UNARY = frozenset({"exp", "exp2", "log", "log2", "tanh", "sigmoid", "erf", "sin", "cos", "sqrt", "reciprocal"})
+UNARY = FLOAT_UNARY | {"neg", "abs", "not"}
 BITWISE = frozenset({"bitand", "bitor", "bitxor", "shl", "shr"})
 ARITHMETIC = frozenset({"add", "sub", "mul", "div", "floordiv", "mod", "max", "min", "and", "or", *BITWISE})
 COMPARE = frozenset({"lt", "le", "eq", "ne"})
 ELEMENTWISE = UNARY | ARITHMETIC | COMPARE | {"where", "fma", "cast", "lookup"}
 # Ops that only remap coordinates: free on every backend.
 SHAPE_ONLY = frozenset({"expand", "trans", "broadcast"})
+# Ops whose elements come from other positions of their operand.
+MOVES = frozenset({"reshape", "scan"})
 NULLARY = frozenset({"const", "dim", "param", "arange"})
-MEMORY = frozenset({"load", "gather", "store"})
+WRITES = frozenset({"store", "scatter"})
+MEMORY = WRITES | {"load", "gather"}
 CONTROL = frozenset({"for", "if", "yield"})
-KINDS = ELEMENTWISE | SHAPE_ONLY | NULLARY | MEMORY | CONTROL | {"program_id", "reduce", "dot", "visible"}
+KINDS = (
+    ELEMENTWISE | SHAPE_ONLY | MOVES | NULLARY | MEMORY | CONTROL | {"program_id", "reduce", "dot", "visible", "print"}
+)
 # Ops that can be removed when nothing reads their results.
-PURE = KINDS - {"store", "for", "if", "yield", "visible", "program_id"}
+PURE = KINDS - WRITES - {"for", "if", "yield", "visible", "program_id", "print"}
 
 
 MAX_TABLE = 256  # entries of a lookup table
@@ -134,7 +140,7 @@ class Kernel:
     @property
     def written(self) -> frozenset[int]:
         """Indices of the tensors some op stores to."""
-        return frozenset(op.attrs["tensor"].index for op in walk(self.body) if op.kind == "store")
+        return frozenset(op.attrs["tensor"].index for op in walk(self.body) if op.kind in WRITES)
 
 
 def walk(block: Block) -> Iterator[Op]:
@@ -155,8 +161,8 @@ def uses(block: Block) -> dict[Value, list[Op]]:
 
 
 def starts(op: Op) -> tuple[Value, ...]:
-    """Return the positions of a load, store or gather, one per dimension of its tensor."""
-    first = int(op.kind == "store")
+    """Return the positions of an access, one per dimension of its tensor."""
+    first = int(op.kind in WRITES)
     return op.operands[first : first + op.attrs["tensor"].rank]
 
 
@@ -223,53 +229,3 @@ def constant(value: Value) -> int | float | bool | None:
     if op is not None and op.kind == "broadcast":
         return constant(op.operands[0])
     return op.attrs["value"] if op is not None and op.kind == "const" else None
-
-
-# ---- printing --------------------------------------------------------------------------------------------------------
-
-
-def show(kernel: Kernel) -> str:
-    """Print the kernel, one op a line. Equal kernels print equally: the text is part of the cache key."""
-    names: dict[Value, str] = {}
-    taken: dict[str, int] = {}
-
-    def name(value: Value) -> str:
-        if value not in names:
-            stem = value.hint or "v"
-            taken[stem] = taken.get(stem, -1) + 1
-            names[value] = f"%{stem}.{taken[stem]}" if taken[stem] or not value.hint else f"%{stem}"
-        return names[value]
-
-    def attr(item: Any) -> str:
-        return f"@{item.name}" if isinstance(item, Tensor) else str(item)
-
-    lines = []
-
-    def emit(block: Block, indent: str) -> None:
-        for op in block.ops:
-            left = ", ".join(name(r) for r in op.results)
-            left = f"{left} = " if left else ""
-            right = ", ".join(name(v) for v in op.operands)
-            attrs = " ".join(f"{k}={attr(v)}" for k, v in sorted(op.attrs.items()))
-            types = ", ".join(str(r.type) for r in op.results)
-            line = (
-                f"{indent}{left}{op.kind}({right})" + (f" {attrs}" if attrs else "") + (f" : {types}" if types else "")
-            )
-            lines.append(line)
-            for inner in op.blocks:
-                params = ", ".join(f"{name(p)}: {p.type}" for p in inner.params)
-                lines.append(f"{indent}  ({params}) {{")
-                emit(inner, indent + "    ")
-                lines.append(f"{indent}  }}")
-
-    tensors = ", ".join(_show_tensor(t) for t in kernel.tensors)
-    scalars = ", ".join(f"{n}: {d}" for n, d in kernel.scalars)
-    lines.append(f"kernel {kernel.name}({', '.join(filter(None, (tensors, scalars)))})")
-    emit(kernel.body, "  ")
-    return "\n".join(lines) + "\n"
-
-
-def _show_tensor(tensor: Tensor) -> str:
-    dims = " ".join(map(str, tensor.dims))
-    strides = " ".join("?" if s is None else str(s) for s in tensor.strides)
-    return f"@{tensor.name}: {tensor.dtype}[{dims}] strides=[{strides}] unit={tensor.unit}"

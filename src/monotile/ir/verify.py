@@ -6,6 +6,7 @@ line. docs/internals/ir.md lists the rules.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +14,11 @@ from ..dtypes import bool_, float32, int32
 from ..errors import InternalError
 from . import ops
 from .ops import Block, Kernel, Op, Tensor, Type, Value, starts
+from .spreads import Spread, spreads
 
 INT32 = Type(int32)
 FOLDS = ("sum", "max", "min")
-FLOAT_ONLY = frozenset({"div", "exp", "exp2", "log", "log2", "tanh", "sqrt", "reciprocal", "fma"})
+FLOAT_ONLY = ops.FLOAT_UNARY | {"div", "fma"}
 INT_ONLY = frozenset({"floordiv", "mod"}) | ops.BITWISE
 BOOL_ONLY = frozenset({"and", "or", "not"})
 ANY_TYPE = frozenset({"eq", "ne"})
@@ -197,6 +199,19 @@ class _Checker:
         rest = source.shape[:axis] + source.shape[axis + 1 :]
         self.need(op.result.type == Type(source.dtype, rest), "reduce removes its axis and keeps the dtype")
 
+    def reshape(self, op: Op) -> None:
+        self.counts(op, 1, 1)
+        source, result = op.operands[0].type, op.result.type
+        same = math.prod(source.shape) == math.prod(result.shape) and bool(source.shape) and bool(result.shape)
+        self.need(same and source.dtype is result.dtype, "reshape keeps the elements of a tile")
+
+    def scan(self, op: Op) -> None:
+        self.counts(op, 1, 1)
+        source, axis = op.operands[0].type, op.attrs.get("axis")
+        self.need(isinstance(axis, int) and 0 <= axis < len(source.shape), "axis must be a dimension of the operand")
+        fits = op.result.type == source and not source.dtype.is_narrow and source.dtype is not bool_
+        self.need(fits, "a scan keeps its type, which arithmetic happens in")
+
     def dot(self, op: Op) -> None:
         self.counts(op, 2, 1)
         a, b = (v.type for v in op.operands)
@@ -219,6 +234,9 @@ class _Checker:
         self.need(in_loop, "visible belongs directly in the block of a for")
         self.need(op.operands[0].dtype is bool_, "visible takes a bool")
 
+    def print(self, op: Op) -> None:
+        self.need(not op.results and len(op.operands) == op.attrs["parts"].count(None), "print shows its operands")
+
     # ---- memory ------------------------------------------------------------------------------------------------------
 
     def tensor(self, op: Op) -> Tensor:
@@ -240,14 +258,23 @@ class _Checker:
         self.need(all(not v.shape and v.dtype.is_int for v in starts), "a start is an integer scalar")
         assert isinstance(extents, tuple)
         self.need(all(e is None or (isinstance(e, int) and e >= 1) for e in extents), "an extent is None or at least 1")
-        return Type(tensor.dtype, tuple(e for e in extents if e is not None))
+        sides = tuple(self.side(*pair) for pair in zip(extents, spreads(op), strict=True) if pair[0] is not None)
+        return Type(tensor.dtype, sides)
+
+    def side(self, extent: int, spread: Spread | None) -> int:
+        """Return the extent of a tile along one dimension of a slice."""
+        if spread is None:
+            return extent
+        self.need(min(spread.extent, spread.factor, spread.divisor) >= 1 and spread.offset >= 0, "a spread rises")
+        self.need(spread.memory == extent, "a spread repeats the elements of the slice")
+        return spread.extent
 
     def view(self, op: Op, tensor: Tensor) -> None:
         """Check origins and lengths of the view of an access, behind its starts."""
         axes = op.attrs.get("view", ())
         known = list(axes) == sorted(set(axes)) and all(0 <= axis < tensor.rank for axis in axes)
         self.need(known, "`view` holds dimensions of the tensor, in order")
-        spans = op.operands[(op.kind == "store") + tensor.rank :]
+        spans = op.operands[(op.kind in ops.WRITES) + tensor.rank :]
         self.need(len(spans) == 2 * len(axes), "one origin and one length per dimension of `view`")
         self.need(all(v.type == INT32 for v in spans), "origins and lengths of views are int32 scalars")
 
@@ -270,6 +297,17 @@ class _Checker:
         self.broadcasts(indices, op.result.shape)
         checked = op.attrs.get("checked")
         self.need(checked is None or len(checked) == tensor.rank, "one `checked` per dimension of the tensor")
+
+    def scatter(self, op: Op) -> None:
+        tensor, indices = self.tensor(op), starts(op)
+        self.need(bool(op.operands) and not op.results, "a scatter takes a value and indices, and has no result")
+        self.view(op, tensor)
+        self.need(len(indices) == tensor.rank and all(v.dtype.is_int for v in indices), "an index is an integer")
+        value = op.operands[0]
+        self.need(
+            value.dtype is tensor.dtype and bool(value.shape), "a scattered value is a tile of the tensor's dtype"
+        )
+        self.broadcasts(indices, value.shape)
 
     # ---- control -----------------------------------------------------------------------------------------------------
 
@@ -301,11 +339,15 @@ RULES: dict[str, Callable[[_Checker, Op], None]] = {
     "broadcast": _Checker.broadcast,
     "reduce": _Checker.reduce,
     "dot": _Checker.dot,
+    "reshape": _Checker.reshape,
+    "scan": _Checker.scan,
     "program_id": _Checker.program_id,
     "visible": _Checker.visible,
+    "print": _Checker.print,
     "load": _Checker.load,
     "store": _Checker.store,
     "gather": _Checker.gather,
+    "scatter": _Checker.scatter,
     "for": _Checker.loop,
     "if": _Checker.branch,
 }

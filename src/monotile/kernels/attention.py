@@ -41,7 +41,7 @@ def attention(
     the block map tells COVERED blocks from PARTIAL ones. With `q_offsets` the one batch holds sequences one after the
     other. With `page_table`, keys and values are in pages of T positions. With a codec they are quantised."""
     k, v = k if k_codec is None else k_codes, v if v_codec is None else v_codes
-    keys = programs.KeyTensors(k, v, k_pages, v_pages, page_table, lengths, k_offsets)
+    keys = programs.KeyTensors(k, v, k_pages, v_pages, page_table, lengths, k_offsets, T)
     q, o, lse, source, own, s, low, high = sequences.part_of_program(
         q, keys, o, lse, split_o, slot_o, plan, q_offsets, queries, first_block, blocks_per_split, BR, BK, packed
     )

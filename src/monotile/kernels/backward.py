@@ -42,28 +42,30 @@ class RowTerms(NamedTuple):
 
 
 class KeySums(NamedTuple):
-    """Gradients of some keys and values so far."""
+    """Gradients of some keys and values so far; None of what is not asked for."""
 
     dK: Any  # (keys, D), to be multiplied by the scale
     dV: Any  # (keys, Dv)
 
 
-def visible_rows(options, at, seen, case, hides):
+def visible_rows(options, at, seen, case, hides, all_sighted):
     """Rows that see some key of the tile, (rows, 1); where nothing but position `hides` keys, those that see some key
-    of their head. `seen` leaves out rows past the last one."""
+    of their head, or all where it is known that they do (`all_sighted`). `seen` leaves out rows past the last one."""
+    if all_sighted:
+        return True
     if case != FULL or (hides and has_positions(options)):
         return seen.max(axis=1)[:, None]
-    return _sees_some_key(options, at)
+    return sees_some_key(options, at.i, at.Nq, at.Nk)
 
 
-def _sees_some_key(options, at):
-    """Rows that see some key by position, (rows, 1). Those past the last one are zero as they are loaded."""
-    i, shift = at.i, at.Nk - at.Nq
+def sees_some_key(options: Any, i: Any, Nq: Any, Nk: Any) -> Any:
+    """True for rows that see some key by position. Those past the last one are zero as they are loaded."""
+    shift = Nk - Nq
     sees = True
     if options.causal == "lower_right":
         sees = sees & (i + shift >= 0)
     if options.left is not None:
-        sees = sees & (i + (shift - options.left) < at.Nk)
+        sees = sees & (i + (shift - options.left) < Nk)
         if options.causal == "upper_left":
             sees = sees & (shift <= options.left)
     if options.right is not None:
@@ -91,6 +93,11 @@ def rows_between(of, start, end):
     """The rows of one sequence."""
     span = of.q[:, :, start:end]
     return RowSources(of.do[:, :, start:end], span, of.lse[:, :, start:end], of.delta[:, :, start:end])
+
+
+def keys_between(x, start, end):
+    """The keys of one sequence; None of a tensor that is left out."""
+    return x[:, :, start:end] if x is not None else None
 
 
 class KeyPart(NamedTuple):
@@ -121,7 +128,8 @@ def part_of_program(rows, k, v, dk, dv, dq, sum_dq, q_offsets, k_offsets, BK):
     if dq is not None:
         dq, sum_dq = dq[:, :, start:end], sum_dq[:, :, start:end]
     start, end = block.start, block.end
-    k, v, dk, dv = k[:, :, start:end], v[:, :, start:end], dk[:, :, start:end], dv[:, :, start:end]
+    k, v = k[:, :, start:end], v[:, :, start:end]
+    dk, dv = keys_between(dk, start, end), keys_between(dv, start, end)
     rows_end = where(block.used, rows.q.shape[2], 0)
     return KeyPart(0, block.sequence, block.head, block.index, rows_end, rows, k, v, dk, dv, dq, sum_dq)
 
@@ -183,11 +191,12 @@ def backward_keys(
     mask: Tensor["B H Nq Nk"], block_map: Tensor["B H MR MK"], lse: Tensor["B H Nq"], delta: Tensor["B H Nq"],
     q_offsets: Tensor["E"], k_offsets: Tensor["E"],
     dk: Tensor["B Hkv Nk D"], dv: Tensor["B Hkv Nk Dv"], dq: Tensor["B H Nq D"], workspace: Tensor["B H Nq D"],
-    scale: float, *, options: Const, D: Const, Dv: Const, BR: Const, BK: Const, covered: Const = False,
+    scale: float,
+    *, options: Const, D: Const, Dv: Const, BR: Const, BK: Const, covered: Const = False, all_sighted: Const = False,
 ):  # fmt: skip
-    """Each program owns BK keys of a KV head and sums over the rows of the query heads that read them. With `dq` it
-    owns all keys of the KV head and adds up dq too, block after block, in float32: in `workspace`, or in dq itself
-    where that is left out. With `k_offsets` the one batch holds sequences one after the other."""
+    """Each program owns BK keys of a KV head and sums over the rows of the query heads that read them: dk, dv or both.
+    With `dq` it owns all keys of the KV head and adds up dq too, block after block, in float32: in `workspace`, or in
+    dq itself. With `k_offsets` the one batch holds sequences in a row. `all_sighted`: every row sees some key."""
     sum_dq, rows = workspace if workspace is not None else dq, RowSources(do, q, lse, delta)
     part = part_of_program(rows, k, v, dk, dv, dq, sum_dq, q_offsets, k_offsets, BK)
     b, sequence, g, n, rows_end, of_rows, k, v, dk, dv, dq, sum_dq = part
@@ -209,12 +218,11 @@ def backward_keys(
             def step(sums, rows, case):
                 M = mask[b, h, rows, cols] if mask is not None and case != FULL else None
                 seen = visible(options, at(rows), M, case) & at(rows).inside
-                sighted = visible_rows(options, at(rows), seen, case, hides)
+                sighted = visible_rows(options, at(rows), seen, case, hides, all_sighted)
                 terms = terms_of_rows(of_rows, b, h, rows)
                 terms = terms._replace(Q=where(sighted, terms.Q, 0.0), dO=where(sighted, terms.dO, 0.0))
                 P, _, dX = score_gradients(rule, terms, K, V, at(rows), M, seen)
-                dV = sums.dV + dot(P.astype(V.dtype).T, terms.dO)
-                sums = KeySums(sums.dK + dot(dX.astype(K.dtype).T, terms.Q), dV)
+                sums = add_rows(sums, terms, P.astype(V.dtype), dX.astype(K.dtype))
                 if dq is not None:
                     keys = visible_keys(options, at(rows), M, seen, case, hides)
                     sum_dq[b, h, rows] += dot(dX.astype(K.dtype), where(keys[:, None], K, 0.0))
@@ -225,11 +233,10 @@ def backward_keys(
                 sums = by_block_case(step, sums, i + arange(BR), case, hides, covered)
             return sums
 
-        sums = KeySums(zeros((BK, D)), zeros((BK, Dv)))
+        sums = KeySums(zeros((BK, D)) if dk is not None else None, zeros((BK, Dv)) if dv is not None else None)
         for h in range(g * group, g * group + group):
             sums = add_head(sums, h)
-        dk[b, g, cols] = sums.dK * scale
-        dv[b, g, cols] = sums.dV
+        store_sums(sums, dk, dv, b, g, cols, scale)
 
     if dq is None:
         add_keys(n)
@@ -238,6 +245,23 @@ def backward_keys(
         for n in range(cdiv(Nk, BK)):
             add_keys(n)
         scale_rows(dq, sum_dq, b, g * group, group, scale, BR)
+
+
+def add_rows(sums, terms, P, dX):
+    """Add what some rows contribute, from their weights and the gradients of their scaled products."""
+    dK, dV = sums
+    if dV is not None:
+        dV = dV + dot(P.T, terms.dO)
+    if dK is not None:
+        dK = dK + dot(dX.T, terms.Q)
+    return KeySums(dK, dV)
+
+
+def store_sums(sums, dk, dv, b, g, cols, scale):
+    if dk is not None:
+        dk[b, g, cols] = sums.dK * scale
+    if dv is not None:
+        dv[b, g, cols] = sums.dV
 
 
 def clear_rows(sums, b, first, heads, BR, D):

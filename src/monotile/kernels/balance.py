@@ -35,10 +35,8 @@ def balance(
     for first in range(only, plan.shape[1], SEQUENCES):
         of = sequences_at(first, plan, q_offsets, k_offsets, lengths, heads, queries, keys, options, BR, BK)
         splits = maximum(blocks_of(of.key_blocks, per_split), 1)
-        used, places = of.row_blocks * splits, arange(SEQUENCES)
-        before = where(places[None, :] < places[:, None], used[None, :], 0).sum(axis=1)
-        span = first + arange(SEQUENCES)
-        plan[FIRST_SLOT, span], plan[FIRST_BLOCK, span] = slots + before, of.first_block
+        used, span = of.row_blocks * splits, first + arange(SEQUENCES)
+        plan[FIRST_SLOT, span], plan[FIRST_BLOCK, span] = slots + used.cumsum(axis=0) - used, of.first_block
         plan[SPLITS, span], plan[PER_SPLIT, span] = splits, per_split + 0 * splits
         slots = slots + used.sum()
 

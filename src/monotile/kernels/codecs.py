@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from monotile.language import arange, dot, float16, float32, int32
 
-from .key_sources import keys_at, values_at
+from .key_sources import keys_at, places, values_at
 
 
 class Codec(NamedTuple):
@@ -26,7 +26,8 @@ def products(codec, Q, source, scales, zeros, g, first, cols):
     """Queries times the keys at `cols`, `first` and those behind it."""
     if codec is None:
         return dot(Q, keys_at(source, g, first, cols).T)
-    K, factor = tile(codec, source.k, scales, zeros, source.b, g, cols, Q.dtype, factors=True)
+    rows = places(source, first, cols)
+    K, factor = tile(codec, source.k, scales, zeros, source.b, g, rows, Q.dtype, factors=True)
     return dot(Q, K.T) if factor is None else dot(Q, K.T) * factor[None, :]
 
 
@@ -35,7 +36,7 @@ def values(codec, dtype, source, scales, zeros, g, first, cols, Dv):
     if codec is None:
         return values_at(source, g, first, cols, arange(Dv)), None
     factors = dtype != float16  # in which weights times scales may be too small to be numbers
-    return tile(codec, source.v, scales, zeros, source.b, g, cols, dtype, factors)
+    return tile(codec, source.v, scales, zeros, source.b, g, places(source, first, cols), dtype, factors)
 
 
 def tile(codec, stored, scales, zeros, b, g, cols, dtype, factors):
@@ -68,8 +69,8 @@ def codes(codec, stored, b, g, cols, columns):
 def words(codec, stored, b, g, cols, columns):
     """Codes packed into words of 32 bits, from the lowest bit up; where 32 is no multiple, some lie in two words."""
     first = columns * codec.bits
-    word, shift = (first // 32)[None, :], (first % 32)[None, :]
-    found = stored[b, g, cols[:, None], word] >> shift
+    last, shift = first + (codec.bits - 1), (first % 32)[None, :]
+    found = stored[b, g, cols[:, None], (first // 32)[None, :]] >> shift
     if 32 % codec.bits:
-        found = found | (stored[b, g, cols[:, None], word + 1] << (32 - shift))
+        found = found | (stored[b, g, cols[:, None], (last // 32)[None, :]] << (32 - shift))
     return (found & (2**codec.bits - 1)).astype(int32)

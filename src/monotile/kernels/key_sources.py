@@ -15,20 +15,25 @@ class Source(NamedTuple):
     b: Any  # its batch
     table: Any = None  # of pages: (batch, pages of a sequence)
     lengths: Any = None  # of pages: (batch,)
+    page: Any = None  # positions of a page
 
 
-def dense_or_paged(k, v, k_pages, v_pages, table, lengths):
-    """Keys of batches or pages; without values, they are the first columns of the keys. `of_batch` completes it."""
+def dense_or_paged(k, v, k_pages, v_pages, table, lengths, page):
+    """Keys of batches or pages; without values, they are the first columns of the keys. `of_batch` completes it. The
+    fields of quantised pages are k and v: their positions are those of all pages, one page after the other."""
+    keys = k if k_pages is None else k_pages
+    values = v if v_pages is None else v_pages
+    values = keys if values is None else values
     if table is None:
-        return Source(k, v if v is not None else k, k.shape[2], None)
-    return Source(k_pages, v_pages if v_pages is not None else k_pages, None, None, table, lengths)
+        return Source(keys, values, k.shape[2], None)
+    return Source(keys, values, None, None, table, lengths, page)
 
 
 def of_batch(source, b):
     """The source of one batch's keys. A length counts as far as the table goes."""
     if source.table is None:
         return source._replace(b=b)
-    most = source.table.shape[1] * source.k.shape[2]
+    most = source.table.shape[1] * source.page
     return source._replace(b=b, count=minimum(maximum(source.lengths[b], 0), most))
 
 
@@ -57,6 +62,17 @@ def values_at(source, head, first, positions, columns):
     if source.table is None:
         return source.v[source.b, head, positions, columns]
     return paged_tile(source, source.v, head, first, positions, columns)
+
+
+def places(source, first, positions):
+    """Where the fields of quantised keys at some positions are, `first` and those behind it."""
+    if source.table is None:
+        return positions
+    page, count = source.page, positions.shape[0]
+    if page % count == 0:
+        return source.table[source.b, first // page] * page + first % page + arange(count)
+    known = minimum(positions, source.count - 1)
+    return source.table[source.b, known // page] * page + known % page
 
 
 def paged_tile(source, tensor, head, first, positions, columns):

@@ -46,6 +46,7 @@ class KeyTensors(NamedTuple):
     page_table: Any
     lengths: Any
     k_offsets: Any
+    page: Any  # positions of a page
 
 
 class Part(NamedTuple):
@@ -63,7 +64,7 @@ class Part(NamedTuple):
 
 def dense(q, keys, o, lse, split_o, queries, first_block, blocks_per_split, BR, BK, packed):
     """A block of rows of a batch, with all keys or a split of them."""
-    source = key_sources.dense_or_paged(*keys[:6])
+    source = key_sources.dense_or_paged(*keys[:6], keys.page)
     own, s = rows_and_split(q, source, queries, split_o, BR, packed)
     source = key_sources.of_batch(source, own.b)
     low, high = keys_of_split(s, source.count, first_block, blocks_per_split, BK)

@@ -41,7 +41,7 @@ def planned(q, keys, q_offsets, slot_o, plan, queries, BR, BK, packed):
         queries, count = q.shape[2], q.shape[2] * heads
         last = where(s < plan.shape[1] - 1, source.count, 0)  # rows behind the last sequence see nothing
     else:
-        source = key_sources.of_batch(key_sources.dense_or_paged(*keys[:6]), s)
+        source = key_sources.of_batch(key_sources.dense_or_paged(*keys[:6], keys.page), s)
         count, last = q.shape[2], source.count
     own = row_block(s, group, place // splits, count, queries, BR, packed)
     low = low + place % splits * per_split

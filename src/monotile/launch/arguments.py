@@ -131,6 +131,11 @@ class Arguments:
                 found = f"{name!r} is written by {self.signature.name}, but its elements share memory"
                 raise OverlappingOutput(f"{found}; pass a copy")
 
+    def words(self) -> list[int]:
+        """Return the launch words: a place for the address, lengths and strides of each tensor, then scalars."""
+        tensors = [word for view in self.views.values() for word in (0, *view.shape, *view.strides)]
+        return tensors + [0] * len(self.scalar_positions)
+
     # ---- what the compiler may know ----------------------------------------------------------------------------------
 
     def specialisation(self) -> Specialisation:

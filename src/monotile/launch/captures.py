@@ -25,6 +25,7 @@ from ..runtime.arrays import host_view
 from ..runtime.tensors import is_array
 
 MAX_NESTING = 8  # of functions captured by functions
+PLAIN = frozenset([bool, int, str, type(None)])  # constants that are equal if their types and values are
 Number = int | float
 Result = TypeVar("Result")
 
@@ -66,6 +67,8 @@ class _References:
     def visit(self, value: Any, depth: int, code: types.CodeType | None = None, place: Any = None) -> None:
         """`code` is that of the function with the reference, and `place` where a number would be bound."""
         kind = type(value)
+        if kind is bool or kind is str or value is None:
+            return
         if kind is int or kind is float:
             if place is not None and id(code) not in _compiled_in and number_dtype(value) is not None:
                 self._add(place, self.numbers, value)
@@ -165,6 +168,8 @@ def const_key(value: Any, depth: int = 0, code: types.CodeType | None = None) ->
     """Return a key that is equal for constants that compile alike: a lambda made anew for every call keeps its key.
     `code` is that of the function that refers to the value."""
     kind = type(value)
+    if kind in PLAIN:
+        return kind, value
     if kind is types.FunctionType and depth < MAX_NESTING:
         return _function_key(value, depth + 1)
     if isinstance(value, functools.partial) and depth < MAX_NESTING:

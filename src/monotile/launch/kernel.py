@@ -1,8 +1,9 @@
 """A decorated kernel: look up or compile the program for a call, and launch it.
 
-Two tables keep a warm call short. `_plans` is keyed by everything about the call but addresses and contents: a hit goes
-straight to the backend. `_programs` is keyed by what the compiled code depends on (element types, constants, known
-strides, never lengths): a new sequence length makes a new plan, not a new program.
+Three tables keep a call short. `_plans` is keyed by everything about the call but addresses and contents: a hit goes
+straight to the backend. `_templates` is keyed by what the compiled code depends on (element types, constants, known
+strides, never lengths), as read from the arguments without checking them: a hit is a new plan of a checked program.
+`_programs` is keyed by the same as the full check reads it.
 """
 
 from __future__ import annotations
@@ -10,20 +11,20 @@ from __future__ import annotations
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from .. import backends
-from ..backends.base import Backend, Program
-from ..dtypes import DType
+from ..backends.base import Backend
 from ..errors import (
     ArgumentAlignment,
     ArgumentDevice,
     BadOption,
     BadSignature,
     InternalError,
+    KernelError,
     MonotileError,
     OverlappingOutput,
     ReadOnlyOutput,
@@ -32,28 +33,16 @@ from ..ir import Kernel as KernelIR
 from ..ir.builder import GlobalRead
 from ..runtime import arrays, tensors
 from ..runtime.tensors import numpy_address
-from . import source_keys
+from . import in_place, source_keys
 from .arguments import Arguments, Specialisation
 from .captures import NOTHING, Captures, captures, const_key, note_rebound, with_constants
+from .in_place import Pairs
+from .layouts import ArgumentLayout, LayoutReader, lengths_agree
+from .plans import Plan, PlanTemplate, user_globals
 from .signature import check_threads, read_scalar, read_signature
 from .source_keys import CompiledKernel, GlobalReads
 
 MAX_PLANS = 4096
-
-
-@dataclass(slots=True)
-class Plan:
-    """A checked launch: of the next call with the same key, only addresses, scalars and writability are checked."""
-
-    program: Program
-    bound: Any  # what the program's `bind` made of lengths and strides
-    array_positions: tuple[int, ...]  # of the arrays among the arguments
-    scalars: tuple[tuple[int, str, DType], ...]  # position, name and type of each scalar
-    spans: tuple[tuple[int, int], ...]  # bytes each array covers, relative to its address
-    alignment_masks: tuple[int, ...]  # address bits that must be zero
-    outputs: tuple[int, ...]  # arrays that are written, as positions in `array_positions`
-    all_arrays: bool  # no scalars among the arguments
-    globals_read: GlobalReads  # globals with the values that were compiled in
 
 
 class Kernel:
@@ -75,6 +64,8 @@ class Kernel:
         self.defaults = self.signature.defaults
         self._plans: dict[Any, Plan] = {}
         self._programs: dict[Any, CompiledKernel] = {}
+        self._templates: dict[Any, PlanTemplate] = {}
+        self._layouts = LayoutReader(self.signature)
         self._lock = threading.RLock()
 
     def __repr__(self) -> str:
@@ -97,9 +88,15 @@ class Kernel:
             raise error.with_traceback(None) from None
         given = args if plan.all_arrays else [args[n] for n in plan.array_positions]
         addresses = [numpy_address(a) if type(a) is np.ndarray else tensors.address(a) for a in given]
-        self._check_memory(plan, given, addresses)
+        pairs = self._check_memory(plan, given, addresses)
+        if pairs:
+            choose = partial(choose_backend, backend)
+            plan = plan.in_place.get(pairs) or in_place.plan(self, plan, pairs, args, consts, choose, schedule)
         scalars = [] if plan.all_arrays else [read_scalar(name, args[n], dtype) for n, name, dtype in plan.scalars]
-        plan.program.launch(plan.bound, given, addresses, scalars, threads)
+        try:
+            plan.program.launch(plan.bound, given, addresses, scalars, threads)
+        except KernelError as error:  # a race that the interpreter found
+            raise error.with_traceback(None) from None
 
     def _planned(
         self, given: tuple[Any, ...], consts: Mapping[str, Any], backend: str | None, schedule: Any
@@ -136,14 +133,16 @@ class Kernel:
             self._plans[key] = plan
         return plan, args
 
-    def _check_memory(self, plan: Plan, arrays: Sequence[Any], addresses: Sequence[int]) -> None:
+    def _check_memory(self, plan: Plan, arrays: Sequence[Any], addresses: Sequence[int]) -> Pairs:
         """Check what may differ between calls with one plan: alignment, writability, and outputs that share memory with
-        another argument. Byte ranges are compared first; interleaved views are compared exactly."""
+        another argument. Byte ranges are compared first; interleaved views are compared exactly. Return the pairs of
+        an output and an input that are one array."""
         for n, address in enumerate(addresses):
             if address & plan.alignment_masks[n]:
                 name = self._array_name(plan, n)
                 raise ArgumentAlignment(f"{name!r} is not aligned to its elements; pass {name}.copy()")
         spans = plan.spans
+        pairs: Pairs = ()
         for i in plan.outputs:
             if not tensors.is_writable(arrays[i]):
                 name = self._array_name(plan, i)
@@ -153,9 +152,12 @@ class Kernel:
             for j, address in enumerate(addresses):
                 begin, end = spans[j]
                 if low < end + address and begin + address < high and i != j and tensors.share(arrays[i], arrays[j]):
-                    names = self._array_name(plan, i), self._array_name(plan, j)
-                    found = f"the output {names[0]!r} shares memory with {names[1]!r}"
-                    raise OverlappingOutput(f"{found}; pass separate arrays")
+                    if not tensors.same_view(arrays[i], arrays[j]) or j in plan.outputs:
+                        names = self._array_name(plan, i), self._array_name(plan, j)
+                        found = f"the output {names[0]!r} shares memory with {names[1]!r}"
+                        raise OverlappingOutput(f"{found}; pass separate arrays, or the same one")
+                    pairs += ((i, j),)
+        return pairs
 
     def _array_name(self, plan: Plan, n: int) -> str:
         return self.signature.parameter(plan.array_positions[n]).name
@@ -172,6 +174,13 @@ class Kernel:
     ) -> Plan:
         """Check a call and find or compile its program. `captured` are arrays and numbers of functions among the
         constants; a `View` may stand for an array."""
+        key: Any = None
+        layouts: dict[int, ArgumentLayout] = {}
+        if not captured.pattern:
+            key, layouts = self._layouts.read(given, consts, backend, schedule)
+        plan = self._plan_of_template(key, layouts)
+        if plan is not None:
+            return plan
         call = Arguments(self.signature, given, captured, consts)
         chosen = choose_backend(backend, call)
         if schedule is not None and not isinstance(schedule, chosen.schedules or ()):
@@ -180,22 +189,42 @@ class Kernel:
         compiled = self._find_or_compile(call, chosen, schedule)
         call.check_outputs(compiled.kernel)
         views = call.views.values()
-        words: list[int] = []
-        for view in views:
-            words += [0, *view.shape, *view.strides]
         typed = zip(call.scalar_positions, compiled.kernel.scalars, strict=True)
-        scalars = tuple((position, name, dtype) for position, (name, dtype) in typed)
-        return Plan(
-            compiled.program,
-            compiled.program.bind(words + [0] * len(scalars), call.device),
+        template = PlanTemplate(
+            compiled,
+            call.device,
             array_positions=tuple(call.views),
-            scalars=scalars,
-            spans=tuple(tensors.span(v) for v in views),
+            scalars=tuple((position, name, dtype) for position, (name, dtype) in typed),
             alignment_masks=tuple(v.dtype.bytes - 1 for v in views),
             outputs=tuple(sorted(compiled.kernel.written)),
             all_arrays=len(call.views) == len(call.args),
-            globals_read=compiled.globals_read,
+            user_globals=user_globals(compiled.globals_read),
+            shared_lengths=self._layouts.shared_lengths(layouts),
         )
+        if key is not None and tuple(layouts) == template.array_positions:
+            if len(self._templates) >= MAX_PLANS:
+                self._templates.clear()
+            self._templates[key] = template
+        return template.plan(call.words(), [tensors.span(v) for v in views])
+
+    def _plan_of_template(self, key: Any, layouts: Mapping[int, ArgumentLayout]) -> Plan | None:
+        """Return the plan of a call whose layouts a checked call had; None where the full check is needed."""
+        try:
+            template = self._templates.get(key)
+        except TypeError:  # something unhashable: the full check will say what
+            return None
+        if template is None or not lengths_agree(template.shared_lengths, layouts):
+            return None
+        for names, name, value in template.user_globals:
+            if names.get(name) is not value:
+                return None
+        found = list(layouts.values())
+        if any([found[n].overlaps_itself for n in template.outputs]):
+            return None
+        words: list[int] = []
+        for layout in found:
+            words += layout.words
+        return template.plan(words + [0] * len(template.scalars), [layout.span for layout in found])
 
     def _find_or_compile(self, call: Arguments, backend: Backend, schedule: Any) -> CompiledKernel:
         """Return this process's program for the call, else the one on disk, else compile it."""
@@ -209,7 +238,7 @@ class Kernel:
 
             def compile_call() -> CompiledKernel:
                 globals_read: list[GlobalRead] = []
-                kernel = self._build(spec, globals_read)
+                kernel = self.build(spec, globals_read)
                 call.check_outputs(kernel)
                 program = backend.compile(kernel) if schedule is None else backend.compile_as(kernel, schedule)
                 return CompiledKernel(kernel, program, _distinct(globals_read))
@@ -226,9 +255,10 @@ class Kernel:
     def ir_with_arguments(self, *args: Any, **consts: Any) -> KernelIR:
         """Return the IR of a call, with captured numbers as arguments; raise an error where they must be constants."""
         call = Arguments(self.signature, args, captures(consts.values()), consts)
-        return self._build(call.specialisation())
+        return self.build(call.specialisation())
 
-    def _build(self, spec: Specialisation, globals_read: list[GlobalRead] | None = None) -> KernelIR:
+    def build(self, spec: Specialisation, globals_read: list[GlobalRead] | None = None) -> KernelIR:
+        """Run the front end."""
         from ..frontend.build import build
         from ..ir import verify
 

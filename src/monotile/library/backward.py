@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ..backends.choices import BackwardBlocks, BackwardChoice, Choice
 from ..dtypes import DType, bool_, float32
 from ..errors import ArgumentRank, ArgumentShape, BadOption, MixedDTypes
-from ..kernels.backward import backward_keys, backward_queries, row_deltas
+from ..kernels.backward import backward_keys, backward_queries, row_deltas, sees_some_key
 from ..kernels.option_gradients import mask_gradient, sink_gradient
 from ..kernels.scores import Options
 from ..runtime import tensors
@@ -68,8 +68,30 @@ def attention_backward(
     score_mod: Callable[..., Any] | None = None, mask_mod: Callable[..., Any] | BlockMask | None = None,
     backend: str | None = None, threads: int | None = None,
 ) -> Gradients:  # fmt: skip
-    """The gradients of `attention` with these arguments, where it returned `o` and `lse`, for the gradient `do` of o
-    (and `dlse` of lse). See docs/guide/attention_backward.md."""
+    """Return the gradients of `attention` with these arguments, where it returned `o` and `lse`.
+
+    torch tensors that require grad need no call of it: `attention` is differentiable there.
+
+    Args:
+        do: gradient of the output (B, Hq, Nq, Dv).
+        q: queries (B, Hq, Nq, D).
+        k: keys (B, Hkv, Nk, D).
+        v: values (B, Hkv, Nk, Dv).
+        o: output of the forward call.
+        lse: its logsumexp (B, Hq, Nq), from `return_lse=True`.
+        dlse: gradient of the logsumexp; 0 if left out.
+        mask_grad: also return the gradient of an additive mask.
+        causal, scale, mask, window, softcap, sinks, score_mod, mask_mod, backend, threads: as in `attention`.
+
+    Returns:
+        `Gradients` dq, dk, dv, dsinks and dmask; the last two are None where they were not asked for.
+
+    Example:
+        >>> q = np.ones((1, 2, 5, 64), np.float32)
+        >>> o, lse = monotile.attention(q, q, q, return_lse=True)
+        >>> monotile.attention_backward(np.ones_like(o), q, q, q, o, lse).dq.shape
+        (1, 2, 5, 64)
+    """
     if not isinstance(mask_grad, bool):
         raise BadOption(f"mask_grad is True or False, found {mask_grad!r}")
     scale, window, softcap, negative = read_scoring(causal, scale, window, softcap)
@@ -122,7 +144,7 @@ class BackwardCall:
         if choice.rows is not None and 0 not in dq.shape:
             self.add_queries(dq, choice.rows)
         if 0 not in dk.shape[:3] or (choice.rows is None and 0 not in dq.shape):
-            self.add_keys(dk, dv, dq if choice.rows is None else None, choice.keys)
+            self.add_keys(dk, dv, dq if choice.rows is None else None, choice)
         if self.inputs.sinks is not None:
             self.add_sinks(self.inputs.sinks)
 
@@ -137,14 +159,24 @@ class BackwardCall:
         consts = {"options": self.options, "covered": covered}
         self.builder.launch(backward_queries, *args, choice=blocks, threads=self.threads, **consts)
 
-    def add_keys(self, dk: ArrayRef, dv: ArrayRef, dq: ArrayRef | None, blocks: BackwardBlocks) -> None:
+    def add_keys(self, dk: ArrayRef, dv: ArrayRef, dq: ArrayRef | None, choice: BackwardChoice) -> None:
         """Add the gradients of keys and values, and with them those of the queries, which are summed in float32."""
+        blocks = choice.keys
         block_map, covered = self._block_map(blocks)
         summed_apart = dq is not None and dq.dtype is not float32
         workspace = self.builder.temporary(self.inputs.q.shape, float32) if summed_apart else None
-        args = *self._scores(block_map), dk, dv, dq, workspace, SCALE
-        consts = {"options": self.options, "covered": covered}
-        self.builder.launch(backward_keys, *args, choice=blocks, threads=self.threads, **consts)
+        consts = {"options": self.options, "covered": covered, "all_sighted": self._all_sighted()}
+        for part in ((dk, None), (None, dv)) if choice.apart else ((dk, dv),):
+            args = *self._scores(block_map), *part, dq, workspace, SCALE
+            self.builder.launch(backward_keys, *args, choice=blocks, threads=self.threads, **consts)
+
+    def _all_sighted(self) -> bool:
+        """True if every query sees some key: nothing but position hides keys, and neither the first nor the last query
+        is out of reach of all."""
+        if self.mask is not None or self.options.mask_mod is not None or self.offsets != (None, None):
+            return False
+        Nq, Nk = self.inputs.q.shape[2], self.inputs.k.shape[2]
+        return all(sees_some_key(self.options, i, Nq, Nk) for i in (0, Nq - 1))
 
     def add_sinks(self, sinks: ArrayRef) -> None:
         dsinks = self.builder.result(sinks.shape, sinks.dtype)

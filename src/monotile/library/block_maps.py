@@ -27,6 +27,8 @@ def add_block_map(
     """Add the launches that make the block map of a call. Return the map as attention reads it, None where there is
     none, and True if it tells COVERED blocks from PARTIAL ones. A mask_mod has one wherever keys are more than a block:
     it is evaluated for the map at most as often as attention would evaluate it without."""
+    if inputs.mask is None and options.mask_mod is None:
+        return None, False
     problem = inputs.problem(options)
     B, Hq, Nq, _ = inputs.out_shape
     H = problem.kv_heads if choice.packed else Hq

@@ -88,8 +88,24 @@ class BlockMask:
 
 
 def block_mask(mask_mod: Callable[..., Any], B: int | None, H: int | None, Nq: int, Nk: int) -> BlockMask:
-    """What a mask_mod hides, per block, made once for calls with these sides: pass it as attention's mask_mod. B and H
-    may be None where the function does not depend on them. See docs/guide/block_mask.md."""
+    """Return what a mask_mod hides, per block, to pass as `mask_mod` of many calls: it is computed once.
+
+    Args:
+        mask_mod: a Python function (b, h, q_idx, kv_idx) -> bool.
+        B: batches, or None where the function does not depend on b.
+        H: query heads, or None where it does not depend on h.
+        Nq: queries.
+        Nk: keys.
+
+    Returns:
+        A `BlockMask` for calls with these sides.
+
+    Example:
+        >>> blocks = monotile.block_mask(lambda b, h, q_idx, kv_idx: kv_idx <= q_idx, None, None, 128, 128)
+        >>> q = np.ones((1, 2, 128, 64), np.float32)
+        >>> monotile.attention(q, q, q, mask_mod=blocks).shape
+        (1, 2, 128, 64)
+    """
     return BlockMask(mask_mod, B, H, Nq, Nk)
 
 

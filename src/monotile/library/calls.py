@@ -19,7 +19,6 @@ from ..frontend.functions import is_function
 from ..launch.captures import NOTHING, Captures, captures, const_key, note_rebound, with_constants
 from ..launch.kernel import Kernel
 from ..launch.signature import check_threads, read_scalar
-from ..launch.source_keys import GlobalReads
 from ..runtime import arrays, tensors
 from ..runtime.arrays import Library
 from ..runtime.tensors import Layouts, View
@@ -71,7 +70,7 @@ class CallBuilder:
         self.captured, self.backend, self.threads = captured, backend, threads
         self.device = next(iter(self.inputs.values())).view.device
         self.choices: Choices = backends.get(backends.resolve(backend, self.device)).choices
-        self.copies: set[int] = set()
+        self.copies: dict[int, tuple[int, ...]] = {}  # inputs by position, and the shape they are broadcast to
         self.results: list[View] = []
         self.temporaries: list[View] = []
         self.kept_views: list[View] = []
@@ -104,11 +103,11 @@ class CallBuilder:
     def _new(self, shape: tuple[int, ...], dtype: DType) -> View:
         return View(dtype, shape, tensors.dense(shape), self.device)
 
-    def contiguous(self, array: ArrayRef) -> ArrayRef:
-        """An input, copied at every call."""
-        self.copies.add(array.place[1])
-        view = array.view
-        return ArrayRef(array.place, View(view.dtype, view.shape, tensors.dense(view.shape), view.device))
+    def contiguous(self, array: ArrayRef, shape: tuple[int, ...] | None = None) -> ArrayRef:
+        """An input, copied at every call, where it is broadcast to another shape."""
+        shape = array.shape if shape is None else shape
+        self.copies[array.place[1]] = shape
+        return ArrayRef(array.place, View(array.dtype, shape, tensors.dense(shape), self.device))
 
     def reshaped(self, array: ArrayRef, *shape: int) -> ArrayRef:
         """An input under another shape, copied if its strides do not allow it."""
@@ -126,10 +125,10 @@ class CallBuilder:
         """Add a launch of arrays, None for a tensor that is left out, and scalars, of which SCALE may be one."""
         consts = {**choice.blocks, **consts}
         captured = captures(consts.values())
-        views = [a.view if isinstance(a, ArrayRef) else 1.0 if a is SCALE else a for a in args]
+        views = [a.view if type(a) is ArrayRef else 1.0 if a is SCALE else a for a in args]
         plan = kernel.plan(views, captured, consts, self.backend, choice.schedule)
         index = {place: n for n, place in enumerate(self.captured.arrays)}
-        places = [a.place if isinstance(a, ArrayRef) else ("", -1) for a in args]
+        places = [a.place if type(a) is ArrayRef else ("", -1) for a in args]
         places += [("captured", index[place]) for place in captured.arrays]
         own = [(args[position], name, dtype) for position, name, dtype in plan.scalars if position < len(args)]
         scalars = [a if a is SCALE else read_scalar(name, a, dtype) for a, name, dtype in own]
@@ -158,7 +157,7 @@ class PreparedCall:
 
     def __init__(self, lib: Library, builder: CallBuilder, finish: Finish) -> None:
         self.lib, self.finish = lib, finish
-        self.copies = sorted(builder.copies)
+        self.copies = sorted(builder.copies.items())
         self.results = [lib.template(view) for view in builder.results]
         launches = [*builder.map_launches, *builder.launches]
         self.needs_arrays = any(planned.plan.program.needs_arrays for planned in launches)
@@ -173,7 +172,7 @@ class PreparedCall:
         counts |= {"kept": len(builder.kept_views), "temporary": len(builder.temporaries)}
         self.steps = steps_of(builder.launches, list(counts.items()), builder.scale)
         self.maps, self.scores = _map_maker(lib, builder), builder.scores
-        self.reads = _foreign([read for planned in launches for read in planned.plan.globals_read])
+        self.reads = tuple([read for planned in launches for read in planned.plan.user_globals])
 
     def holds(self) -> bool:
         """True if functions of the caller's that were compiled in still refer to the same things."""
@@ -209,8 +208,8 @@ class PreparedCall:
     def _copied(self, given: Sequence[Array], addresses: list[int]) -> Sequence[Array]:
         """Return the arrays with contiguous copies where kernels need them, whose addresses replace the others."""
         given = list(given)
-        for n in self.copies:
-            given[n] = self.lib.contiguous(given[n])
+        for n, shape in self.copies:
+            given[n] = self.lib.contiguous(given[n], shape)
             addresses[n] = tensors.address(given[n])
         return given
 
@@ -246,12 +245,6 @@ def _map_maker(lib: Library, builder: CallBuilder) -> MapMaker | None:
     steps = steps_of(builder.map_launches, counts, None)
     reads = {n for planned in builder.map_launches for kind, n in planned.places if kind == "captured"}
     return MapMaker(lib, builder.kept_views, steps, sorted(reads), tuple(builder.kept_keys))
-
-
-def _foreign(reads: Sequence[tuple[dict[str, Any], str, Any]]) -> GlobalReads:
-    """The globals that the caller's functions read; the library's own never change."""
-    package = __name__.partition(".")[0] + "."
-    return tuple(read for read in reads if not str(read[0].get("__name__")).startswith(package))
 
 
 # ---- functions of the library ----------------------------------------------------------------------------------------

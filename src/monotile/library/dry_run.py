@@ -35,6 +35,18 @@ class _Recorder(CallBuilder):
         self.recorded.append(DryLaunch(kernel, kernel.ir(*views, **choice.blocks, **consts), choice))
 
 
+class _DryBuilder(CallBuilder):
+    """Checks a call and makes no launches."""
+
+    def launch(self, kernel: Kernel, *args: Any, choice: Choice, threads: int | None, **consts: Any) -> None:
+        """Leave it out."""
+
+
+def check(function: str, inputs: Mapping[str, View | None], options: Any) -> None:
+    """Raise the error that a call with arrays like `inputs` would raise; None stands for one that is left out."""
+    FUNCTIONS[function].plan(_DryBuilder(inputs, captures(options), options.backend, options.threads), options)
+
+
 def launches(function: str, inputs: Mapping[str, View], options: Any) -> list[DryLaunch]:
     """Return the launches of a call of `function` with arrays like `inputs`, whose device may be a described one
     ("sm_90"); `options` are the function's named tuple of options."""

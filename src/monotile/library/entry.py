@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import ops, quantized_ops, torch_calls
-from .quantized_ops import is_quantized
+from . import ops, quantized_ops, quantized_paged, torch_calls
+from .quantized import is_quantized
 
 Array = Any
 
@@ -18,8 +18,37 @@ def attention(
     score_mod: Callable[..., Any] | None = None, mask_mod: ops.MaskMod | None = None, return_lse: bool = False,
     backend: str | None = None, threads: int | None = None,
 ) -> Any:  # fmt: skip
-    """softmax(q k^T * scale) v, for q (B, Hq, Nq, D), k (B, Hkv, Nk, D), v (B, Hkv, Nk, Dv): NumPy arrays, torch
-    tensors, MLX arrays. Differentiable where torch tensors require grad. See docs/guide/attention.md."""
+    """Return softmax(q k^T * scale) v, without a buffer of all scores.
+
+    Arrays of NumPy, torch, MLX or JAX, in float32, float16 or bfloat16; the result is of the same kind and dtype.
+    Differentiable where torch tensors require grad. A row that sees no key is 0. Leading dimensions (...), usually one
+    for the batch, broadcast to each other.
+
+    Args:
+        q: queries (..., Hq, Nq, D).
+        k: keys (..., Hkv, Nk, D); Hkv divides Hq. Or what `quantize` made of them.
+        v: values (..., Hkv, Nk, Dv), likewise.
+        causal: True or "lower_right": query i sees keys up to i + Nk - Nq; "upper_left": up to i.
+        scale: factor of the scores; 1 / sqrt(D) if left out.
+        mask: broadcastable to (..., Hq, Nq, Nk); bool (True: visible) or numbers that are added.
+        window: (left, right), how many keys before and after its own a query sees; None or -1 is no bound.
+        softcap: c, for scores c * tanh(score / c).
+        sinks: (Hq,), scores of one more key per head that has no value.
+        score_mod: a Python function (score, b, h, q_idx, kv_idx) -> score, compiled into the kernel.
+        mask_mod: a Python function (b, h, q_idx, kv_idx) -> bool, or what `block_mask` made of one.
+        return_lse: also return the logsumexp of the scores, float32 (..., Hq, Nq).
+        backend: "cpu", "nvidia", "metal" or "interpreter"; chosen by the arrays if left out.
+        threads: of the cpu backend; by default every processor the process may use.
+
+    Returns:
+        The output (..., Hq, Nq, Dv), or a tuple of it and the logsumexp.
+
+    Example:
+        >>> q = np.ones((1, 8, 5, 64), np.float32)
+        >>> k = v = np.ones((1, 2, 9, 64), np.float32)
+        >>> monotile.attention(q, k, v, causal=True).shape
+        (1, 8, 5, 64)
+    """
     run: Callable[..., Any] = ops.attention
     if is_quantized(k, v):
         run = quantized_ops.attention
@@ -41,9 +70,37 @@ def attention_varlen(
     score_mod: Callable[..., Any] | None = None, mask_mod: Callable[..., Any] | None = None, return_lse: bool = False,
     check: bool = False, backend: str | None = None, threads: int | None = None,
 ) -> Any:  # fmt: skip
-    """Attention of each of B sequences as if it were alone, for q (Tq, Hq, D), k (Tk, Hkv, D), v (Tk, Hkv, Dv):
-    sequence s has rows q_offsets[s] to q_offsets[s + 1] and keys k_offsets[s] to k_offsets[s + 1]. Differentiable where
-    torch tensors require grad. See docs/guide/caches.md."""
+    """Return the attention of each of B sequences as if it were alone.
+
+    Sequences lie one after the other: sequence s has rows q_offsets[s] to q_offsets[s + 1] and keys k_offsets[s] to
+    k_offsets[s + 1]. Differentiable where torch tensors require grad.
+
+    Args:
+        q: queries (Tq, Hq, D).
+        k: keys (Tk, Hkv, D).
+        v: values (Tk, Hkv, Dv).
+        q_offsets: int32 or int64 (B + 1,), from 0 to Tq.
+        k_offsets: int32 or int64 (B + 1,), from 0 to Tk.
+        causal: True or "lower_right": query i sees keys up to i + Nk - Nq; "upper_left": up to i.
+        scale: factor of the scores; 1 / sqrt(D) if left out.
+        window: (left, right), how many keys before and after its own a query sees; None or -1 is no bound.
+        softcap: c, for scores c * tanh(score / c).
+        sinks: (Hq,), scores of one more key per head that has no value.
+        score_mod: a Python function (score, b, h, q_idx, kv_idx) -> score; positions within the sequence.
+        mask_mod: a Python function (b, h, q_idx, kv_idx) -> bool, likewise.
+        return_lse: also return the logsumexp of the scores, float32 (Hq, Tq).
+        check: check the contents of the offsets, which waits for a GPU.
+        backend: "cpu", "nvidia", "metal" or "interpreter"; chosen by the arrays if left out.
+        threads: of the cpu backend; by default every processor the process may use.
+
+    Returns:
+        The output (Tq, Hq, Dv), or a tuple of it and the logsumexp.
+
+    Example:
+        >>> q, offsets = np.ones((7, 8, 64), np.float32), np.array([0, 3, 7], np.int32)
+        >>> monotile.attention_varlen(q, q, q, offsets, offsets, causal=True).shape
+        (7, 8, 64)
+    """
     run: Callable[..., Any] = ops.attention_varlen
     if torch_calls.is_tensor(q) and not torch_calls.is_plain(q, k, v, None, sinks):
         q, k, v = torch_calls.in_autocast(q, k, v)
@@ -63,10 +120,64 @@ def decode_partials(
     score_mod: Callable[..., Any] | None = None, mask_mod: ops.MaskMod | None = None,
     backend: str | None = None, threads: int | None = None,
 ) -> ops.Partials:  # fmt: skip
-    """The softmax state of each of `splits` runs of keys; `merge` makes attention of them. See
-    docs/guide/decode_partials.md."""
+    """Return the softmax state of each of `splits` runs of keys; `merge` makes attention of them.
+
+    For one or a few queries against long caches, whose runs may lie on several devices.
+
+    Args:
+        q: queries (B, Hq, Nq, D).
+        k: keys (B, Hkv, Nk, D), or what `quantize` made of them.
+        v: values (B, Hkv, Nk, Dv), likewise.
+        splits: number of runs; `recommended_splits` if left out.
+        causal: True or "lower_right": query i sees keys up to i + Nk - Nq; "upper_left": up to i.
+        scale: factor of the scores; 1 / sqrt(D) if left out.
+        mask: broadcastable to (B, Hq, Nq, Nk); bool (True: visible) or numbers that are added.
+        window: (left, right), how many keys before and after its own a query sees; None or -1 is no bound.
+        softcap: c, for scores c * tanh(score / c).
+        score_mod: a Python function (score, b, h, q_idx, kv_idx) -> score, compiled into the kernel.
+        mask_mod: a Python function (b, h, q_idx, kv_idx) -> bool, or what `block_mask` made of one.
+        backend: "cpu", "nvidia", "metal" or "interpreter"; chosen by the arrays if left out.
+        threads: of the cpu backend; by default every processor the process may use.
+
+    Returns:
+        `Partials` o (B, Hq, Nq, S, Dv), m and l (B, Hq, Nq, S), float32.
+
+    Example:
+        >>> q, k = np.ones((1, 8, 1, 64), np.float32), np.ones((1, 2, 4096, 64), np.float32)
+        >>> parts = monotile.decode_partials(q, k, k, splits=4)
+        >>> monotile.merge(*parts)[0].shape
+        (1, 8, 1, 64)
+    """
     run = quantized_ops.decode_partials if is_quantized(k, v) else ops.decode_partials
     return run(
         q, k, v, splits=splits, causal=causal, scale=scale, mask=mask, window=window, softcap=softcap,
         score_mod=score_mod, mask_mod=mask_mod, backend=backend, threads=threads,
     )  # fmt: skip
+
+
+def attention_paged(
+    q: Array, k_pages: Array, v_pages: Array, page_table: Array, lengths: Array, *, causal: bool | str = True,
+    scale: float | None = None, window: ops.Window = None, softcap: float | None = None, sinks: Array | None = None,
+    score_mod: Callable[..., Any] | None = None, mask_mod: Callable[..., Any] | None = None, return_lse: bool = False,
+    check: bool = False, backend: str | None = None, threads: int | None = None,
+) -> Any:  # fmt: skip
+    """Attention of q (B, Hq, Nq, D) on keys (P, page, Hkv, D) and values (P, page, Hkv, Dv) in pages, plain or
+    quantised: key j of batch b is at j % page in page page_table[b, j // page], for j below lengths[b]. See
+    docs/guide/caches.md."""
+    run = quantized_paged.attention_paged if is_quantized(k_pages, v_pages) else ops.attention_paged
+    return run(
+        q, k_pages, v_pages, page_table, lengths, causal=causal, scale=scale, window=window, softcap=softcap,
+        sinks=sinks, score_mod=score_mod, mask_mod=mask_mod, return_lse=return_lse, check=check, backend=backend,
+        threads=threads,
+    )  # fmt: skip
+
+
+def paged_append(
+    k_pages: Array, v_pages: Array, page_table: Array, lengths: Array, k_new: Array, v_new: Array, *,
+    check: bool = False, backend: str | None = None, threads: int | None = None,
+) -> None:  # fmt: skip
+    """Store N new tokens, k_new (B, Hkv, N, D) and v_new (B, Hkv, N, Dv), in place, quantised as their pages are: token
+    i of batch b is at position lengths[b] + i of its sequence. `lengths` are those before the call, and stay as they
+    are. See docs/guide/caches.md."""
+    run = quantized_paged.paged_append if is_quantized(k_pages, v_pages) else ops.paged_append
+    run(k_pages, v_pages, page_table, lengths, k_new, v_new, check=check, backend=backend, threads=threads)

@@ -26,6 +26,7 @@ from ..frontend.functions import is_function
 from ..kernels.scores import Options
 from ..launch.signature import read_scalar
 from .calls import ArrayRef, CallBuilder
+from .leading import Lead, as_one_batch, mask_as_one_batch, read_lead
 from .quantized_inputs import ALL_PLAIN, PLAIN, Codecs, StoredFields, as_numbers, is_rotated, read_fields
 
 FLOATS = (float32, float16, bfloat16)
@@ -64,6 +65,7 @@ class AttentionInputs:
     batched: bool
     values_in_keys: bool = False  # v is the first columns of k, in the same memory
     stored: StoredFields = ALL_PLAIN  # of quantised keys and values, whose k and v stand for their numbers
+    lead: Lead | None = None  # the dimensions in place of which the caller's arrays have one batch; None: as `batched`
 
     @property
     def out_shape(self) -> tuple[int, int, int, int]:
@@ -96,8 +98,9 @@ class AttentionInputs:
         )  # fmt: skip
 
     def result(self, builder: CallBuilder, shape: tuple[int, ...], dtype: DType) -> ArrayRef:
-        """A result of this shape, which the caller sees without the batch dimension if there was none."""
-        return builder.result(shape if self.batched else shape[1:], dtype).reshaped(*shape)
+        """A result of this shape, which the caller sees with the leading dimensions of the arguments."""
+        lead = self.lead if self.lead is not None else shape[: int(self.batched)]
+        return builder.result((*lead, *shape[1:]), dtype).reshaped(*shape)
 
     def broadcast_mask(self) -> ArrayRef | None:
         return None if self.mask is None else self.mask.broadcast((*self.q.shape[:3], self.k.shape[2]))
@@ -106,35 +109,27 @@ class AttentionInputs:
 # ---- q, k, v ---------------------------------------------------------------------------------------------------------
 
 
-def read_inputs(builder: CallBuilder, *, values_in_keys: bool = False, codecs: Codecs = PLAIN) -> AttentionInputs:
+def read_inputs(
+    builder: CallBuilder, *, values_in_keys: bool = False, codecs: Codecs = PLAIN, broadcasts: bool = False
+) -> AttentionInputs:
+    """Check the arrays of a call. `broadcasts`: leading dimensions may be any number, and differ where one has 1."""
     q, k, v = builder.input("q"), builder.input("k"), builder.input("v")
     k, v = (as_numbers(array, codec, q.dtype) for array, codec in zip((k, v), codecs, strict=True))
-    given = q, k, v
-    for name, array in zip("qkv", given, strict=True):
-        rank = len(array.shape)
-        if rank not in (3, 4):
-            found = f"{name!r} has shape {array.shape}"
-            raise ArgumentRank(f"{found}; attention takes (batch, heads, length, head size), or the last three")
-        if rank != len(q.shape):
-            raise ArgumentRank(
-                f"'q' has {len(q.shape)} dimensions and {name!r} has {rank}; give all of them a batch, or none"
-            )
+    lead = read_lead({"q": q.shape, "k": k.shape, "v": v.shape}, broadcasts)
     dtype = one_dtype({"q": q, "k": k, "v": v})
-    batched = len(q.shape) == 4
-    if not batched:
-        q, k, v = (a.reshaped(1, *a.shape) for a in (q, k, v))
+    q, k, v = (as_one_batch(builder, unit_last(builder, a), lead) for a in (q, k, v))
     check_shapes(q.shape, k.shape, v.shape)
-    q, k, v = (unit_last(builder, a) for a in (q, k, v))
     builder.scores = scores = *q.shape[:3], k.shape[2]
     mask, sinks = builder.inputs.get("mask"), builder.inputs.get("sinks")
-    mask = None if mask is None else _read_mask(mask, scores)
+    mask = None if mask is None else _read_mask(builder, mask, scores, lead)
     if sinks is not None:
         check_sinks(sinks, q.shape[1])
     one_device(builder.inputs)
     builder.scale = float(q.shape[3] ** -0.5)
-    copied = builder.copies & {array.place[1] for array in (k, v)}
-    stored = read_fields(builder, codecs, batched=batched)
-    return AttentionInputs(q, k, v, mask, sinks, dtype, batched, values_in_keys and not copied, stored)
+    copied = builder.copies.keys() & {array.place[1] for array in (k, v)}
+    stored = read_fields(builder, codecs, batched=bool(lead))
+    in_keys = values_in_keys and not copied
+    return AttentionInputs(q, k, v, mask, sinks, dtype, bool(lead), in_keys, stored, lead)
 
 
 def unit_last(builder: CallBuilder, array: ArrayRef) -> ArrayRef:
@@ -145,8 +140,8 @@ def unit_last(builder: CallBuilder, array: ArrayRef) -> ArrayRef:
 
 def one_dtype(given: dict[str, ArrayRef]) -> DType:
     found = {name: a.dtype for name, a in given.items()}
-    listing = ", ".join(f"{n} {d}" for n, d in found.items())
     if len(set(found.values())) > 1:
+        listing = ", ".join(f"{n} {d}" for n, d in found.items())
         raise MixedDTypes(f"q, k and v must have one element type, found {listing}; cast them")
     dtype = found["q"]
     if dtype not in FLOATS:
@@ -155,6 +150,9 @@ def one_dtype(given: dict[str, ArrayRef]) -> DType:
 
 
 def check_shapes(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> None:
+    sizes = 1 <= q[3] <= MAX_HEAD_SIZE and 1 <= v[3] <= MAX_HEAD_SIZE
+    if q[3] == k[3] and sizes and q[0] == k[0] == v[0] and k[1:3] == v[1:3] and k[1] and q[1] % k[1] == 0:
+        return
     shapes = f"q {q}, k {k}, v {v}"
     if q[3] != k[3]:
         raise HeadSize(f"queries have head size {q[3]} and keys {k[3]}; they must be equal ({shapes})")
@@ -183,15 +181,16 @@ def one_device(given: Mapping[str, ArrayRef]) -> None:
 # ---- masks and sinks -------------------------------------------------------------------------------------------------
 
 
-def _read_mask(mask: ArrayRef, scores: tuple[int, ...]) -> ArrayRef:
+def _read_mask(builder: CallBuilder, mask: ArrayRef, scores: tuple[int, ...], lead: Lead) -> ArrayRef:
     _check_mask_dtype(mask)
-    shape = mask.shape
-    fits = len(shape) <= 4 and all(s in (1, t) for s, t in zip(shape[::-1], scores[::-1], strict=False))
-    if not fits:
+    shape, whole = mask.shape, (*(lead or (1,)), *scores[1:])
+    if len(shape) > len(whole) or any(s not in (1, t) for s, t in zip(shape[::-1], whole[::-1], strict=False)):
         raise MaskShape(
-            f"the mask {shape} does not broadcast to the scores {scores} (batch, query heads, queries, keys)"
+            f"the mask {shape} does not broadcast to the scores {whole} (batch, query heads, queries, keys)"
         )
-    return mask.reshaped(*(1,) * (4 - len(shape)), *shape)
+    if len(shape) > 4 or (len(shape) == 4 and len(lead) > 1):
+        mask = mask_as_one_batch(builder, mask, lead)
+    return mask.reshaped(*(1,) * (4 - len(mask.shape)), *mask.shape)
 
 
 def read_mask(mask: ArrayRef) -> tuple[ArrayRef, tuple[int, ...]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..backends.base import picker
-from ..launch.kernel import Plan
+from ..launch.plans import Plan
 
 
 class Scale:

@@ -26,7 +26,22 @@ class MaskBlocksOptions(NamedTuple):
 def mask_blocks(
     mask: Array, block_q: int, block_k: int, *, backend: str | None = None, threads: int | None = None
 ) -> Array:
-    """uint8 (..., ceil(Nq / block_q), ceil(Nk / block_k)): 0 hidden, 1 partial, 2 full (an additive mask: all zero)."""
+    """Return which blocks of a mask are hidden, partial or full.
+
+    Args:
+        mask: (..., Nq, Nk), bool (True: visible) or additive numbers.
+        block_q: rows of a block.
+        block_k: columns of a block.
+        backend: "cpu", "nvidia", "metal" or "interpreter"; chosen by the arrays if left out.
+        threads: of the cpu backend; by default every processor the process may use.
+
+    Returns:
+        uint8 (..., ceil(Nq / block_q), ceil(Nk / block_k)): 0 hidden, 1 partial, 2 full (an additive mask: all zero).
+
+    Example:
+        >>> monotile.mask_blocks(np.tri(4, dtype=bool), 2, 2).tolist()
+        [[1, 0], [2, 1]]
+    """
     for name, block in (("block_q", block_q), ("block_k", block_k)):
         check_count(name, block)
     return MASK_BLOCKS.call((mask,), tensors.layouts((mask,)), (block_q, block_k, backend, threads))

@@ -89,7 +89,8 @@ def attention(
 
 def _plan_attention(builder: CallBuilder, given: Any) -> Finish:
     options = read_options(given)
-    inputs = read_inputs(builder, values_in_keys=given.values_in_keys, codecs=codecs_of(given))
+    codecs = codecs_of(given)
+    inputs = read_inputs(builder, values_in_keys=given.values_in_keys, codecs=codecs, broadcasts=codecs == (None, None))
     threads = builder.threads_for(inputs.flops, inputs.bytes)
     out = inputs.result(builder, inputs.out_shape, inputs.out_dtype)
     lse = inputs.result(builder, inputs.out_shape[:3], float32) if given.return_lse else None

@@ -14,7 +14,6 @@ from ..backends.choices import AttentionChoice, AttentionProblem, cdiv
 from ..dtypes import float32, int32
 from ..errors import ArgumentRank, ArgumentShape, BadPages, MixedDTypes
 from ..ir.ops import MAX_LENGTH
-from ..kernels.attention import NOT_QUANTIZED
 from ..kernels.attention import attention as attention_kernel
 from ..kernels.paged_append import paged_append as paged_append_kernel
 from ..runtime import tensors
@@ -33,6 +32,7 @@ from .inputs import (
     unit_last,
 )
 from .launches import SCALE
+from .quantized_inputs import as_numbers, codecs_of, read_paged_fields
 from .varlen import contents
 
 Array = Any
@@ -45,8 +45,37 @@ def attention_paged(
     mask_mod: Callable[..., Any] | None = None, return_lse: bool = False, check: bool = False,
     backend: str | None = None, threads: int | None = None,
 ) -> Any:  # fmt: skip
-    """Attention of q (B, Hq, Nq, D) on keys (P, page, Hkv, D) and values (P, page, Hkv, Dv) in pages: key j of batch b
-    is at j % page in page page_table[b, j // page], for j below lengths[b]. See docs/guide/caches.md."""
+    """Return the attention of queries on keys and values that lie in pages.
+
+    Key j of batch b is at j % page in page page_table[b, j // page], for j below lengths[b].
+
+    Args:
+        q: queries (B, Hq, Nq, D), the last Nq positions of each sequence.
+        k_pages: keys (P, page, Hkv, D).
+        v_pages: values (P, page, Hkv, Dv).
+        page_table: int32 (B, pages of the longest sequence).
+        lengths: int32 (B,), keys of each sequence.
+        causal: True or "lower_right": query i sees keys up to i + Nk - Nq; "upper_left": up to i.
+        scale: factor of the scores; 1 / sqrt(D) if left out.
+        window: (left, right), how many keys before and after its own a query sees; None or -1 is no bound.
+        softcap: c, for scores c * tanh(score / c).
+        sinks: (Hq,), scores of one more key per head that has no value.
+        score_mod: a Python function (score, b, h, q_idx, kv_idx) -> score.
+        mask_mod: a Python function (b, h, q_idx, kv_idx) -> bool.
+        return_lse: also return the logsumexp of the scores, float32 (B, Hq, Nq).
+        check: check the contents of table and lengths, which waits for a GPU.
+        backend: "cpu", "nvidia", "metal" or "interpreter"; chosen by the arrays if left out.
+        threads: of the cpu backend; by default every processor the process may use.
+
+    Returns:
+        The output (B, Hq, Nq, Dv), or a tuple of it and the logsumexp.
+
+    Example:
+        >>> q, pages = np.ones((1, 8, 1, 64), np.float32), np.ones((4, 16, 2, 64), np.float32)
+        >>> table, lengths = np.array([[2, 0]], np.int32), np.array([20], np.int32)
+        >>> monotile.attention_paged(q, pages, pages, table, lengths).shape
+        (1, 8, 1, 64)
+    """
     torch_calls.refuse_gradients("attention_paged", q, k_pages, v_pages, sinks)
     scale, window, softcap, negative = read_scoring(causal, scale, window, softcap)
     arrays = q, k_pages, v_pages, page_table, lengths, sinks
@@ -58,10 +87,13 @@ def attention_paged(
     return PAGED.call(arrays, layouts, options, scale)
 
 
-def _plan(builder: CallBuilder, given: AttentionOptions) -> Finish:
-    options = read_options(given)
+def plan(builder: CallBuilder, given: Any) -> Finish:
+    options, codecs = read_options(given), codecs_of(given)
     q, sinks = builder.input("q"), builder.inputs.get("sinks")
-    k, v = _read_pages(builder, "k_pages"), _read_pages(builder, "v_pages")
+    k, v = (
+        _read_pages(as_numbers(builder.input(name), codec, q.dtype), name)
+        for name, codec in zip(("k_pages", "v_pages"), codecs, strict=True)
+    )
     table, lengths = builder.input("page_table"), builder.input("lengths")
     if len(q.shape) != 4:
         raise ArgumentRank(f"'q' has shape {q.shape}; attention_paged takes (batch, heads, length, head size)")
@@ -74,8 +106,9 @@ def _plan(builder: CallBuilder, given: AttentionOptions) -> Finish:
         check_sinks(sinks, q.shape[1])
     one_device(builder.inputs)
     builder.scale = float(q.shape[3] ** -0.5)
-    inputs = AttentionInputs(unit_last(builder, q), k, v, None, sinks, dtype, True, given.values_in_keys)
-    out = builder.result(inputs.out_shape, dtype)
+    stored = read_paged_fields(builder, codecs, q.shape[0])
+    inputs = AttentionInputs(unit_last(builder, q), k, v, None, sinks, dtype, True, given.values_in_keys, stored)
+    out = builder.result(inputs.out_shape, inputs.out_dtype)
     lse = builder.result(inputs.out_shape[:3], float32) if given.return_lse else None
     if 0 not in out.shape:
         capacity = table.shape[1] * k.shape[2]
@@ -119,14 +152,14 @@ def _add(
         slots = target.arguments
     else:
         outputs = inputs.sinks, *map(grouped, target)
-    values = None if inputs.values_in_keys else inputs.v
-    args = grouped(inputs.q), None, None, None, None, *outputs, *(None,) * 5, inputs.k, values, *places, *slots
-    builder.launch(attention_kernel, *args, *NOT_QUANTIZED, SCALE, Nq, 0, 0, choice=choice, **launch)
+    keys, values, *fields = inputs.stored.arguments(inputs.k, None if inputs.values_in_keys else inputs.v)
+    args = grouped(inputs.q), None, None, None, None, *outputs, *(None,) * 5, keys, values, *places, *slots, *fields
+    page = {} if inputs.stored.is_plain else {"T": inputs.k.shape[2], **inputs.stored.constants}
+    builder.launch(attention_kernel, *args, SCALE, Nq, 0, 0, choice=choice, **page, **launch)
 
 
-def _read_pages(builder: CallBuilder, name: str) -> ArrayRef:
+def _read_pages(array: ArrayRef, name: str) -> ArrayRef:
     """Pages (P, page, Hkv, D) with heads before positions. They are read in place: a copy would be one of all pages."""
-    array = builder.input(name)
     if len(array.shape) != 4:
         raise ArgumentRank(
             f"{name!r} has shape {array.shape}; pages are (pages, positions of a page, heads, head size)"
@@ -171,15 +204,41 @@ def paged_append(
     k_pages: Array, v_pages: Array, page_table: Array, lengths: Array, k_new: Array, v_new: Array, *,
     check: bool = False, backend: str | None = None, threads: int | None = None,
 ) -> None:  # fmt: skip
-    """Store N new tokens, k_new (B, Hkv, N, D) and v_new (B, Hkv, N, Dv), in place: token i of batch b is at position
-    lengths[b] + i of its sequence. `lengths` are those before the call, and stay as they are. See
-    docs/guide/caches.md."""
+    """Store new tokens in pages, in place: token i of batch b at position lengths[b] + i of its sequence.
+
+    Args:
+        k_pages: keys (P, page, Hkv, D), written.
+        v_pages: values (P, page, Hkv, Dv), written.
+        page_table: int32 (B, pages of the longest sequence), with pages for the new tokens.
+        lengths: int32 (B,), those before the call; they stay as they are.
+        k_new: (B, Hkv, N, D).
+        v_new: (B, Hkv, N, Dv).
+        check: check the contents of table and lengths, which waits for a GPU.
+        backend: "cpu", "nvidia", "metal" or "interpreter"; chosen by the arrays if left out.
+        threads: of the cpu backend; by default every processor the process may use.
+
+    Example:
+        >>> pages, table = np.zeros((4, 16, 2, 64), np.float32), np.array([[2, 0]], np.int32)
+        >>> new = np.ones((1, 2, 1, 64), np.float32)
+        >>> monotile.paged_append(pages, pages.copy(), table, np.array([5], np.int32), new, new)
+        >>> bool((pages[2, 5] == 1).all())
+        True
+    """
     torch_calls.refuse_gradients("paged_append", k_pages, v_pages, k_new, v_new)
     views = {"k_pages": k_pages, "v_pages": v_pages, "k_new": k_new, "v_new": v_new}
     found = {name: tensors.read(name, array) for name, array in views.items()}
     if len({view.dtype for view in found.values()}) > 1:
         listing = ", ".join(f"{name} {view.dtype}" for name, view in found.items())
         raise MixedDTypes(f"pages and what is appended must have one element type, found {listing}; cast it")
+    check_places(page_table, lengths, found["k_new"].shape, found["k_pages"].shape, check=check)
+    arrays = k_pages, v_pages, page_table, lengths, k_new, v_new
+    paged_append_kernel(*arrays, backend=backend, threads=threads)
+
+
+def check_places(
+    page_table: Array, lengths: Array, new: tuple[int, ...], pages: tuple[int, ...], *, check: bool
+) -> None:
+    """Raise an error for a table or lengths of a wrong type; with `check` also where a new token has no place."""
     for name, array in (("page_table", page_table), ("lengths", lengths)):
         if tensors.read(name, array).dtype is not int32:
             raise MixedDTypes(f"{name!r} must be int32, found {tensors.read(name, array).dtype}; cast it")
@@ -187,9 +246,7 @@ def paged_append(
         table, ends = contents(page_table), contents(lengths)
         if (ends < 0).any():
             raise BadPages(f"lengths[{int(np.argmax(ends < 0))}] is negative; lengths are from 0 up")
-        check_pages(table, ends + found["k_new"].shape[2], found["k_pages"].shape)
-    arrays = k_pages, v_pages, page_table, lengths, k_new, v_new
-    paged_append_kernel(*arrays, backend=backend, threads=threads)
+        check_pages(table, ends + new[2], pages)
 
 
-PAGED = LibraryFunction(("q", "k_pages", "v_pages", "page_table", "lengths", "sinks"), AttentionOptions, _plan)
+PAGED = LibraryFunction(("q", "k_pages", "v_pages", "page_table", "lengths", "sinks"), AttentionOptions, plan)

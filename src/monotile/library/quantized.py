@@ -1,6 +1,6 @@
 """`quantize`: arrays in 8 bits and fewer, with the fields that the attention kernel reads in place.
 
-Arithmetic here is NumPy's, in float32, whatever library and device the array is of: a cache is quantised once."""
+Arithmetic here is NumPy's, in float32; that of torch tensors is torch's (quantized_torch.py)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..dtypes import BY_NAME, DType, bfloat16, float8_e4m3fn, float8_e5m2, float16, float32, to_numpy
+from ..dtypes import BY_NAME, bfloat16, float8_e4m3fn, float8_e5m2, float16, float32, to_numpy
 from ..errors import ArgumentKind, ArgumentRank, ArgumentShape, BadOption, MixedDTypes
 from ..kernels.codecs import Codec
 from ..runtime import tensors
 from . import aura
+from .torch_calls import is_tensor
 
 Array = Any
 Numbers = npt.NDArray[Any]
@@ -62,21 +63,38 @@ class Quantized:
     def dequantize(self) -> Array:
         """The numbers that the fields stand for, as an array of the type they were made from."""
         found = self.codec
-        codes, scales = _numbers(self.codes), _numbers(self.scales)
-        spread = np.repeat(scales, found.group, axis=-1)
+        if is_tensor(self.codes):
+            from . import quantized_torch
+
+            return quantized_torch.decode(self.codes, self.scales, self.zeros, found, self.dtype)
+        codes, spread = _numpy_array(self.codes), np.repeat(self.scales, found.group, axis=-1)
         if found.kind == "aura":
-            values = np.asarray(found.levels, np.float32)[aura.unpack(codes, self.size, found.bits)]
-            return _like(self.codes, (values * spread) @ aura.rotation(self.size), BY_NAME[self.dtype])
+            values = np.asarray(found.levels, np.float32)[aura.unpack(codes, self.size, found.bits)] * spread
+            return (values @ aura.rotation(self.size)).astype(to_numpy(BY_NAME[self.dtype]))
         if found.kind == "nibbles":
-            zeros = 8 if self.zeros is None else np.repeat(_numbers(self.zeros).astype(np.int32), found.group, axis=-1)
+            zeros = 8 if self.zeros is None else np.repeat(self.zeros.astype(np.int32), found.group, axis=-1)
             codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], -1)[..., : self.size]
             codes = codes.astype(np.int32) - zeros
-        return _like(self.codes, codes.astype(np.float32) * spread, BY_NAME[self.dtype])
+        return (codes.astype(np.float32) * spread).astype(to_numpy(BY_NAME[self.dtype]))
 
 
 def quantize(x: Array, format: str, *, group: int | None = None, check: bool = False) -> Quantized:
-    """Quantise an array (..., N, D) of NumPy or torch, each row by itself. `group` numbers share a scale, by default a
-    whole row. With `check`, numbers that are not finite are an error. See docs/guide/quantize.md."""
+    """Quantise keys or values, each row by itself; `attention` and `decode_partials` read the result in place.
+
+    Args:
+        x: (..., N, D), of NumPy or torch.
+        format: "int8", "int4", "int4_zero_point", an fp8 or an aura format: docs/guide/quantize.md lists them.
+        group: how many numbers of a row share a scale; by default the whole row.
+        check: make numbers that are not finite an error.
+
+    Returns:
+        A `Quantized` of the shape of x.
+
+    Example:
+        >>> k = np.ones((1, 2, 9, 64), np.float32)
+        >>> monotile.quantize(k, "int8").shape
+        (1, 2, 9, 64)
+    """
     check_format(format)
     view = tensors.read("x", x)
     if view.dtype not in FLOATS:
@@ -85,16 +103,32 @@ def quantize(x: Array, format: str, *, group: int | None = None, check: bool = F
         raise ArgumentRank(f"quantize takes an array (..., N, D) with D from 1 up, found shape {view.shape}")
     size = view.shape[-1]
     group = size if group is None else read_group(group, size, format)
-    numbers = _numbers(x).astype(np.float32)
+    if is_tensor(x):
+        from . import quantized_torch
+
+        if check and not quantized_torch.is_finite(x):
+            raise _not_finite()
+        return Quantized(format, *quantized_torch.encode(x, format, group, AURA.get(format)), size, view.dtype.name)
+    numbers = _numpy_array(x).astype(np.float32)
     if check and not np.isfinite(numbers).all():
-        raise BadOption("x holds NaN or infinity, which no format has; replace them before quantize")
+        raise _not_finite()
     with np.errstate(all="ignore"):
-        codes, scales, zeros = _encode(numbers, format, group)
-    kind = FP8[format][0] if format in FP8 else None
-    return Quantized(
-        format, _like(x, codes, kind), _like(x, scales), None if zeros is None else _like(x, zeros), size,
-        view.dtype.name,
-    )  # fmt: skip
+        fields = _encode(numbers, format, group)
+    return Quantized(format, *fields, size, view.dtype.name)
+
+
+def _not_finite() -> BadOption:
+    return BadOption("x holds NaN or infinity, which no format has; replace them before quantize")
+
+
+def quantize_like(x: Array, other: Quantized) -> Quantized:
+    """Quantise in the format and the groups of another array."""
+    found = other.codec
+    return quantize(x, other.format, group=None if other.format in AURA else found.group)
+
+
+def is_quantized(*arrays: Array) -> bool:
+    return any(type(array) is Quantized for array in arrays)
 
 
 def check_format(format: Any) -> None:
@@ -178,27 +212,7 @@ def _in_pairs(codes: Numbers) -> Numbers:
     return found
 
 
-def _numbers(array: Array) -> Numbers:
-    """An array as NumPy's; types that NumPy has no name for are read by their bits."""
-    if isinstance(array, np.ndarray):
-        return array
-    if tensors.is_mlx(array) or not tensors.is_array(array):
+def _numpy_array(array: Array) -> Numbers:
+    if not isinstance(array, np.ndarray):
         raise ArgumentKind(f"quantize takes NumPy arrays and torch tensors, found {type(array).__name__}; convert it")
-    torch, name = __import__("torch"), str(array.dtype).removeprefix("torch.")
-    bits = {"bfloat16": torch.uint16, "float8_e4m3fn": torch.uint8, "float8_e5m2": torch.uint8}.get(name)
-    host = array.detach().cpu().contiguous()
-    found: Numbers = host.numpy() if bits is None else host.view(bits).numpy().view(to_numpy(BY_NAME[name]))
-    return found
-
-
-def _like(array: Array, numbers: Numbers, dtype: DType | None = None) -> Array:
-    """Numbers as an array of another's library and device, converted to a type if one is given."""
-    numbers = np.ascontiguousarray(numbers if dtype is None else numbers.astype(to_numpy(dtype)))
-    if isinstance(array, np.ndarray):
-        return numbers
-    torch = __import__("torch")
-    name = numbers.dtype.name
-    bits = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}.get(name)
-    if bits is None:
-        return torch.from_numpy(numbers).to(array.device)
-    return torch.from_numpy(numbers.view(bits)).view(getattr(torch, name)).to(array.device)
+    return array

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..dtypes import DType
-from ..errors import MixedDTypes
+from ..errors import ArgumentShape, MixedDTypes
+from ..ir.ops import MAX_LENGTH
 from ..kernels.codecs import Codec
 from ..runtime import tensors
 from ..runtime.tensors import View
@@ -35,6 +36,10 @@ class StoredFields(NamedTuple):
     values: tuple[ArrayRef | None, ...] = (None, None, None)
     codecs: Codecs = (None, None)
 
+    @property
+    def is_plain(self) -> bool:
+        return self.codecs == PLAIN
+
     def arguments(self, k: ArrayRef, v: ArrayRef | None) -> tuple[ArrayRef | None, ...]:
         """Return keys, values and the fields of quantised ones as the kernel takes them."""
         plain = [x if codec is None else None for x, codec in zip((k, v), self.codecs, strict=True)]
@@ -60,6 +65,31 @@ def read_fields(builder: CallBuilder, codecs: Codecs, *, batched: bool) -> Store
             _check_types(name, codec, refs)
         found.append(tuple(refs))
     return StoredFields(found[0], found[1], codecs)
+
+
+def read_paged_fields(builder: CallBuilder, codecs: Codecs, batch: int) -> StoredFields:
+    """The fields of quantised pages (P, page, Hkv, width) as those of keys (batch, Hkv, P * page, width), which are the
+    same in every batch."""
+    found = []
+    for name, codec in zip(("k", "v"), codecs, strict=True):
+        refs: list[ArrayRef | None] = [None, None, None]
+        if codec is not None:
+            refs = [builder.inputs.get(n) for n in (f"{name}_pages", f"{name}_scales", f"{name}_zeros")]
+            refs = [None if a is None else _in_a_row(name, a, batch) for a in refs]
+            _check_types(f"{name}_pages", codec, refs)
+        found.append(tuple(refs))
+    return StoredFields(found[0], found[1], codecs)
+
+
+def _in_a_row(name: str, pages: ArrayRef, batch: int) -> ArrayRef:
+    P, T, H, width = pages.shape
+    flat = pages.view.reshaped((1, P * T, H, width))
+    if flat is None or (width > 1 and 0 not in pages.shape and flat.strides[3] != 1):
+        found = f"the fields of {name + '_pages'!r} have strides {pages.view.strides}"
+        raise ArgumentShape(f"{found}; quantised pages must lie one after the other: copy them once")
+    if P * T > MAX_LENGTH:
+        raise ArgumentShape(f"{P} quantised pages of {T} positions; at most {MAX_LENGTH} positions are supported")
+    return ArrayRef(pages.place, flat).permuted(0, 2, 1, 3).broadcast((batch, H, P * T, width))
 
 
 def as_numbers(array: ArrayRef, codec: Codec | None, dtype: DType) -> ArrayRef:

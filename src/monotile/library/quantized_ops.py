@@ -51,19 +51,15 @@ class QuantizedPartialsOptions(NamedTuple):
     threads: int | None
 
 
-def is_quantized(k: Array, v: Array) -> bool:
-    return type(k) is Quantized or type(v) is Quantized
-
-
 def attention(q: Array, k: Array, v: Array, *, mask: Array, sinks: Array, return_lse: bool, **given: Any) -> Any:
     """`attention` on quantised keys or values."""
-    (turned, k, v), fields, codecs = _read("attention", q, k, v)
-    scale, blocks, options = _read_options(given)
+    (turned, k, v), fields, codecs = read_quantized("attention", q, k, v)
+    scale, blocks, options = read_quantized_options(given)
     arrays = (turned, k, v, mask, sinks, *fields)
     options = (*options, return_lse, codecs, given["backend"], given["threads"])
     found = _ATTENTION.call(arrays, tensors.layouts(arrays), options, scale, blocks)
     out, *rest = found if return_lse else (found,)
-    out = _rotated(out, codecs[1], back=True, like=q)
+    out = rotated(out, codecs[1], back=True, like=q)
     return (out, *rest) if return_lse else out
 
 
@@ -71,15 +67,15 @@ def decode_partials(q: Array, k: Array, v: Array, *, mask: Array, splits: int | 
     """`decode_partials` on quantised keys or values."""
     if splits is not None:
         check_count("splits", splits)
-    (turned, k, v), fields, codecs = _read("decode_partials", q, k, v)
-    scale, blocks, options = _read_options(given)
+    (turned, k, v), fields, codecs = read_quantized("decode_partials", q, k, v)
+    scale, blocks, options = read_quantized_options(given)
     arrays = (turned, k, v, mask, *fields)
     options = (splits, *options, codecs, given["backend"], given["threads"])
     found: Partials = _PARTIALS.call(arrays, tensors.layouts(arrays), options, scale, blocks)
-    return Partials(_rotated(found.o, codecs[1], back=True, like=found.o), found.m, found.l)
+    return Partials(rotated(found.o, codecs[1], back=True, like=found.o), found.m, found.l)
 
 
-def _read_options(given: dict[str, Any]) -> tuple[float | None, Any, tuple[Any, ...]]:
+def read_quantized_options(given: dict[str, Any]) -> tuple[float | None, Any, tuple[Any, ...]]:
     """Check options; return the scale, the maps of a block mask, and the options that both functions have."""
     causal, scale, window, softcap = (given[name] for name in ("causal", "scale", "window", "softcap"))
     scale, window, softcap, negative = read_scoring(causal, scale, window, softcap)
@@ -89,7 +85,7 @@ def _read_options(given: dict[str, Any]) -> tuple[float | None, Any, tuple[Any, 
     return scale, blocks, (causal, window, softcap, given["score_mod"], mask_mod, negative)
 
 
-def _read(function: str, q: Array, k: Array, v: Array) -> tuple[tuple[Array, ...], tuple[Array, ...], Codecs]:
+def read_quantized(function: str, q: Array, k: Array, v: Array) -> tuple[tuple[Array, ...], tuple[Array, ...], Codecs]:
     """Return q, k and v as kernels take them, the other fields in the order of FIELDS, and the codecs. Queries are
     rotated as aura's keys are."""
     fields, codecs = [], []
@@ -99,10 +95,10 @@ def _read(function: str, q: Array, k: Array, v: Array) -> tuple[tuple[Array, ...
         fields.append((x.codes, x.scales, x.zeros) if quantized else (x, None, None))
     (k, *k_fields), (v, *v_fields) = fields
     torch_calls.refuse_gradients(f"{function} on Quantized keys and values", q, k, v)
-    return (_rotated(q, codecs[0], back=False, like=q), k, v), (*k_fields, *v_fields), (codecs[0], codecs[1])
+    return (rotated(q, codecs[0], back=False, like=q), k, v), (*k_fields, *v_fields), (codecs[0], codecs[1])
 
 
-def _rotated(x: Array, codec: Any, *, back: bool, like: Array) -> Array:
+def rotated(x: Array, codec: Any, *, back: bool, like: Array) -> Array:
     """Rows rotated, or rotated back, as aura does, in the type that `like` has. Rows of another size are left to the
     checks of the call."""
     if not is_rotated(codec) or not tensors.is_array(x) or tensors.is_mlx(x) or not x.ndim or x.shape[-1] != codec.size:

@@ -10,7 +10,7 @@ import sys
 import types
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from ..kernels import reference, reference_caches
 from . import ops, quantized_cases
 from .block_mask import BlockMask
 from .cache_cases import appended, exact_append, formula, paged, ragged, ragged_gradients, run_append
+from .quantized import Quantized
 
 Array = np.ndarray[Any, Any]
 Inputs = dict[str, Any]
@@ -153,12 +154,16 @@ def on_device(value: Any, backend: str | None) -> Any:
         return types.FunctionType(value.__code__, moved, value.__name__, value.__defaults__, cells)
     if isinstance(value, BlockMask):
         return BlockMask(on_device(value.mask_mod, backend), value.B, value.H, value.Nq, value.Nk)
+    if isinstance(value, Quantized):
+        moved = {name: on_device(getattr(value, name), backend) for name in ("codes", "scales", "zeros")}
+        return replace(value, **moved)
     if not isinstance(value, np.ndarray):
         return value
     import torch
 
     name = value.dtype.name
-    plain = value.view(np.int16) if name == "bfloat16" else value
+    bits = {"bfloat16": np.int16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}.get(name)
+    plain = value if bits is None else value.view(bits)
     tensor = torch.from_numpy(np.ascontiguousarray(plain).reshape(plain.shape)).view(getattr(torch, name))
     return tensor.to(device)
 

@@ -7,9 +7,20 @@ from ..errors import BadOption
 
 
 def recommended_splits(n_kv: int, n_simds: int, device: str = "cpu") -> int:
-    """Into how many parts to cut `n_kv` keys read by `n_simds` rows (query heads of a group times query length).
+    """Return into how many parts to cut the keys of a decode.
 
-    `m5_max` is the curve of MLX and MetalTile for that chip. `cpu` was measured: parts of 512 keys."""
+    Args:
+        n_kv: keys.
+        n_simds: rows that read them: query heads of a group times queries.
+        device: "cpu" (measured: parts of 512 keys) or "m5_max" (the curve of MLX and MetalTile for that chip).
+
+    Returns:
+        The number of parts, at least 1.
+
+    Example:
+        >>> monotile.recommended_splits(4096, 4)
+        8
+    """
     for name, value in (("n_kv", n_kv), ("n_simds", n_simds)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise BadOption(f"{name} must be a whole number from 0 up, found {value!r}")

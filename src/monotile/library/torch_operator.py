@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentKind, NoGradient
+from ..errors import ArgumentKind, MaskShape, NoGradient
 from ..launch.captures import captures, frozen
 from . import backward, ops
 from .block_mask import unwrapped
 from .inputs import read_window
+from .leading import broadcast_lead
 
 OPTIONS = "str causal, int? left, int? right, float? scale, float? softcap, int mods, str? backend, int? threads"
 ARRAYS = "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? sinks"
@@ -129,12 +130,32 @@ def attention(
     score_mod: Any, mask_mod: Any, return_lse: bool, **options: Any,
 ) -> Any:  # fmt: skip
     """`ops.attention` as an operator. `options` are its scale, softcap, backend and threads."""
+    q, k, v, mask, lead = _one_batch(q, k, v, mask)
     left, right = (None, None) if window is None else read_window(window)
     number, mods = number_of(score_mod, mask_mod)
     given = Given(q, k, v, mask, sinks, str(causal), left, right, mods=number, **options)
     o, lse = call_operator("attention", _Attention, given, given[:5])
     del mods  # an entry of the table until here
+    if lead is not None:
+        o, lse = o.unflatten(0, lead), lse.unflatten(0, lead)
     return (o, lse) if return_lse else o
+
+
+def _one_batch(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Any, ...]:
+    """Return the tensors with leading dimensions broadcast and in one, and what those are; None where they are left as
+    they are: torch sums the gradients of what it broadcasts."""
+    leads = [t.shape[:-3] for t in (q, k, v)]
+    if min(t.dim() for t in (q, k, v)) < 3 or (leads[0] == leads[1] == leads[2] and len(leads[0]) < 2):
+        return q, k, v, mask, None
+    lead = broadcast_lead({"q": tuple(q.shape), "k": tuple(k.shape), "v": tuple(v.shape)})
+    if mask is not None and mask.dim() > 3 and any(n != 1 for n in mask.shape[:-3]):
+        own = mask.shape[:-3]
+        if len(own) > len(lead) or any(n not in (1, m) for n, m in zip(own[::-1], lead[::-1], strict=False)):
+            raise MaskShape(f"the mask {tuple(mask.shape)} does not broadcast to the batch {lead} of q, k and v")
+        mask = mask.expand(*lead, *mask.shape[-3:]).flatten(0, -4)
+    elif mask is not None and mask.dim() > 4:
+        mask = mask.flatten(0, -4)
+    return *[t.expand(*lead, *t.shape[-3:]).flatten(0, -4) for t in (q, k, v)], mask, lead
 
 
 def call_operator(name: str, function: type[torch.autograd.Function], given: Sequence[Any], arrays: Any) -> Any:

@@ -22,8 +22,31 @@ def attention_varlen_backward(
     score_mod: Callable[..., Any] | None = None, mask_mod: Callable[..., Any] | None = None, check: bool = False,
     backend: str | None = None, threads: int | None = None,
 ) -> Gradients:  # fmt: skip
-    """The gradients of `attention_varlen` with these arguments, where it returned `o` and `lse`, for the gradient `do`
-    of o (and `dlse` of lse). See docs/guide/caches.md."""
+    """Return the gradients of `attention_varlen` with these arguments, where it returned `o` and `lse`.
+
+    torch tensors that require grad need no call of it: `attention_varlen` is differentiable there.
+
+    Args:
+        do: gradient of the output (Tq, Hq, Dv).
+        q: queries (Tq, Hq, D).
+        k: keys (Tk, Hkv, D).
+        v: values (Tk, Hkv, Dv).
+        o: output of the forward call.
+        lse: its logsumexp (Hq, Tq), from `return_lse=True`.
+        q_offsets: int32 or int64 (B + 1,), from 0 to Tq.
+        k_offsets: int32 or int64 (B + 1,), from 0 to Tk.
+        dlse: gradient of the logsumexp; 0 if left out.
+        causal, scale, window, softcap, sinks, score_mod, mask_mod, check, backend, threads: as in `attention_varlen`.
+
+    Returns:
+        `Gradients` dq, dk, dv and dsinks, which is None where there are no sinks; dmask is None.
+
+    Example:
+        >>> q, offsets = np.ones((7, 8, 64), np.float32), np.array([0, 3, 7], np.int32)
+        >>> o, lse = monotile.attention_varlen(q, q, q, offsets, offsets, return_lse=True)
+        >>> monotile.attention_varlen_backward(np.ones_like(o), q, q, q, o, lse, offsets, offsets).dq.shape
+        (7, 8, 64)
+    """
     scale, window, softcap, negative = read_scoring(causal, scale, window, softcap)
     arrays = q, k, v, do, o, lse, q_offsets, k_offsets, dlse, sinks
     layouts = tensors.layouts(arrays)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..ir import PURE, Block, Kernel, Op, Value, replace, walk
+from ..ir import PURE, WRITES, Block, Kernel, Op, Value, replace, walk
 
 
 def cse(kernel: Kernel) -> None:
@@ -72,4 +72,4 @@ def _sweep(block: Block, read: set[Value]) -> bool:
 
 
 def _stores(op: Op) -> bool:
-    return any(inner.kind == "store" for block in op.blocks for inner in walk(block))
+    return any(inner.kind in WRITES for block in op.blocks for inner in walk(block))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,13 @@ import numpy as np
 from ..dtypes import DType, to_numpy
 from ..errors import InternalError
 from ..ir import Kernel, Op, Value, needed
+from ..ir.special import erf, sigmoid
 from .fold import EVALUATE
 
-UFUNCS = {"exp": np.exp, "exp2": np.exp2, "log": np.log, "log2": np.log2, "tanh": np.tanh, "sqrt": np.sqrt}
+UFUNCS: dict[str, Callable[..., Any]] = {
+    "exp": np.exp, "exp2": np.exp2, "log": np.log, "log2": np.log2, "tanh": np.tanh, "sigmoid": sigmoid, "erf": erf,
+    "sin": np.sin, "cos": np.cos, "sqrt": np.sqrt,
+}  # fmt: skip
 
 
 class Grid:

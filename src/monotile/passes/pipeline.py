@@ -7,6 +7,7 @@ after each. A backend selects passes with `PipelineOptions` and may add its own.
 | cse          | merge equal pure ops                                                                              |
 | motion       | hoist loop invariants                                                                             |
 | dce          | remove ops that nothing reads                                                                     |
+| spread       | load slices whose elements a tile repeats, in place of gathers                                     |
 | skip         | restrict loops under `blocks(..., visible)` to blocks that may be visible                         |
 | unmark       | drop the `visible` marks                                                                          |
 | peel         | split a loop where its position predicates become constant: masked, unmasked, masked iterations   |
@@ -17,11 +18,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..ir import Kernel, copy, show, verify
+from ..errors import UnsupportedPython
+from ..ir import Kernel, copy, show, verify, walk
 from .cse import cse, dce
 from .fold import fold
 from .motion import motion
 from .peel import peel, peel_all_bounds, peel_with_bounds, skip, unmark
+from .spread import spread
 
 Pass = Callable[[Kernel], None]
 CLEAN: tuple[Pass, ...] = (fold, cse, motion, dce)
@@ -34,6 +37,7 @@ class PipelineOptions:
     peel_bounds: bool = True  # also peel iterations whose loads and stores cross the edge of a tensor
     peel_all_bounds: bool = False  # also for bounds checks that the loop does not change
     keep_marks: bool = False  # keep `visible`: the backend skips hidden rows of a block itself
+    spread_loads: bool = False  # loads that repeat elements of memory, in place of gathers
     after_peel: tuple[Pass, ...] = ()  # passes of the backend that run on peeled loops
     last: tuple[Pass, ...] = ()  # passes of the backend that run at the end
 
@@ -43,7 +47,8 @@ def passes(options: PipelineOptions) -> tuple[Pass, ...]:
     chosen = peel_all_bounds if options.peel_all_bounds else peel_with_bounds if options.peel_bounds else peel
     marks = () if options.keep_marks else (unmark,)
     after_peel = (*options.after_peel, *CLEAN) if options.after_peel else ()
-    return (*CLEAN, skip, *marks, *CLEAN, chosen, *CLEAN, *after_peel, *options.last)
+    early = (spread,) if options.spread_loads else ()
+    return (*CLEAN, *early, skip, *marks, *CLEAN, chosen, *CLEAN, *after_peel, *options.last)
 
 
 def after_each(kernel: Kernel, options: PipelineOptions) -> str:
@@ -55,6 +60,10 @@ def after_each(kernel: Kernel, options: PipelineOptions) -> str:
 
 def run(kernel: Kernel, options: PipelineOptions, watch: Callable[[str, Kernel], None] | None = None) -> None:
     """Run every pass and verify the kernel after each; `watch` is called with the pass's name and the kernel."""
+    for op in walk(kernel.body):
+        if op.kind == "print":
+            cure = 'call the kernel with backend="interpreter", or take the print out'
+            raise UnsupportedPython("print works in the interpreter only", cure, op.loc)
     for each in passes(options):
         each(kernel)
         verify.check(kernel, each.__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
@@ -11,6 +12,9 @@ from .. import dtypes
 from ..errors import ArgumentKind, OutOfDeviceMemory
 from . import tensors
 from .tensors import View, numpy_address
+
+MAX_TEMPLATES = 1024
+_templates: dict[View, Any] = {}  # of torch tensors
 
 
 class Numpy:
@@ -33,8 +37,9 @@ class Numpy:
         array: Any = np.empty(shape, dtype)
         return array, numpy_address(array)
 
-    def contiguous(self, array: Any) -> Any:
-        return np.ascontiguousarray(array)
+    def contiguous(self, array: Any, shape: tuple[int, ...]) -> Any:
+        """Return a contiguous copy, broadcast to a shape of more elements, or with the same number of them."""
+        return np.ascontiguousarray(array if array.size == math.prod(shape) else np.broadcast_to(array, shape))
 
     def stack(self, arrays: list[Any], axis: int) -> Any:
         return np.stack(arrays, axis)
@@ -60,8 +65,15 @@ class Torch:
 
     def template(self, view: View) -> Any:
         """Return a tensor of the shape whose elements are all one element, so that it takes no memory."""
-        one = self.torch.empty((), dtype=getattr(self.torch, view.dtype.name), device=view.device)
-        return one.expand(view.shape)
+        found = _templates.get(view)
+        if found is None:
+            dtype = getattr(self.torch, view.dtype.name)
+            found = self.torch.empty((), dtype=dtype, device=view.device).expand(view.shape)
+            if type(found) is self.torch.Tensor:  # not one of a trace
+                if len(_templates) >= MAX_TEMPLATES:
+                    _templates.clear()
+                _templates[view] = found
+        return found
 
     def allocate(self, template: Any) -> tuple[Any, int]:
         torch = self.torch
@@ -78,8 +90,9 @@ class Torch:
             raise OutOfDeviceMemory(f"{found}; free arrays, or pass smaller ones: {said}") from None
         return tensor, tensor.data_ptr()
 
-    def contiguous(self, array: Any) -> Any:
-        return array.detach().contiguous()
+    def contiguous(self, array: Any, shape: tuple[int, ...]) -> Any:
+        array = array.detach()
+        return (array if array.numel() == math.prod(shape) else array.expand(shape)).contiguous()
 
     def stack(self, arrays: list[Any], axis: int) -> Any:
         return self.torch.stack([a.detach() for a in arrays], axis)
@@ -127,8 +140,9 @@ class Mlx:
         shape, dtype = template
         return self.core.zeros(shape, dtype=dtype), 0
 
-    def contiguous(self, array: Any) -> Any:
-        return array  # MLX makes a kernel's inputs contiguous
+    def contiguous(self, array: Any, shape: tuple[int, ...]) -> Any:
+        # MLX makes a kernel's inputs contiguous.
+        return array if array.size == math.prod(shape) else self.core.broadcast_to(array, shape)
 
     def stack(self, arrays: list[Any], axis: int) -> Any:
         return self.core.stack(arrays, axis)

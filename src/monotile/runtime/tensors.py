@@ -7,8 +7,7 @@ import functools
 import operator
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,8 +19,7 @@ Layouts = tuple[list[Any], list[int]]
 ALIGNMENT = 15  # bits of an address that calls alike have in common
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """The description of an array. Strides are in elements."""
 
     dtype: DType
@@ -41,32 +39,37 @@ class View:
 
     def reshaped(self, shape: tuple[int, ...]) -> View | None:
         """Return the same elements in order under another shape, or None where only a copy has it."""
-        if 0 in shape:
-            return View(self.dtype, shape, dense(shape), self.device)
-        # Groups of dimensions that are contiguous to each other, last first: their length and innermost stride.
-        runs: list[list[int]] = []
-        for length, stride in zip(self.shape[::-1], self.strides[::-1], strict=True):
-            if length == 1:
-                continue
-            if runs and stride == runs[-1][0] * runs[-1][1]:
-                runs[-1][0] *= length
-            else:
-                runs.append([length, stride])
-        strides: list[int] = []
-        following = 1  # stride given to a dimension of length 1
-        for length in shape[::-1]:
-            if length > 1:
-                left, stride = runs[0]
-                if left % length:
-                    return None
-                runs[0] = [left // length, stride * length]
-                if left == length:
-                    del runs[0]
-            else:
-                stride = following
-            strides.append(stride)
-            following = stride * length
-        return View(self.dtype, shape, tuple(strides[::-1]), self.device)
+        return self if shape == self.shape else _reshaped(self, shape)
+
+
+@functools.lru_cache(maxsize=4096)
+def _reshaped(view: View, shape: tuple[int, ...]) -> View | None:
+    if 0 in shape:
+        return View(view.dtype, shape, dense(shape), view.device)
+    # Groups of dimensions that are contiguous to each other, last first: their length and innermost stride.
+    runs: list[list[int]] = []
+    for length, stride in zip(view.shape[::-1], view.strides[::-1], strict=True):
+        if length == 1:
+            continue
+        if runs and stride == runs[-1][0] * runs[-1][1]:
+            runs[-1][0] *= length
+        else:
+            runs.append([length, stride])
+    strides: list[int] = []
+    following = 1  # stride given to a dimension of length 1
+    for length in shape[::-1]:
+        if length > 1:
+            left, stride = runs[0]
+            if left % length:
+                return None
+            runs[0] = [left // length, stride * length]
+            if left == length:
+                del runs[0]
+        else:
+            stride = following
+        strides.append(stride)
+        following = stride * length
+    return View(view.dtype, shape, tuple(strides[::-1]), view.device)
 
 
 def is_array(item: Any) -> bool:
@@ -232,10 +235,11 @@ def read(name: str, array: Any) -> View:
     """Describe an array of any rank, 0 included."""
     if isinstance(array, np.ndarray):
         return _read_numpy(name, array)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return _read_torch(torch, name, array)
     if is_mlx(array):
         return _read_mlx(name, array)
-    if is_array(array):
-        return _read_torch(name, array)
     cure = "pass a NumPy array, a torch tensor or an MLX array"
     raise ArgumentKind(f"{name!r} must be an array, found {type(array).__name__}; {cure}")
 
@@ -263,15 +267,15 @@ def dense(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(strides[::-1])
 
 
-def _read_torch(name: str, tensor: Any) -> View:
+def _read_torch(torch: Any, name: str, tensor: Any) -> View:
     if tensor.is_nested:
         raise ArgumentKind(
             f"{name!r} is a nested tensor; pass torch.nested.to_padded_tensor({name}, 0.0) and a mask, or each part"
         )
-    dtype = dtypes.BY_NAME.get(str(tensor.dtype).removeprefix("torch."))
+    dtype = _torch_dtype(tensor.dtype)
     if dtype is None:
         raise ArgumentDType(f"{name!r} has dtype {tensor.dtype}; {_dtype_cure()}")
-    if tensor.layout is not sys.modules["torch"].strided or tensor.is_conj() or tensor.is_neg():
+    if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
         cure = f"pass {name}.to_dense().resolve_conj().resolve_neg()"
         raise ArgumentKind(f"{name!r} is not an ordinary strided tensor; {cure}")
     if not _is_in_memory(tensor):
@@ -280,11 +284,19 @@ def _read_torch(name: str, tensor: Any) -> View:
     if address(tensor) % dtype.bytes:
         raise ArgumentAlignment(f"{name!r} is not aligned to its elements; pass {name}.clone()")
     shape = tuple(tensor.shape)
-    view = View(dtype, shape, dense(shape) if 0 in shape else tuple(tensor.stride()), str(tensor.device))
+    view = View(dtype, shape, dense(shape) if 0 in shape else tensor.stride(), _torch_device(tensor.device))
     end = tensor.storage_offset() * dtype.bytes + span(view)[1]
     if end > tensor.untyped_storage().nbytes() and 0 not in shape:
         raise ArgumentKind(f"{name!r} reaches beyond its storage, which was resized; pass a tensor that was not")
     return view
+
+
+_torch_device = functools.cache(str)  # of its devices
+
+
+@functools.cache
+def _torch_dtype(dtype: Any) -> DType | None:
+    return dtypes.BY_NAME.get(str(dtype).removeprefix("torch."))
 
 
 def _read_mlx(name: str, array: Any) -> View:
@@ -304,9 +316,14 @@ def span(view: View) -> tuple[int, int]:
     """Return the first byte an array covers and one past the last, relative to its address; (0, 0) when empty."""
     if 0 in view.shape:
         return 0, 0
-    ends = [(n - 1) * s for n, s in zip(view.shape, view.strides, strict=True)]
-    low, high = sum(e for e in ends if e < 0), sum(e for e in ends if e > 0)
-    return low * view.dtype.bytes, (high + 1) * view.dtype.bytes
+    low = high = 0
+    for length, stride in zip(view.shape, view.strides, strict=True):
+        if stride > 0:
+            high += (length - 1) * stride
+        else:
+            low += (length - 1) * stride
+    size = view.dtype.bytes
+    return low * size, (high + 1) * size
 
 
 def overlaps_itself(view: View) -> bool:
@@ -338,11 +355,40 @@ def is_leading_part(part: Any, whole: Any) -> bool:
 
 
 def share(a: Any, b: Any) -> bool:
-    """Return True if two arrays whose byte ranges overlap may have an element in common."""
-    if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
-        # torch has no exact test: overlapping ranges are refused
-        return 0 not in a.shape and 0 not in b.shape
+    """Return True if two arrays whose byte ranges overlap have an element in common, or may have one."""
+    views = read("", a), read("", b)
+    if any(0 in view.shape for view in views):
+        return False
+    places = address(a), address(b)
+    shift = 2**40 - min(places)  # places on Apple GPUs are beyond 64 bits
+    first, second = (
+        memory_as_array(place + shift, view.dtype, view.shape, view.strides)
+        for place, view in zip(places, views, strict=True)
+    )
     try:
-        return bool(np.shares_memory(a, b, max_work=10**6))  # type: ignore[arg-type]
+        return bool(np.shares_memory(first, second, max_work=10**6))  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
+
+
+def same_view(a: Any, b: Any) -> bool:
+    """True if two arrays are the same elements in the same order. Those of MLX are never written in place."""
+    return not is_mlx(a) and address(a) == address(b) and read("", a) == read("", b)
+
+
+class _Memory:
+    """An array interface to memory that NumPy does not own."""
+
+    def __init__(self, **facts: Any) -> None:
+        self.__array_interface__ = {"version": 3, **facts}
+
+
+def memory_as_array(place: int, dtype: DType, shape: Sequence[int], strides: Sequence[int]) -> np.ndarray[Any, Any]:
+    """Return memory as a NumPy array, without reading it."""
+    target = dtypes.to_numpy(dtype)
+    if 0 in shape:
+        return np.empty(shape, target)
+    steps = tuple(stride * target.itemsize for stride in strides)
+    kind = f"V{target.itemsize}"  # NumPy has no name for bfloat16: the elements pass as bytes
+    memory = _Memory(data=(place, False), shape=tuple(shape), strides=steps, typestr=f"|{kind}")
+    return np.asarray(memory).view(target)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentRank, BadOption, HeadsDoNotDivide, MaskShape
+from ..errors import ArgumentRank, BadOption, HeadsDoNotDivide
 from ..library.entry import attention
 
 _patching = threading.Lock()
@@ -33,35 +33,11 @@ def scaled_dot_product_attention(
     if min(t.dim() for t in (query, key, value)) < 2:
         shapes = ", ".join(str(tuple(t.shape)) for t in (query, key, value))
         raise ArgumentRank(f"query, key and value have at least 2 dimensions (length, head size), found {shapes}")
-    q, k, v = (_heads_at_third(t, max(rank, 3)) for t in (query, key, value))
-    lead = torch.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
-    if attn_mask is not None:
-        attn_mask = _batched_mask(attn_mask, lead)
+    q, k, v = (t if t.dim() > 2 else t.unsqueeze(0) for t in (query, key, value))
     heads = _query_heads(q.shape[-3], k.shape[-3], v.shape[-3], enable_gqa)
     q, k, v = q.expand(*q.shape[:-3], heads, -1, -1), *_same_heads(k, v)
-    causal = "upper_left" if is_causal else False
-    o: Tensor = attention(*[_one_batch(t, lead) for t in (q, k, v)], mask=attn_mask, causal=causal, scale=scale)
-    o = o.reshape(*lead, *o.shape[1:])
+    o: Tensor = attention(q, k, v, mask=attn_mask, causal="upper_left" if is_causal else False, scale=scale)
     return o if rank > 2 else o.squeeze(0)
-
-
-def _heads_at_third(tensor: Tensor, rank: int) -> Tensor:
-    """A tensor with dimensions of length 1 in front."""
-    return tensor[(None,) * (rank - tensor.dim())] if tensor.dim() < rank else tensor
-
-
-def _one_batch(tensor: Tensor, lead: tuple[int, ...]) -> Tensor:
-    """A tensor with one batch dimension, which stands for all leading ones."""
-    if len(lead) == 1 and tensor.dim() == 4 and tensor.shape[0] == lead[0]:
-        return tensor
-    return tensor.expand(*lead, *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:])
-
-
-def _batched_mask(mask: Tensor, lead: tuple[int, ...]) -> Tensor:
-    wide = _heads_at_third(mask, len(lead) + 3)
-    if wide.dim() != len(lead) + 3 or any(n not in (1, m) for n, m in zip(wide.shape, lead, strict=False)):
-        raise MaskShape(f"attn_mask has shape {tuple(mask.shape)}; it must broadcast to (*{tuple(lead)}, Hq, L, S)")
-    return _one_batch(wide, lead)
 
 
 def _query_heads(queries: int, keys: int, values: int, enable_gqa: bool) -> int:

@@ -45,6 +45,11 @@ class Axis:
         return f"axis({self.extent}{', folded' if self.folded else ''})"
 
 
+def tile_of(op: Op) -> Value:
+    """Return the value whose axes an op runs over: its result, or what it scatters."""
+    return op.operands[0] if op.kind == "scatter" else op.result
+
+
 class Axes:
     """The axis of every dimension of every tile; None for a side of 1, which broadcasts against anything.
 
@@ -109,7 +114,7 @@ class Axes:
 
     def aligned(self, op: Op, operand: Value) -> bool:
         """True if the op reads the operand at the position of its own result, along the same axes."""
-        mine = list(self.dims(op.result))
+        mine = list(self.dims(tile_of(op)))
         if op.kind == "trans":
             mine.reverse()
         elif op.kind == "expand":
@@ -144,10 +149,10 @@ class Axes:
                 a.join(b)
 
     def _visit(self, op: Op) -> None:
-        if op.kind in ELEMENTWISE or op.kind in ("broadcast", "gather"):
+        if op.kind in ELEMENTWISE or op.kind in ("broadcast", "gather", "scatter"):
             for operand in op.operands:
                 if operand.shape and not self.index_like(operand):
-                    self._meetings += zip(self._of[op.result], self._of[operand], strict=True)
+                    self._meetings += zip(self._of[tile_of(op)], self._of[operand], strict=True)
         elif op.kind in ("expand", "trans") and self.index_like(op.result):
             return
         elif op.kind == "expand":

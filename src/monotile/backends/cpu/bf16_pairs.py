@@ -11,6 +11,7 @@ from __future__ import annotations
 from functools import partial
 
 from ...ir import Op
+from .bf16_words import Bf16Words, load_pairs
 from .dots import Contraction, DotOperand
 from .emit import Emitter, Index, Reg
 from .nests import NestEmitter
@@ -20,21 +21,15 @@ from .target import Target
 INTRINSIC = "llvm.x86.avx512bf16.dpbf16ps.512"
 
 
-def streams_pairs(
-    target: Target, dot: Op, load: Op, lane_operand: DotOperand, row_operand: DotOperand, *, inner: bool
-) -> bool:
-    """True if a streamed dot can use pair products: both operands are bfloat16, no op stands between tile and dot, and
-    there are whole vectors (of an inner product's contraction the last one may be half)."""
-    if (
-        not target.bfloat16_pairs
-        or lane_operand.base is not load.result
-        or row_operand.contracted is None
-        or lane_operand.free is None
-    ):
+def streams_pairs(target: Target, dot: Op, lane_operand: DotOperand, row_operand: DotOperand, *, inner: bool) -> bool:
+    """True if a streamed dot can use pair products: both operands are bfloat16, and there are whole vectors (of an
+    inner product's contraction the last one may be half)."""
+    if not target.bfloat16_pairs or row_operand.contracted is None or lane_operand.free is None:
         return False
     step = target.lanes if inner else 2 * target.lanes
     whole = row_operand.contracted.extent % step == 0 and (inner or lane_operand.free.extent % target.lanes == 0)
-    return whole and all(v.dtype.name == "bfloat16" for v in dot.operands) and row_operand.base.dtype.name == "bfloat16"
+    operands = (*dot.operands, lane_operand.base, row_operand.base)
+    return whole and all(v.dtype.name == "bfloat16" for v in operands)
 
 
 class PackedRows:
@@ -87,17 +82,6 @@ class PackedRows:
         return load_pairs(self.e, self._at(row, k), half=half)
 
 
-def load_pairs(e: Emitter, pointer: str, *, half: bool) -> Reg:
-    """Load a vector of pairs that are contiguous in memory, or half a vector and zeros."""
-    if not half:
-        return Reg(e.load(pointer, e.vector_type("i32"), 2), "i32", True)
-    numbers, pairs = f"<{e.lanes} x i16>", f"<{e.lanes // 2} x i32>"
-    text = e.op(f"bitcast {numbers} {e.load(pointer, numbers, 2)} to {pairs}")
-    picks = ", ".join(f"i32 {i}" for i in range(e.lanes))
-    text = e.op(f"shufflevector {pairs} {text}, {pairs} zeroinitializer, <{e.lanes} x i32> <{picks}>")
-    return Reg(text, "i32", True)
-
-
 def interleave(e: Emitter, first: Reg, second: Reg) -> Reg:
     """Interleave two steps to pairs; the float32 numbers are bfloat16 already."""
     low, high = (e.convert("bitcast", x, "i32") for x in (first, second))
@@ -116,11 +100,12 @@ def add_pair_products(e: Emitter, a: Reg, b: Reg, total: Reg) -> Reg:
 def outer_contraction(nests: NestEmitter, load: Op, lane_operand: DotOperand, packed: PackedRows) -> Contraction:
     """Contract a streamed tile that is contiguous along the lanes: interleave two rows of it at a time."""
     e = nests.e
+    assert lane_operand.free is not None
+    words = Bf16Words(nests.ev, load, lane_operand.base, lane_operand.free)
 
     def row(pt: Point, k: Index, vectors: int) -> str:
         assert pt.lane is not None
-        at = nests.ev.tensors.address(load, Point(lane_operand.at(pt.at[pt.lane], k), lane_operand.free))
-        return e.load(at, f"<{vectors * e.lanes} x i16>", 2)
+        return words.read(lane_operand.at(pt.at[pt.lane], k), vectors)
 
     def vectors(points: list[Point], k: Index) -> list[Reg]:
         found = []

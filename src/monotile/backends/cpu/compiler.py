@@ -12,7 +12,9 @@ from .memory_sums import unshare_loads
 from .target import target
 
 # Nests check bounds themselves (nests.py), which costs less code than peeling another copy of a loop.
-OPTIONS = pipeline.PipelineOptions(peel_bounds=False, keep_marks=True, last=(detach, unshare_loads, dce))
+OPTIONS = pipeline.PipelineOptions(
+    peel_bounds=False, keep_marks=True, spread_loads=True, last=(detach, unshare_loads, dce)
+)
 
 
 def to_llvm(kernel: ir.Kernel, processor: Host) -> Lowered:

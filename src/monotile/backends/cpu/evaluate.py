@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ...dtypes import DType
 from ...ir import ELEMENTWISE, Op, Value, starts
-from .axes import Axes, Axis
+from ...ir.periods import period
+from .axes import Axes, Axis, tile_of
 from .bool_reductions import any_or_all
 from .emit import Emitter, Index, Reg
 from .functions import FUNCTIONS
@@ -53,12 +54,16 @@ class Evaluator:
         """Return an operand at the point of its op, whose axes may be others."""
         if not value.shape:
             return self.scalars[value]
-        mine = self.axes.dims(op.result)
+        mine = self.axes.dims(tile_of(op))
         if op.kind == "trans":
             mine = mine[::-1]
         elif op.kind == "expand":
             mine = mine[: op.attrs["position"]] + mine[op.attrs["position"] + 1 :]
         return self.value(value, pt.translated(mine, self.axes.dims(value)))
+
+    def positions(self, op: Op, pt: Point) -> list[Reg]:
+        """Return the positions of a scatter at a point; nothing for a store."""
+        return [self.operand(op, v, pt) for v in starts(op)] if op.kind == "scatter" else []
 
     def moved(self, source: Value, target: Value, pt: Point) -> Reg:
         """Return a source at a point that is given in the axes of the target."""
@@ -73,6 +78,10 @@ class Evaluator:
         assert op is not None, "a carried value without storage"
         if op.kind == "arange":
             return self.position(self.axes.dims(value)[0], pt)
+        if op.kind in ("mod", "mul", "bitand") and self.axes.index_like(value) and pt.lane in self.axes.of(value):
+            alike = period(value, self.e.lanes)
+            if alike is not None:
+                return Reg("<" + ", ".join(f"i32 {n}" for n in alike) + ">", "i32", True)
         if op.kind == "load":
             return self.tensors.read(op, pt)
         if op.kind == "gather":

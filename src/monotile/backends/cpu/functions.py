@@ -1,4 +1,5 @@
-"""Elementary functions as straight-line code on float registers, uniform or vector, within 2 ulp, without libm.
+"""Elementary functions on float registers, uniform or vector, without libm: within 2 ulp; sigmoid,
+sine and cosine within 2.5.
 
 A result below 2^-126, the least normal number, may be off by that much. The coefficients are our own minimax fits
 (iteratively reweighted least squares on Chebyshev points), made float by rounding the lowest order first and fitting
@@ -11,7 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from ..polynomials import ERF_NEAR, ERFC_EXPONENT
+from .angles import cos, sin
 from .emit import Emitter, Reg
+from .float_steps import at_least, at_most, compare, number, polynomial
 
 # 2^r on [0, 1]: 1.32 * 2^-23, but 0.74 * 2^-23 towards 1, where the code rounds most.
 _EXP2 = (1.0, 0.6931537985801697, 0.24013981223106384, 0.05587470531463623, 0.008927877992391586, 0.0019037228776142001)
@@ -61,39 +65,55 @@ def exp2(e: Emitter, x: Reg) -> Reg:
     """2^x = 2^n * 2^r, n = floor(x). Infinity and 0 come out of the scale: 2^128 is infinity and 2^-127 is 0."""
     if e.has_scalef and x.vector and e.lanes == 16:
         return _exp2_avx512(e, x)
-    x = _at_most(e, _at_least(e, x, -127.0), 128.0)
+    x = at_most(e, at_least(e, x, -127.0), 128.0)
     n = e.intrinsic("floor", x)
-    power = _polynomial(e, e.binary("fsub", x, n), _EXP2)
+    power = polynomial(e, e.binary("fsub", x, n), _EXP2)
     return e.binary("fmul", power, _power_of_two(e, n))
 
 
 def exp(e: Emitter, x: Reg) -> Reg:
     """e^x = 2^n * e^r, n = floor(x / ln 2)."""
-    return _exp(e, _at_most(e, _at_least(e, x, -88.0), 89.0))  # n is -127 and 128 there, as in exp2
+    return _exp(e, at_most(e, at_least(e, x, -88.0), 89.0))  # n is -127 and 128 there, as in exp2
 
 
 def log2(e: Emitter, x: Reg) -> Reg:
     """log2(x) = k + log2(1 + f)."""
     k, f = _split(e, x)
-    return _log_specials(e, x, e.fma(f, _polynomial(e, f, _LOG2), k))
+    return _log_specials(e, x, e.fma(f, polynomial(e, f, _LOG2), k))
 
 
 def log(e: Emitter, x: Reg) -> Reg:
     """log(x) = k * ln 2 + log(1 + f)."""
     k, f = _split(e, x)
-    near = e.fma(e.binary("fmul", f, f), _polynomial(e, f, _LOG), f)
-    return _log_specials(e, x, e.fma(k, _float(e, _LN2), near))
+    near = e.fma(e.binary("fmul", f, f), polynomial(e, f, _LOG), f)
+    return _log_specials(e, x, e.fma(k, number(e, _LN2), near))
 
 
 def tanh(e: Emitter, x: Reg) -> Reg:
     """tanh|x| = 1 - 2 / (e^2|x| + 1); below 0.55, where that loses too many bits, a polynomial."""
     size = e.intrinsic("fabs", x)
     square = e.binary("fmul", size, size)
-    near = e.fma(e.binary("fmul", size, square), _polynomial(e, square, _TANH), size)
-    power = _exp(e, _at_most(e, e.binary("fadd", size, size), 89.0))
-    far = e.binary("fdiv", _float(e, 2.0), e.binary("fadd", power, _float(e, 1.0)))
-    far = e.binary("fsub", _float(e, 1.0), far)
-    return e.intrinsic("copysign", e.select(_compare(e, "olt", size, _float(e, 0.55)), near, far), x)
+    near = e.fma(e.binary("fmul", size, square), polynomial(e, square, _TANH), size)
+    power = _exp(e, at_most(e, e.binary("fadd", size, size), 89.0))
+    far = e.binary("fdiv", number(e, 2.0), e.binary("fadd", power, number(e, 1.0)))
+    far = e.binary("fsub", number(e, 1.0), far)
+    return e.intrinsic("copysign", e.select(compare(e, "olt", size, number(e, 0.55)), near, far), x)
+
+
+def sigmoid(e: Emitter, x: Reg) -> Reg:
+    """1 / (1 + e^-|x|), and e^-|x| times that for a negative x: nothing overflows."""
+    power = _exp(e, at_least(e, e.unary("fneg", e.intrinsic("fabs", x)), -88.0))
+    above = e.select(compare(e, "olt", x, number(e, 0.0)), power, number(e, 1.0))
+    return e.binary("fdiv", above, e.binary("fadd", power, number(e, 1.0)))
+
+
+def erf(e: Emitter, x: Reg) -> Reg:
+    """A polynomial up to 1, and 1 - erfc(x) from there, where erfc(x) is the exponential of a polynomial."""
+    size = e.intrinsic("fabs", x)
+    near = e.fma(size, polynomial(e, e.binary("fmul", size, size), ERF_NEAR), size)
+    exponent = polynomial(e, at_most(e, size, 4.0), ERFC_EXPONENT)
+    far = e.binary("fsub", number(e, 1.0), _exp(e, e.unary("fneg", exponent)))
+    return e.intrinsic("copysign", e.select(compare(e, "olt", size, number(e, 1.0)), near, far), x)
 
 
 def sqrt(e: Emitter, x: Reg) -> Reg:
@@ -101,7 +121,7 @@ def sqrt(e: Emitter, x: Reg) -> Reg:
 
 
 def reciprocal(e: Emitter, x: Reg) -> Reg:
-    return e.binary("fdiv", _float(e, 1.0), x)
+    return e.binary("fdiv", number(e, 1.0), x)
 
 
 def absolute(e: Emitter, x: Reg) -> Reg:
@@ -114,6 +134,10 @@ FUNCTIONS: dict[str, Callable[[Emitter, Reg], Reg]] = {
     "log2": log2,
     "log": log,
     "tanh": tanh,
+    "sigmoid": sigmoid,
+    "erf": erf,
+    "sin": sin,
+    "cos": cos,
     "sqrt": sqrt,
     "reciprocal": reciprocal,
     "abs": absolute,
@@ -123,55 +147,29 @@ FUNCTIONS: dict[str, Callable[[Emitter, Reg], Reg]] = {
 # ---- parts -----------------------------------------------------------------------------------------------------------
 
 
-def _float(e: Emitter, value: float) -> Reg:
-    return e.number(value, "float")
-
-
-def _compare(e: Emitter, predicate: str, a: Reg, b: Reg) -> Reg:
-    return e.binary(f"fcmp {predicate}", a, b, "i1")
-
-
-def _at_least(e: Emitter, x: Reg, low: float) -> Reg:
-    """max(low, x), which is one instruction of x86; NaN stays."""
-    return e.select(_compare(e, "ogt", _float(e, low), x), _float(e, low), x)
-
-
-def _at_most(e: Emitter, x: Reg, high: float) -> Reg:
-    return e.select(_compare(e, "olt", _float(e, high), x), _float(e, high), x)
-
-
-def _polynomial(e: Emitter, x: Reg, coefficients: tuple[float, ...]) -> Reg:
-    """Horner's rule; the coefficients begin with the constant term."""
-    *rest, last = coefficients
-    result = _float(e, last)
-    for coefficient in reversed(rest):
-        result = e.fma(result, x, _float(e, coefficient))
-    return result
-
-
 def _power_of_two(e: Emitter, n: Reg) -> Reg:
     """2^n for a whole n in [-127, 128], the ends being 0 and infinity; any value for NaN.
 
     1.5 * 2^23 + 127 + n is a float whose low bits are 127 + n, the exponent field of the result.
     """
-    bits = e.convert("bitcast", e.binary("fadd", n, _float(e, 1.5 * 2**23 + 127)), "i32")
+    bits = e.convert("bitcast", e.binary("fadd", n, number(e, 1.5 * 2**23 + 127)), "i32")
     return e.convert("bitcast", e.binary("shl", bits, e.number(23, "i32")), "float")
 
 
 def _exp(e: Emitter, x: Reg) -> Reg:
     """exp within [-88, 89]."""
-    n = e.intrinsic("floor", e.binary("fmul", x, _float(e, _LOG2_E)))
-    r = e.fma(n, _float(e, -_LN2_REST), e.fma(n, _float(e, -_LN2), x))
-    return e.binary("fmul", _polynomial(e, r, _EXP), _power_of_two(e, n))
+    n = e.intrinsic("floor", e.binary("fmul", x, number(e, _LOG2_E)))
+    r = e.fma(n, number(e, -_LN2_REST), e.fma(n, number(e, -_LN2), x))
+    return e.binary("fmul", polynomial(e, r, _EXP), _power_of_two(e, n))
 
 
 def _exp2_avx512(e: Emitter, x: Reg) -> Reg:
     """The same bits in 10 instructions instead of 13: VSCALEFPS multiplies by 2^floor(x). Results below the normal
     numbers are made 0, as elsewhere."""
     kind, zero, as_set = e.vector_type("float"), "zeroinitializer", ("i32", "4")  # the rounding in force: to nearest
-    x = _at_most(e, x, 128.0)  # infinity minus infinity would be NaN
-    power = _polynomial(e, e.binary("fsub", x, e.intrinsic("floor", x)), _EXP2)
-    normal = _compare(e, "uge", x, _float(e, -126.0))
+    x = at_most(e, x, 128.0)  # infinity minus infinity would be NaN
+    power = polynomial(e, e.binary("fsub", x, e.intrinsic("floor", x)), _EXP2)
+    normal = compare(e, "uge", x, number(e, -126.0))
     mask = e.op(f"bitcast {e.type_of(normal)} {normal.text} to i16")
     name, operands = "llvm.x86.avx512.mask.scalef.ps.512", ((kind, power.text), (kind, x.text), (kind, zero))
     return Reg(e.call(kind, name, *operands, ("i16", mask), as_set), "float", True)
@@ -179,20 +177,20 @@ def _exp2_avx512(e: Emitter, x: Reg) -> Reg:
 
 def _split(e: Emitter, x: Reg) -> tuple[Reg, Reg]:
     """x = 2^k * (1 + f) with 1 + f in [sqrt(1/2), sqrt(2)); what is no positive finite number gives any k and f."""
-    small = _compare(e, "olt", x, _float(e, _LEAST_NORMAL))
-    normal = e.select(small, e.binary("fmul", x, _float(e, 2.0**23)), x)
+    small = compare(e, "olt", x, number(e, _LEAST_NORMAL))
+    normal = e.select(small, e.binary("fmul", x, number(e, 2.0**23)), x)
     bits = e.convert("bitcast", normal, "i32")
     above = e.binary("sub", bits, e.number(_SQRT_HALF_BITS, "i32"))
     exponent = e.binary("and", above, e.number(-(1 << 23), "i32"))
     mantissa = e.convert("bitcast", e.binary("sub", bits, exponent), "float")
     k = e.convert("sitofp", e.binary("ashr", above, e.number(23, "i32")), "float")
-    k = e.binary("fadd", k, e.select(small, _float(e, -23.0), _float(e, 0.0)))
-    return k, e.binary("fadd", mantissa, _float(e, -1.0))
+    k = e.binary("fadd", k, e.select(small, number(e, -23.0), number(e, 0.0)))
+    return k, e.binary("fadd", mantissa, number(e, -1.0))
 
 
 def _log_specials(e: Emitter, x: Reg, result: Reg) -> Reg:
     """The logarithm where it is no number or x is none; infinity and NaN are their own."""
-    zero = _float(e, 0.0)
-    result = e.select(_compare(e, "olt", x, _float(e, math.inf)), result, x)
-    result = e.select(_compare(e, "oeq", x, zero), _float(e, -math.inf), result)
-    return e.select(_compare(e, "olt", x, zero), _float(e, math.nan), result)
+    zero = number(e, 0.0)
+    result = e.select(compare(e, "olt", x, number(e, math.inf)), result, x)
+    result = e.select(compare(e, "oeq", x, zero), number(e, -math.inf), result)
+    return e.select(compare(e, "olt", x, zero), number(e, math.nan), result)

@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from ...ir import ELEMENTWISE, MEMORY, Block, Kernel, Op, Value, uses, walk
+from ...ir import ELEMENTWISE, MEMORY, WRITES, Block, Kernel, Op, Value, uses, walk
 from ...ir.matchers import Accumulation, accumulation
 from .axes import Axes, Axis
 
-POINTWISE = ELEMENTWISE | {"expand", "trans", "broadcast", "gather"}
+POINTWISE = ELEMENTWISE | {"expand", "trans", "broadcast", "gather", "scatter"}
 Lane = Callable[[Value], "Axis | None"]
 
 
@@ -62,12 +62,17 @@ def unviewed(value: Value) -> Value:
     return value
 
 
+def stored_values(op: Op) -> list[Value]:
+    """Return the tiles that a store or scatter reads: its value, and the positions of a scatter."""
+    return [v for v in op.operands if v.shape] or [op.operands[0]]
+
+
 def _must_follow(op: Op, before: list[Op]) -> bool:
     """True if an access must wait for all of the given ops: one of the two writes a tensor that the other touches."""
     if op.kind not in MEMORY:
         return False
     same = [o for o in before if o.kind in MEMORY and o.attrs["tensor"] is op.attrs["tensor"]]
-    return bool(same) and (op.kind == "store" or any(o.kind == "store" for o in same))
+    return bool(same) and (op.kind in WRITES or any(o.kind in WRITES for o in same))
 
 
 class Fusion:
@@ -162,7 +167,7 @@ class Fusion:
         sums = self._accumulations(segment.ops)
         accumulated = {found.dot for found in sums.values()}
         for op in segment.ops:
-            if op.kind == "store":
+            if op.kind in WRITES:
                 self._place_store(segment, op)
                 continue
             if not op.results or op.kind == "program_id" or op in accumulated or op in self.inlined:
@@ -236,7 +241,9 @@ class Fusion:
         return alone and nest.fold_axis is nest.lane and folded is not None and folded in nest.axes
 
     def _place_store(self, segment: Segment, op: Op) -> None:
-        nest = self._find(segment, op, op.operands[0]) or self._open(segment, op.operands[0])
+        nest = self._find(segment, op, op.operands[0])
+        if nest is None or (op.kind == "scatter" and nest.dot is not None):
+            nest = self._open(segment, op.operands[0])
         nest.stores.append(op)
 
     def move(self, segment: Segment, source: Value, target: Value) -> None:
@@ -271,7 +278,7 @@ class Fusion:
     def nest_reads(self, nest: Nest) -> set[Value]:
         """Return the made values that a nest reads, its own among them."""
         roots = [v for op in (*nest.made, *nest.folds) for v in op.operands if op.result is not nest.total]
-        roots += [op.operands[0] for op in nest.stores] + [source for source, _ in nest.moves]
+        roots += [v for op in nest.stores for v in stored_values(op)] + [source for source, _ in nest.moves]
         if nest.addend is not None:
             roots.append(nest.addend)
         if nest.dot is not None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
+from math import prod
 
-from ...ir import ELEMENTWISE, Kernel, Op, Value, starts, uses, walk
+from ...ir import ELEMENTWISE, MOVES, Kernel, Op, Value, starts, uses, walk
 from ...ir.affine import linear
 from .amx import BFLOAT16
 from .axes import Axes, Axis
@@ -37,12 +38,15 @@ class Layout:
         self.panel_sums = {dot for dot in self._dots if self.axes.dots[dot][1] is self.panel_axis is not None}
         self.streamed: dict[Op, Op] = {}  # dots whose tile with the lanes is streamed, and its load
         self.stream_ops: set[Op] = set()  # elementwise ops between such a load and its dot
+        self.stream_loads: set[Op] = set()  # such loads, and spread loads that these ops read as well
         for dot in self._dots:
             lane = self.lane(dot.result)
-            load, ops = self._streamable(dot, lane, kernel)
+            loads, ops = self._streamable(dot, lane, kernel)
+            load = loads[0] if loads else None
             if load is not None:
                 self.streamed[dot] = load
                 self.stream_ops |= set(ops)
+                self.stream_loads |= set(loads)
             for operand in dot.operands:
                 base = unviewed(operand)
                 if base.op in self.stream_ops:
@@ -68,6 +72,7 @@ class Layout:
         self.stepped = {op for op in self.in_place if self._contracted_by_rows(op)}
         self.eager |= {o for o in self._ops if o.kind == "gather" and o.result.shape and self._keep_gather(o, kernel)}
         self.isolated = {op for op in self._ops if op.kind == "store" and self._stores_transposed(op)}
+        self.isolated |= {op for op in self._ops if op.kind in MOVES}
 
     def lane(self, value: Value) -> Axis | None:
         found = self.axes.of(value)
@@ -92,7 +97,7 @@ class Layout:
     # ---- the panel axis ----------------------------------------------------------------------------------------------
 
     def _choose_panel_axis(self, kernel: Kernel) -> Axis | None:
-        if not self._dots or self.axes.split:
+        if not self._dots or self.axes.split or any(op.kind in MOVES for op in self._ops):
             return None
         carried = [v for op in self._ops if op.kind in ("for", "if") for v in op.results if len(self.axes.of(v)) > 0]
         candidates = []
@@ -121,9 +126,9 @@ class Layout:
         """True if a dot has few rows and its tile with the lanes can be streamed, which beats a copy in panels."""
         m, _, n = self.axes.dots[dot]
         rows = m if lane is n else n
-        found = self._single_load(unviewed(dot.operands[1 if lane is n else 0]), _block_with(kernel, dot))
+        found = self._loads(unviewed(dot.operands[1 if lane is n else 0]), _block_with(kernel, dot))
         few = rows is None or rows.extent <= STREAMED_ROWS
-        return few and found is not None and self.contiguous_axis(found[0]) is lane
+        return few and found is not None and self.contiguous_axis(found[0][0]) is lane
 
     def contiguous_axis(self, op: Op) -> Axis | None:
         """Return the axis of a load's or store's tile that is contiguous in its tensor."""
@@ -152,25 +157,26 @@ class Layout:
 
     # ---- streamed, shared and in-place tiles -------------------------------------------------------------------------
 
-    def _streamable(self, dot: Op, lane: Axis | None, kernel: Kernel) -> tuple[Op | None, list[Op]]:
-        """Return the load that a dot can stream, because only this dot uses it and for few rows, and the elementwise
-        ops between the two."""
+    def _streamable(self, dot: Op, lane: Axis | None, kernel: Kernel) -> tuple[list[Op], list[Op]]:
+        """Return the load that a dot can stream, because only this dot uses it and for few rows, with the spread loads
+        that are read beside it, and the elementwise ops between them and the dot."""
         m, k, n = self.axes.dots[dot]
         if self.panel_axis is not None or lane is None or self.axes.split or k is None:
-            return None, []
+            return [], []
         rows = m if lane is n else n
         height = rows.extent if rows is not None else 1
-        found = self._single_load(unviewed(dot.operands[1 if lane is n else 0]), _block_with(kernel, dot))
+        found = self._loads(unviewed(dot.operands[1 if lane is n else 0]), _block_with(kernel, dot))
         if found is None or height > STREAMED_ROWS:
-            return None, []
-        load, ops = found
-        if load.attrs["tensor"].index in kernel.written:
-            return None, []
-        return (load, ops) if self.contiguous_axis(load) in (lane, k) else (None, [])
+            return [], []
+        loads, ops = found
+        if any(load.attrs["tensor"].index in kernel.written for load in loads):
+            return [], []
+        return (loads, ops) if self.contiguous_axis(loads[0]) in (lane, k) else ([], [])
 
-    def _single_load(self, value: Value, home: set[Op]) -> tuple[Op, list[Op]] | None:
-        """Return the one load a tile is computed from element by element, and the ops between; its other inputs have
-        fewer axes. None if one of these values has another use."""
+    def _loads(self, value: Value, home: set[Op]) -> tuple[list[Op], list[Op]] | None:
+        """Return the load a tile is computed from element by element, and the ops between; its other inputs have fewer
+        axes or are spread loads, which come behind the one that reads most. None if one of these values has another
+        use."""
         loads: dict[Op, None] = {}
         ops: dict[Op, None] = {}
         whole = set(self.axes.of(value))
@@ -187,7 +193,9 @@ class Layout:
             ops[op] = None
             return (op.kind in ELEMENTWISE or op.kind in ("expand", "trans")) and all(visit(v) for v in op.operands)
 
-        return (next(iter(loads)), list(ops)) if visit(value) and len(loads) == 1 else None
+        if not visit(value) or not loads or sum("spread" not in load.attrs for load in loads) > 1:
+            return None
+        return sorted(loads, key=_bytes_read, reverse=True), list(ops)
 
     def _order_streamed_loads(self, kernel: Kernel) -> dict[Op, tuple[Op, tuple[int, ...]]]:
         """Return, for each streamed load, the next one in its loop and how far its tile has moved by then. `ahead` gets
@@ -227,19 +235,20 @@ class Layout:
             (body,) = loop.blocks
             for dot in (op for op in walk(body) if op.kind == "dot"):
                 for tile in (unviewed(v) for v in dot.operands if self.panel_axis not in self.axes.of(v)):
-                    source = self._single_load(tile, _block_with(kernel, dot))
+                    source = self._loads(tile, _block_with(kernel, dot))
                     if source is None:
                         continue
-                    shift = _shift_per_iteration(source[0], body.params[0], loop.attrs["step"])
+                    load = source[0][0]
+                    shift = _shift_per_iteration(load, body.params[0], loop.attrs["step"])
                     if len(shift) == 2 and any(shift):
-                        found[tile] = (source[0], shift)
+                        found[tile] = (load, shift)
         return found
 
     def _may_stay_in_place(self, op: Op, kernel: Kernel) -> bool:
         """True if memory may hold a load's tile as scratch would, so that dots can read it in place: in whole vectors
         along the lanes, and not converted. The kernel tests strides and bounds when it runs."""
         value, tensor, lane = op.result, op.attrs["tensor"], self.lane(op.result)
-        as_scratch = tensor.dtype.name == "float32" or op in self.narrow
+        as_scratch = (tensor.dtype.name == "float32" or op in self.narrow) and "spread" not in op.attrs
         if len(self.axes.of(value)) != 2 or not as_scratch or tensor.index in kernel.written:
             return False
         if (
@@ -263,7 +272,7 @@ class Layout:
 
     def _stays_bfloat16(self, op: Op) -> bool:
         """True if scratch holds a load's tile as bfloat16: only pair products or AMX read it."""
-        lane, narrow = self.lane(op.result), op.attrs["tensor"].dtype.name == "bfloat16"
+        lane, narrow = self.lane(op.result), op.attrs["tensor"].dtype.name == "bfloat16" and "spread" not in op.attrs
         if not narrow or not self.only_read_by(op.result, self.paired | self.tiled):
             return False
         return lane is not None and lane is not self.panel_axis and lane is self.contiguous_axis(op)
@@ -296,13 +305,15 @@ class Layout:
         return found
 
     def _needs_copy(self, op: Op, kernel: Kernel) -> bool:
-        if op in self.streamed.values():
+        if op in self.stream_loads:
             return False
         value, users = op.result, self._users.get(op.result, [])
         home = next(b for b in _blocks(kernel) if op in b)
-        elsewhere = any(user not in home for user in users)
+        elsewhere = any(user not in home or user.kind in MOVES for user in users)
         if op.attrs["tensor"].index in kernel.written or elsewhere or self._feeds_dot(value):
             return True
+        if "spread" in op.attrs:  # a copy would be larger than what it is read from
+            return False
         if self.panel_axis is not None and self.panel_axis not in self.axes.of(value):
             return True
         unit = self.contiguous_axis(op)
@@ -327,6 +338,12 @@ def _shift_per_iteration(load: Op, counter: Value, step: int) -> tuple[int, ...]
             form = linear(start)
             distances.append(form.terms.get(counter, 0) * step if form is not None else 0)
     return tuple(distances)
+
+
+def _bytes_read(load: Op) -> int:
+    """Return the bytes of memory that a load's tile is read from."""
+    count: int = prod(extent or 1 for extent in load.attrs["extents"])
+    return count * int(load.attrs["tensor"].dtype.bytes)
 
 
 def _block_with(kernel: Kernel, op: Op) -> set[Op]:

@@ -7,6 +7,7 @@ from ...ir.intervals import interval
 from .emit import Emitter, Reg, float_literal
 
 PAIR = 32  # entries that VPERMI2PS chooses from
+FEW = 32  # entries up to which permutations of 8 and choices among them beat loads
 
 
 def lookup(e: Emitter, op: Op, index: Reg) -> Reg:
@@ -18,22 +19,17 @@ def lookup(e: Emitter, op: Op, index: Reg) -> Reg:
         inside = e.binary("icmp ult", index, e.number(len(table), "i32"), "i1")
         index = e.select(inside, index, e.number(0, "i32"))
     if index.vector and e.has_scalef and e.lanes == 16:
-        found = _permuted(e, table, kind, index)
+        found = _chosen(e, table, kind, index, PAIR)
+    elif index.vector and e.lanes == 8 and len(table) <= FEW:  # AVX2
+        found = _chosen(e, table, kind, index, e.lanes)
     else:
         found = _loaded(e, table, kind, index)
     return found if inside is None else e.select(inside, found, e.number(0, kind))
 
 
-def _permuted(e: Emitter, table: tuple[float, ...], kind: str, index: Reg) -> Reg:
-    """Permute pairs of registers, and choose among the pairs by the upper bits of the index."""
-    vector, suffix = e.vector_type(kind), "ps" if kind == "float" else "d"
-    size = PAIR
-    parts = []
-    for first in range(0, len(table), PAIR):
-        a, b = (_vector(e, table[first + n : first + n + 16], kind) for n in (0, 16))
-        name = f"llvm.x86.avx512.vpermi2var.{suffix}.512"
-        text = e.call(vector, name, (vector, a), (e.vector_type("i32"), index.text), (vector, b))
-        parts.append(Reg(text, kind, True))
+def _chosen(e: Emitter, table: tuple[float, ...], kind: str, index: Reg, size: int) -> Reg:
+    """Permute parts of the table in registers, and choose among the parts by the upper bits of the index."""
+    parts = [_permuted(e, table[n : n + size], kind, index) for n in range(0, len(table), size)]
     while len(parts) > 1:
         bit = e.binary("and", index, e.number(size, "i32"))
         upper = e.binary("icmp ne", bit, e.number(0, "i32"), "i1")
@@ -41,6 +37,16 @@ def _permuted(e: Emitter, table: tuple[float, ...], kind: str, index: Reg) -> Re
         parts = [e.select(upper, pair[1], pair[0]) if len(pair) == 2 else pair[0] for pair in pairs]
         size *= 2
     return parts[0]
+
+
+def _permuted(e: Emitter, entries: tuple[float, ...], kind: str, index: Reg) -> Reg:
+    vector, places = e.vector_type(kind), e.vector_type("i32")
+    if e.lanes == 8:
+        name = f"llvm.x86.avx2.perm{'ps' if kind == 'float' else 'd'}"
+        return Reg(e.call(vector, name, (vector, _vector(e, entries, kind)), (places, index.text)), kind, True)
+    name = f"llvm.x86.avx512.vpermi2var.{'ps' if kind == 'float' else 'd'}.512"
+    low, high = (_vector(e, entries[n : n + 16], kind) for n in (0, 16))
+    return Reg(e.call(vector, name, (vector, low), (places, index.text), (vector, high)), kind, True)
 
 
 def _loaded(e: Emitter, table: tuple[float, ...], kind: str, index: Reg) -> Reg:

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ...ir import Op, Value
+from ...ir import MOVES, Op, Value
 from .axes import Axis
 from .bool_reductions import BYTES_PER_LANE, count_true, counted_bools, reduces_only_bools
 from .emit import Emitter, Index, Reg, Var
 from .evaluate import Evaluator
-from .fuse import Fusion, Nest
+from .fuse import Fusion, Nest, stored_values
 from .long_sums import CHUNK, LEVEL, float_sums, is_float_sum, sum_loop
+from .moves import emit_move
 from .pair_storage import end_pairs, pair_buffers, value_to_store
 from .point import Point
 from .target import Target
@@ -64,6 +65,10 @@ class NestEmitter:
         self.ev.scratch.clock += 1
 
     def _body(self, nest: Nest, panel: Panel, edge: bool) -> None:
+        if nest.made and nest.made[0].kind in MOVES:
+            if nest.made[0].result in self.ev.buffers:
+                emit_move(self.ev, nest.made[0], edge)
+            return
         transposed = next(
             (op for op in (*nest.made, *nest.stores) if op in self.fusion.isolated and self._needs_transpose(op, nest)),
             None,
@@ -81,7 +86,7 @@ class NestEmitter:
     # ---- bounds ------------------------------------------------------------------------------------------------------
 
     def _inside(self, nest: Nest) -> str | None:
-        accesses = [*nest.stores, *self.lazy_loads(nest)]
+        accesses = [*(op for op in nest.stores if op.kind == "store"), *self.lazy_loads(nest)]
         tests = [self.ev.tensors.tiles[op].inside for op in accesses]
         return self.e.all([t for t in tests if t is not None])
 
@@ -118,7 +123,8 @@ class NestEmitter:
         """Return the values that must be computed at each point."""
         outputs = [v for v in nest.values if v in self.ev.buffers and v is not nest.total]
         outputs += [op.operands[0] for op in nest.made if not op.result.shape]  # a reduce of one element
-        outputs += [op.operands[0] for op in (*nest.folds, *nest.stores)] + [source for source, _ in nest.moves]
+        outputs += [op.operands[0] for op in nest.folds] + [source for source, _ in nest.moves]
+        outputs += [v for op in nest.stores for v in stored_values(op)]
         if nest.total is not None and nest.addend is not None:
             outputs.append(nest.addend)
         return outputs
@@ -294,11 +300,14 @@ class NestEmitter:
         made = [v for v in nest.values if v in self.ev.buffers and not (self.stored_total and v is nest.total)]
         kept = [(v, value_to_store(self.ev, v, pt)) for v in made]
         kept += [(target, self.ev.moved(source, target, pt)) for source, target in nest.moves]
-        stores = [(op, self.ev.value(op.operands[0], pt)) for op in nest.stores]
+        stores = [(op, self.ev.value(op.operands[0], pt), self.ev.positions(op, pt)) for op in nest.stores]
         for value, reg in kept:
             self.ev.scratch.write(self.ev.buffers[value], pt, reg)
-        for op, reg in stores:
-            self.ev.tensors.write(op, pt, reg)
+        for op, reg, positions in stores:
+            if op.kind == "scatter":
+                self.ev.tensors.write_scatter(op, reg, positions, self.ev.tensors.spans(op, self.ev.index), pt)
+            else:
+                self.ev.tensors.write(op, pt, reg)
 
     def _count(self, variable: Var, fold: Op, pt: Point) -> None:
         """Add the number of true lanes."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...ir import Op
+from ...ir import Op, Spread
 from .dots import DotEmitter
 from .emit import Index
 from .fuse import Nest
 from .nests import Panel
 from .point import Point
+from .spread_reads import spread_position
 from .tiles import Tile
 from .vectors import BYTES
 
@@ -30,6 +31,7 @@ class NextTile:
     element: str
     stride: Index
     rows: int
+    spread: Spread | None  # of its columns
 
 
 class PrefetchEmitter(DotEmitter):
@@ -68,11 +70,11 @@ class PrefetchEmitter(DotEmitter):
         e, tile = self.e, self.ev.tensors.tiles[op]
         current = self.ev.tensors.tiles[load]
         strided = tile.dims[-1].stride != 1 and current.dims[-1].stride != 1
-        if [d.extent for d in tile.dims] != [d.extent for d in current.dims] or strided:
+        if [(d.extent, d.spread) for d in tile.dims] != [(d.extent, d.spread) for d in current.dims] or strided:
             return None
         base = self.ev.tensors.next_base.get(op) if self._comes_around(op, load) else None
         base = base or e.element(tile.base, self._offset(tile, shift), tile.element)
-        return NextTile(base, tile.element, tile.dims[0].stride, tile.dims[0].extent)
+        return NextTile(base, tile.element, tile.dims[0].stride, tile.dims[0].extent, tile.dims[-1].spread)
 
     def _comes_around(self, op: Op, load: Op) -> bool:
         """True if the load that is streamed next is one of the next iteration."""
@@ -155,7 +157,14 @@ class PrefetchEmitter(DotEmitter):
         """Prefetch the line at a position of the next tile. `offset` is the part of the column that is known at compile
         time: only the column at which a line begins requests it."""
         e = self.e
-        if next_tile is None or offset * BYTES[next_tile.element] % LINE:
+        if next_tile is None:
+            return
+        if next_tile.spread is not None:
+            if offset * next_tile.spread.factor % next_tile.spread.divisor:
+                return
+            offset = next_tile.spread.at(offset)
+            column = spread_position(e, next_tile.spread, column)
+        if offset * BYTES[next_tile.element] % LINE:
             return
         at = e.element(next_tile.base, e.add(e.mul(row, next_tile.stride), column), next_tile.element)
         self._prefetch(at)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...ir import Block, Op, Value, walk
+from ...ir import MOVES, WRITES, Block, Op, Value, walk
 from ...ir.affine import Linear
 from ...passes.peel import below, conjuncts
 from .axes import Axes, Axis
@@ -62,7 +62,7 @@ def _escapes(body: Block, axes: Axes, lanes: Axis, rows: Axis) -> bool:
     def both(value: Value) -> bool:
         return {lanes, rows} <= set(axes.of(value))
 
-    ends = [op for op in walk(body) if op.kind in ("store", "yield", "for")] + [body.terminator]
+    ends = [op for op in walk(body) if op.kind in WRITES | MOVES | {"yield", "for"}] + [body.terminator]
     return any(both(v) for op in ends for v in op.operands)
 
 

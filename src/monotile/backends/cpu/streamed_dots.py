@@ -20,11 +20,11 @@ from .axes import Axis
 from .bf16_pairs import (
     PackedRows,
     add_pair_products,
-    load_pairs,
     outer_contraction,
     panel_contraction,
     streams_pairs,
 )
+from .bf16_words import Bf16Words
 from .dots import DotOperand
 from .emit import Emitter, Index, Reg
 from .evaluate import Evaluator
@@ -36,7 +36,7 @@ from .point import Point
 from .prefetch import LINE, NextTile, PrefetchEmitter
 from .target import Target
 from .transpose import exchange, lane_sums
-from .vectors import BYTES, lane_mask
+from .vectors import lane_mask
 
 UNORDERED_BYTES = 512  # of a tile that may be read in any order
 SHARING_ROWS = 4  # with fewer rows, reading them costs little beside reading the tile
@@ -54,6 +54,7 @@ class InnerProduct:
     edge: bool
     next_tile: NextTile | None
     packed: PackedRows | None  # the rows, for bf16 pair products
+    words: Bf16Words | None  # the tile, for the same
 
 
 class StreamedDotEmitter(PrefetchEmitter):
@@ -92,7 +93,7 @@ class StreamedDotEmitter(PrefetchEmitter):
                 )
 
             contraction = self.float32_contraction(vector, row_operand)
-            if not edge and streams_pairs(self.target, dot, load, lane_operand, row_operand, inner=False):
+            if not edge and streams_pairs(self.target, dot, lane_operand, row_operand, inner=False):
                 contraction = outer_contraction(self, load, lane_operand, PackedRows(self, row_operand, height))
             whole_rows = self._set_register_block(nest, load, height)
             next_tile = None if edge else self.find_next_tile(load, whole_rows)
@@ -100,17 +101,20 @@ class StreamedDotEmitter(PrefetchEmitter):
             self.register_blocks(nest, contraction, rows, panel, edge)
             self.vectors, self.height = self.target.vectors, None
         else:
-            paired = not edge and streams_pairs(self.target, dot, load, lane_operand, row_operand, inner=True)
+            paired = not edge and streams_pairs(self.target, dot, lane_operand, row_operand, inner=True)
             packed = PackedRows(self, row_operand, height) if paired else None
             next_tile = None if edge else self.find_next_tile(load, True)
-            self._inner(nest, InnerProduct(load, lane_operand, row_operand, height, edge, next_tile, packed), rows)
+            assert lane_operand.contracted is not None
+            words = Bf16Words(self.ev, load, lane_operand.base, lane_operand.contracted) if paired else None
+            inner = InnerProduct(load, lane_operand, row_operand, height, edge, next_tile, packed, words)
+            self._inner(nest, inner, rows)
 
     def _set_register_block(self, nest: Nest, load: Op, height: int) -> bool:
         """Choose the register block of an outer product: every row of the result, so that the tile is read once, and
         equal pieces of a row of the tile. Return True if there is one piece. All registers are used if arithmetic takes
         longer than memory or pieces would be short; else prefetching the next tile works better with two pieces."""
         assert nest.lane is not None
-        size = BYTES[self.ev.tensors.tiles[load].element]
+        size = self.ev.tensors.tiles[load].bytes_along(nest.lane) // nest.lane.extent
         most = self.target.max_vectors(height)
         if size == 4 and height * LINE < COMPUTE_BOUND * size:
             most = max(1, self.target.accumulators // height)
@@ -201,7 +205,7 @@ class StreamedDotEmitter(PrefetchEmitter):
         # Few positions at once, in a loop of their own, so that LLVM cannot interleave them with others: memory is
         # fastest when it is read in order. With several rows, two positions at least share the loads of the rows:
         # otherwise there is more than one load for each FMA.
-        row_bytes = depth * BYTES[self.ev.tensors.tiles[dot.load].element]
+        row_bytes = self.ev.tensors.tiles[dot.load].bytes_along(lane_operand.contracted)
         shared = len(rows) >= (SHARING_ROWS if dot.packed is None else 2 * SHARING_ROWS)
         most = 2 * UNORDERED_BYTES if shared else UNORDERED_BYTES
         few = next((n for n in (8, 4, 2) if each % n == 0 and n * row_bytes <= most), 2 - each % 2 if shared else 1)
@@ -217,13 +221,13 @@ class StreamedDotEmitter(PrefetchEmitter):
     def _tile_vector(self, dot: InnerProduct, pt: Point) -> Reg:
         """Read a vector of the streamed tile along the contraction: numbers, or pairs of bfloat16. What is computed
         from the zeros behind the tile need not be a number."""
-        if dot.packed is None:
+        if dot.words is None:
             x = self.ev.value(dot.lane_operand.base, pt)
             if pt.valid is None or dot.lane_operand.base is dot.load.result:
                 return x
             mask = Reg(lane_mask(self.e, pt.valid), "i1", True)
             return self.e.select(mask, x, self.e.splat(self.e.number(0.0, "float")))
-        return load_pairs(self.e, self.ev.tensors.address(dot.load, pt), half=pt.valid is not None)
+        return dot.words.pairs(pt.at, half=pt.valid is not None)
 
     def _row(self, dot: InnerProduct, row: int, k: Index, valid: int | None) -> Callable[[Reg, Reg], Reg]:
         """Return the function that adds the products of a vector of the tile with a row to a sum."""

@@ -10,13 +10,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...ir import Kernel, Op, Tensor, Value, view_of
+from ...ir import Kernel, Op, Spread, Tensor, Value, spreads, view_of
 from ...ir import starts as ir_starts
 from ...ir.affine import linear
 from .axes import Axes, Axis
 from .emit import Emitter, Index, Reg
 from .point import Point
-from .vectors import BYTES, STORED, decode, encode, gather, gather_at, lane_mask, masked_load, masked_store, scatter
+from .spread_reads import read_spread, spread_position
+from .vectors import (
+    BYTES,
+    STORED,
+    decode,
+    encode,
+    gather,
+    gather_at,
+    lane_mask,
+    masked_load,
+    masked_store,
+    scatter,
+    scatter_at,
+)
 
 FAR = 2**33  # beyond every position of a tensor
 
@@ -32,6 +45,7 @@ class Dim:
     length: Index
     checked: bool
     wide: bool = False  # the start may be beyond int32
+    spread: Spread | None = None  # how positions of the tile become positions in memory
 
 
 @dataclass
@@ -45,6 +59,10 @@ class Tile:
     @property
     def element(self) -> str:
         return STORED[self.tensor.dtype.name]
+
+    def bytes_along(self, axis: Axis | None) -> int:
+        """Return the bytes of memory that the tile is read from along an axis, if it is contiguous there."""
+        return next((d.extent for d in self.dims if d.axis is axis), 1) * BYTES[self.element]
 
 
 class Tensors:
@@ -87,8 +105,8 @@ class Tensors:
         axes = iter(self.axes.dims(value))
         offset: Index = 0
         dims, single, whole = [], [], []
-        for n, (start, extent, checked) in enumerate(
-            zip(starts, op.attrs["extents"], op.attrs["checked"], strict=True)
+        for n, (start, extent, checked, spread) in enumerate(
+            zip(starts, op.attrs["extents"], op.attrs["checked"], spreads(op), strict=True)
         ):
             stride, (origin, length) = self.strides[tensor.index][n], spans[n]
             wide = positions[n].dtype.bits == 64
@@ -100,7 +118,7 @@ class Tensors:
                 if extent is None:
                     single += tests
             if extent is not None:
-                dims.append(Dim(next(axes), extent, stride, start, length, checked, wide))
+                dims.append(Dim(next(axes), extent, stride, start, length, checked, wide, spread))
         base = e.element(self.pointer[tensor.index], offset, STORED[tensor.dtype.name])
         self.tiles[op] = Tile(tensor, base, dims, e.all(single), e.all(whole))
 
@@ -114,7 +132,8 @@ class Tensors:
         conditions = [tile.reachable] if pt.edge and tile.reachable is not None else []
         for dim in tile.dims:
             index: Index = pt.at[dim.axis] if dim.axis is not None else 0
-            offset = e.add(offset, e.mul(index, dim.stride))
+            place = index if dim.spread is None else spread_position(e, dim.spread, index)
+            offset = e.add(offset, e.mul(place, dim.stride))
             along = dim.axis is pt.lane and dim.axis is not None
             if along:
                 lane = dim
@@ -130,7 +149,7 @@ class Tensors:
                         )
                 else:
                     conditions.append(e.compare("ult", position, dim.length))
-        if lane is not None and pt.valid is not None:
+        if lane is not None and lane.spread is None and pt.valid is not None:
             tail = Reg(lane_mask(e, pt.valid), "i1", True)
             mask = tail if mask is None else e.binary("and", mask, tail)
         condition = e.all(conditions)
@@ -160,6 +179,9 @@ class Tensors:
         if test is not None:
             mask = test if mask is None else e.binary("and", mask, test)
         size = BYTES[tile.element]
+        if lane is not None and lane.spread is not None:
+            raw = read_spread(e, pointer, tile.element, lane.spread, lane.stride, pt, mask)
+            return decode(e, tile.tensor.dtype, Reg(raw, tile.element, True))
         if lane is None:
             if mask is not None:
                 pointer = e.op(f"select i1 {mask.text}, ptr {pointer}, ptr @zero")
@@ -202,6 +224,44 @@ class Tensors:
         e, tensor = self.e, op.attrs["tensor"]
         element = STORED[tensor.dtype.name]
         contiguous = self._contiguous_index(op, indices, pt)
+        offset, inside = self._offset(tensor, indices, spans, contiguous)
+        if not any(r.vector for r in indices):
+            pointer = self._pointer(tensor, offset)
+            pointer = e.op(f"select i1 {inside.text}, ptr {pointer}, ptr @zero")
+            return decode(e, tensor.dtype, Reg(e.load(pointer, element, BYTES[element]), element))
+        mask = e.binary("and", e.splat(inside), Reg(lane_mask(e, pt.valid), "i1", True))
+        if contiguous is not None:
+            raw = masked_load(e, self._pointer(tensor, offset), element, mask.text)
+        else:
+            raw = gather_at(e, self._pointer(tensor, e.splat(offset)), element, mask.text)
+        return decode(e, tensor.dtype, Reg(raw, element, True))
+
+    def write_scatter(
+        self, op: Op, value: Reg, indices: list[Reg], spans: list[tuple[Index, Index]], pt: Point
+    ) -> None:
+        """Scatter: every lane has its own position; those outside the tensor or view are not written."""
+        e, tensor = self.e, op.attrs["tensor"]
+        element = STORED[tensor.dtype.name]
+        offset, inside = self._offset(tensor, indices, spans)
+        if pt.lane is None:
+            pointer = self._pointer(tensor, offset)
+            raw = encode(e, tensor.dtype, value).text
+            e.when(inside.text, lambda: e.store(raw, pointer, element, BYTES[element]))
+            return
+        raw = encode(e, tensor.dtype, e.splat(value)).text
+        mask = e.binary("and", e.splat(inside), Reg(lane_mask(e, pt.valid), "i1", True))
+        scatter_at(e, raw, self._pointer(tensor, e.splat(offset)), element, mask.text)
+
+    def _pointer(self, tensor: Tensor, offset: Reg) -> str:
+        steps = f"{self.e.type_of(offset)} {offset.text}"
+        return self.e.op(f"getelementptr {STORED[tensor.dtype.name]}, ptr {self.pointer[tensor.index]}, {steps}")
+
+    def _offset(
+        self, tensor: Tensor, indices: list[Reg], spans: list[tuple[Index, Index]], contiguous: int | None = None
+    ) -> tuple[Reg, Reg]:
+        """Return the offsets of elements, and the mask of those that are inside the tensor or view. If one index is
+        `contiguous`, the offset is that of the first lane."""
+        e = self.e
         offset, inside = Reg("0", "i64"), Reg("true", "i1")
         for n, index in enumerate(indices):
             wide = index if index.type == "i64" else e.convert("sext", index, "i64")
@@ -212,17 +272,7 @@ class Tensors:
             if n == contiguous:
                 wide = Reg(e.op(f"extractelement {e.vector_type('i64')} {wide.text}, i64 0"), "i64")
             offset = e.binary("add", offset, e.binary("mul", wide, Reg(str(self.strides[tensor.index][n]), "i64")))
-        base = self.pointer[tensor.index]
-        if not any(r.vector for r in indices):
-            pointer = e.op(f"getelementptr {element}, ptr {base}, i64 {offset.text}")
-            pointer = e.op(f"select i1 {inside.text}, ptr {pointer}, ptr @zero")
-            return decode(e, tensor.dtype, Reg(e.load(pointer, element, BYTES[element]), element))
-        mask = e.binary("and", e.splat(inside), Reg(lane_mask(e, pt.valid), "i1", True))
-        if contiguous is not None:
-            pointer = e.op(f"getelementptr {element}, ptr {base}, i64 {offset.text}")
-            return decode(e, tensor.dtype, Reg(masked_load(e, pointer, element, mask.text), element, True))
-        pointers = e.op(f"getelementptr {element}, ptr {base}, {e.vector_type('i64')} {e.splat(offset).text}")
-        return decode(e, tensor.dtype, Reg(gather_at(e, pointers, element, mask.text), element, True))
+        return offset, inside
 
     def _contiguous_index(self, op: Op, indices: list[Reg], pt: Point) -> int | None:
         """Return the one index of a gather that changes along the lanes, if it steps by one in a contiguous dimension:

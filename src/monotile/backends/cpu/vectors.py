@@ -52,9 +52,12 @@ def gather_at(e: Emitter, pointers: str, element: str, mask: str) -> str:
 
 
 def scatter(e: Emitter, value: str, pointer: str, stride: Index, element: str, mask: str) -> None:
+    scatter_at(e, value, _pointers(e, pointer, stride, element), element, mask)
+
+
+def scatter_at(e: Emitter, value: str, pointers: str, element: str, mask: str) -> None:
     kind, masks, addresses = e.vector_type(element), e.vector_type("i1"), e.vector_type("ptr")
     name = f"llvm.masked.scatter.{suffix(e, element)}.v{e.lanes}p0"
-    pointers = _pointers(e, pointer, stride, element)
     e.call("void", name, (kind, value), (addresses, pointers), ("i32", str(BYTES[element])), (masks, mask))
 
 

@@ -78,7 +78,7 @@ class _Inlining:
         kept = _loaded_left_operands(kernel) if on_lanes else set()
         self._streamed = _loaded_right_operands(kernel, users)
         for op in ir.walk(kernel.body):
-            if len(op.results) != 1 or op.blocks or op.kind in ("program_id", "dot"):
+            if len(op.results) != 1 or op.blocks or op.kind in ir.MOVES | {"program_id", "dot"}:
                 continue
             if op.kind == "reduce" and not is_unit_reduction(op):
                 continue
@@ -97,13 +97,15 @@ class _Inlining:
         if value in self._streamed:
             return True
         readers = self._readers(value)
+        if any(reader.kind == "scan" for reader in readers):  # it reads an element many times
+            return value not in self._expensive
         once = len(readers) == 1 and self.block_of[readers[0]] is self.block_of[op] and readers[0].kind != "yield"
         if not value.shape:
             return once and op.kind in ir.ELEMENTWISE and readers[0].kind in ir.ELEMENTWISE
         if value not in self._expensive:
             return True
         if len(value.shape) == 1:
-            return once and readers[0].kind in ir.ELEMENTWISE | {"store"}
+            return once and readers[0].kind in ir.ELEMENTWISE | ir.WRITES
         return once and min(value.shape) > 1
 
     def _readers(self, value: Value) -> list[Op]:

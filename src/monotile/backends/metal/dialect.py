@@ -157,8 +157,10 @@ class MetalDialect:
             return f"(1.0f / {a})"
         if kind in ("max", "min"):
             return f"{'' if dtype.is_int else 'f'}{kind}({a}, {b})"
-        if kind == "tanh":
-            return f"precise::tanh({a})"  # the fast one overflows above 45
+        if kind in ("tanh", "sin", "cos"):  # the fast tanh overflows above 45, fast sines are for small angles
+            return f"precise::{kind}({a})"
+        if kind in ("sigmoid", "erf"):
+            return f"{self.use('logistic' if kind == 'sigmoid' else 'error_function')}({a})"
         if kind in ir.UNARY:
             return f"{kind}({a})"
         raise InternalError(f"the metal backend has no text for {kind!r}")

@@ -125,6 +125,8 @@ class Expressions:
             return factor(index.along(axis).text) if value.shape[0] > 1 else "0"
         if kind in ir.SHAPE_ONLY or kind == "reduce":
             return self._reshaped(op, index, axis)
+        if kind == "reshape":
+            return self._rearranged(op, index, axis)
         if kind == "load":
             return self._load(op, index, axis)
         if kind == "gather":
@@ -145,6 +147,18 @@ class Expressions:
         if op.kind == "expand" and len(operand.shape) == 1:
             return self.at(operand, index, ROW if op.attrs["position"] == 1 else COLUMN)
         return self.at(operand, _broadcast(operand, index), axis)
+
+    def _rearranged(self, op: Op, index: ElementIndex, axis: str) -> str:
+        """Return an element of a reshape, which another lane may hold."""
+        (operand,), result = op.operands, op.result
+        flat = index.along(axis).text
+        if len(result.shape) == 2:
+            flat = f"({index.row.text}) * {result.shape[1]} + {index.column.text}"
+        row = column = Coordinate(flat)
+        if len(operand.shape) == 2:
+            row, column = Coordinate(f"({flat}) / {operand.shape[1]}"), Coordinate(f"({flat}) % {operand.shape[1]}")
+        text = self.at(operand, _broadcast(operand, ElementIndex(row, column)), axis)
+        return self._guarded(self._padding_tests(result, index, axis), text, self.dialect.zero(result.dtype))
 
     # ---- registers and threadgroup memory ----------------------------------------------------------------------------
 
@@ -235,6 +249,13 @@ class Expressions:
         return self._guarded(tests, text, self.dialect.zero(op.result.dtype))
 
     def _gather(self, op: Op, index: ElementIndex, axis: str) -> str:
+        element, tests = self.scattered(op, index, axis)
+        tests = [*self._padding_tests(op.result, index, axis), *tests]
+        text = self.dialect.from_memory(element, op.result.dtype)
+        return self._guarded(tests, text, self.dialect.zero(op.result.dtype))
+
+    def scattered(self, op: Op, index: ElementIndex, axis: str) -> tuple[str, list[str]]:
+        """Return the place in a tensor that a gather or scatter gives an element, and the tests that it is inside."""
         tensor = op.attrs["tensor"]
         checked = op.attrs.get("checked", (True,) * len(op.operands))
         terms, tests = [], []
@@ -243,10 +264,7 @@ class Expressions:
             terms.append(self._offset(op, n, position))
             if checked[n]:
                 tests.append(_in_range(position, self._length(op, n), position_value))
-        tests = [*self._padding_tests(op.result, index, axis), *tests]
-        element = f"{self.preamble.pointer(tensor)}[{' + '.join(t for t in terms if t) or '0'}]"
-        text = self.dialect.from_memory(element, op.result.dtype)
-        return self._guarded(tests, text, self.dialect.zero(op.result.dtype))
+        return f"{self.preamble.pointer(tensor)}[{' + '.join(t for t in terms if t) or '0'}]", tests
 
     def _guarded(self, tests: list[str], text: str, otherwise: str) -> str:
         return f"({' && '.join(tests)} ? {text} : {otherwise})" if tests else text

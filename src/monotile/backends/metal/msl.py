@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ..polynomials import ERF_NEAR, ERFC_EXPONENT
+
 # bfloat16 before Metal 3.1: its bits in memory, its value as a float in registers.
 BFLOAT_BITS = """METAL_FUNC float widened(ushort bits) { return as_type<float>(uint(bits) << 16); }
 METAL_FUNC ushort narrowed(float x) {
@@ -55,6 +57,15 @@ _SUMS_OVER_LANES = "\n".join(
     ]
 )
 
+
+def _horner(coefficients: tuple[float, ...], name: str) -> str:
+    """Return a polynomial of a variable by Horner's rule; the coefficients begin with the constant term."""
+    *rest, text = (f"{c!r}f" for c in coefficients)
+    for coefficient in reversed(rest):
+        text = f"fma({text}, {name}, {coefficient})"
+    return text
+
+
 HELPERS = {
     # Comparisons with the infinities and the numbers that stand for them. Fast math leaves bits alone.
     "is_lowest": "METAL_FUNC bool is_lowest(uint bits) { return bits - 0xFF7FFFFFu < 2u; }",
@@ -75,6 +86,17 @@ HELPERS = {
     "saturated": """template <typename T> METAL_FUNC T saturated(float x, float low, float high, T least, T most) {
   return as_type<uint>(x) << 1 > 0xFF000000u ? T(0) : x <= low ? least : x >= high ? most : T(x);
 }""",
+    "logistic": """METAL_FUNC float logistic(float x) {
+  const float e = exp(-fabs(x));
+  return (x < 0.0f ? e : 1.0f) / (1.0f + e);
+}""",
+    # A polynomial up to 1, and 1 - erfc(x) from there, where erfc(x) is the exponential of a polynomial.
+    "error_function": f"""METAL_FUNC float error_function(float x) {{
+  const float size = fabs(x), square = size * size;
+  const float near = fma(x, {_horner(ERF_NEAR, "square")}, x), held = size < 4.0f ? size : 4.0f;
+  const float far = 1.0f - exp(-{_horner(ERFC_EXPONENT, "held")});
+  return size < 1.0f ? near : size >= 1.0f ? copysign(far, x) : x;
+}}""",
     "shuffle_xor": """METAL_FUNC float shuffle_xor(float x, ushort mask) { return simd_shuffle_xor(x, mask); }
 METAL_FUNC int shuffle_xor(int x, ushort mask) { return simd_shuffle_xor(x, mask); }
 METAL_FUNC bool shuffle_xor(bool x, ushort mask) { return simd_shuffle_xor(ushort(x), mask) != 0; }

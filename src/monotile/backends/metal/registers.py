@@ -165,6 +165,6 @@ def _proper(loops: Loops) -> Loops:
 
 def _start_axes(op: ir.Op, value: Value) -> set[int]:
     """Return the sides of an access's tile at which a scalar is the start."""
-    starts = op.operands[op.kind == "store" :]
+    starts = op.operands[op.kind in ir.WRITES :]
     sides = [v for v, extent in zip(starts, op.attrs.get("extents", ()), strict=False) if extent is not None]
     return {n for n, v in enumerate(sides) if v is value}

@@ -134,7 +134,7 @@ class Renderer:
         self._comment(op)
         if op.kind == "load":
             self.staging.bind_slice(op)
-        if op.kind == "store":
+        if op.kind in ir.WRITES:
             self.values.store(op)
         elif op.kind == "program_id":
             self.control.program_id(op)
@@ -157,14 +157,14 @@ class Renderer:
         elif op in self.accumulations.by_add:
             match = self.accumulations.by_add[op]
             self._dot(match.dot, op.result, match.addend)
-        elif op.kind in ir.ELEMENTWISE:
+        elif op.kind in ir.ELEMENTWISE | ir.MOVES:
             self.values.compute(op.result)
         elif op.kind not in ("yield", "visible"):
             raise InternalError(f"the metal backend has no statement for {op.kind!r}")
 
     def _comment(self, op: Op) -> None:
         """Put the author's line, as a comment, before the first statement written for it."""
-        has_statement = any(r.shape for r in op.results) or op.kind == "store"
+        has_statement = any(r.shape for r in op.results) or op.kind in ir.WRITES
         skip = op.blocks or any(r in self.analysis.inlined for r in op.results) or op.kind in ("load", "yield")
         if has_statement and not skip and op.loc is not None and op.loc.text and op.loc != self.location:
             last = self.location

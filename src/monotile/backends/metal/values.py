@@ -6,7 +6,8 @@ from ...ir import Op, Value, starts
 from .analysis import Analysis
 from .dialect import bare
 from .exchange import Exchange
-from .expressions import ElementIndex, Expressions, tile_axes
+from .expressions import Coordinate, ElementIndex, Expressions, tile_axes
+from .layout import COLUMN, ROW
 from .registers import Registers
 from .reuse import RegisterReuse
 from .threadgroup import ThreadgroupMemory
@@ -44,7 +45,8 @@ class Values:
             self.define(value, self.writer.name(self.registers.hint(value)), text)
             return
         name = self.target(value)
-        self.exchange.statement(lambda: self._compute(value, name))
+        compute = self._scan if value.kind == "scan" else self._compute
+        self.exchange.statement(lambda: compute(value, name))
         self.expressions.names[value] = name
 
     def _compute(self, value: Value, name: str) -> None:
@@ -65,6 +67,26 @@ class Values:
 
         registers.for_each(layout, shape, body, run=run, sealed=True)
 
+    def _scan(self, value: Value, name: str) -> None:
+        """Compute running sums, each from the beginning: lanes hold few elements of an axis."""
+        expressions, registers, op = self.expressions, self.registers, value.op
+        assert op is not None
+        layout, shape, axis = expressions.layouts.of(value), expressions.shape(value), registers.axis(value)
+        (operand,), side = op.operands, value.shape[op.attrs["axis"]]
+        along = axis if len(value.shape) == 1 else (ROW, COLUMN)[op.attrs["axis"]]
+
+        def body(index: ElementIndex) -> list[str]:
+            there = Coordinate("k")
+            place = ElementIndex(there, index.column) if along == ROW else ElementIndex(index.row, there)
+            target = expressions.register(value, name, *index.registers)
+            dialect, element = expressions.dialect, expressions.at(operand, place, axis)
+            last = f"min({index.along(along).text}, {side - 1})"
+            total = bare(dialect.combined("sum", value.dtype, target, element))
+            start = f"{target} = {dialect.identity('sum', value.dtype)};"
+            return [start, f"for (int k = 0; k <= {last}; ++k) {target} = {total};"]
+
+        registers.for_each(layout, shape, body, sealed=True)
+
     def copy(self, target: str, value: Value, result: Value) -> None:
         """Copy a value into the registers of a result."""
         axis = self.registers.axis(result)
@@ -82,10 +104,14 @@ class Values:
         self.fence(op)
         expressions, dialect, registers = self.expressions, self.expressions.dialect, self.registers
         shape, axis, layout = expressions.shape(value), registers.axis(value), expressions.layouts.of(value)
-        kind, run = dialect.memory_type(tensor.dtype), self._store_width(op)
+        kind, run = dialect.memory_type(tensor.dtype), 1 if op.kind == "scatter" else self._store_width(op)
 
         def body(index: ElementIndex) -> list[str]:
-            pointer, offset, in_tensor = expressions.address(op, starts(op), index, axis)
+            if op.kind == "scatter":
+                place, in_tensor = expressions.scattered(op, index, axis)
+            else:
+                pointer, offset, in_tensor = expressions.address(op, starts(op), index, axis)
+                place = f"{pointer}[{offset}]"
             tests = [*registers.padding_tests(layout, shape, index), *registers.owner_tests(layout, shape), *in_tensor]
             indices = [index]
             if run > 1:
@@ -94,7 +120,7 @@ class Values:
             texts = [bare(dialect.cast(element, value.dtype, tensor.dtype)) for element in elements]
             if tensor.dtype.name == "float32" and self.analysis.infinities.of(value):
                 texts = [f"as_type<float>({dialect.use('with_infinities')}(as_type<uint>({t})))" for t in texts]
-            line = f"{pointer}[{offset}] = {dialect.to_memory(texts[0], tensor.dtype)};"
+            line = f"{place} = {dialect.to_memory(texts[0], tensor.dtype)};"
             if run > 1:
                 line = f"*(device packed_{kind}{run} *)({pointer} + {offset}) = {kind}{run}({', '.join(texts)});"
             return [f"if ({' && '.join(tests)}) {line}" if tests else line]

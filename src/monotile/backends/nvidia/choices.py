@@ -23,6 +23,7 @@ from .device import gpu
 from .gluon import support
 from .schedule import Schedule
 from .sides import pieces
+from .triton.descriptors import ALIGNMENT
 from .triton.padding import padded
 
 MEASURED = "sm_90"
@@ -38,6 +39,7 @@ SHARED_MARGIN = 4096  # barriers, reductions, conversions of vectors
 STAGED_BLOCK = 32  # keys: blocks are made smaller down to here to have two stages of them
 # Of the backward pass: elements of a program's sums in registers, and rows or keys that it takes at a time and owns.
 BACKWARD_SUMS = 32768
+BACKWARD_GLUON = 512  # head size up to which its Gluon modules fit
 # Products whose rows are taken and owned alternate in the kernel that owns keys: Hopper's matrix units take 64 rows of
 # both or of neither, else Triton keeps every operand twice.
 BACKWARD_ROWS = ((64, 128), (64, 64), (32, 64), (32, 32), (16, 32), (16, 16))
@@ -163,7 +165,17 @@ class NvidiaChoices(Choices):
         return BALANCED_WAVES * gpu(problem.device).multiprocessors, MIN_SPLIT
 
     def attention_backward(self, problem: AttentionProblem) -> BackwardChoice:
-        """The largest tiles that fit. A program that owns keys has two sums, one that owns queries has one."""
+        """What was measured; else the largest tiles that fit: a program that owns keys has two sums, one that owns
+        queries has one."""
+        size = max(problem.head_size, problem.value_size)
+        measured = problem.dtype.bytes == 2 and gpu(problem.device).architecture == MEASURED
+        hides = (
+            problem.mask is not None or problem.mask_mod
+        )  # by block cases, which Gluon modules have in one loop only
+        aligned = all(side * problem.dtype.bytes % ALIGNMENT == 0 for side in (problem.head_size, problem.value_size))
+        able = measured and support.version_supported() and problem.source == "dense" and aligned and not hides
+        if able and size <= BACKWARD_GLUON:
+            return next(choice for most, choice in backward_table() if size <= most)
         (keys, owned_rows), (rows, owned_keys) = (
             _backward_tile(problem, *kind) for kind in ((BACKWARD_ROWS, 1), (BACKWARD_KEYS, 2))
         )
@@ -302,6 +314,24 @@ def zeroing_table(masked: bool) -> Table:
         (256, Choice({"BR": 64, "BK": 32}, Schedule(4, 2, consumers=2, registers=232), why)),
         (512, Choice({"BR": 64, "BK": 32}, Schedule(8, 1, consumers=1), why)),
         (576, Choice({"BR": 64, "BK": 32}, Schedule(8, 1, consumers=1), "fits shared memory")),
+    )
+
+
+@cache
+def backward_table() -> tuple[tuple[int, BackwardChoice], ...]:
+    """Sums of keys and values take twice the registers of those of queries. From 8 warps on, a warp has half of a row,
+    and beyond 256 columns only one of the two sums fits."""
+    two, three = Schedule(4, 2, consumers=2), Schedule(4, 2, consumers=3, registers=160)
+    wide = Schedule(8, 2, consumers=1)
+
+    def blocks(rows: int, keys: int, schedule: Schedule) -> BackwardBlocks:
+        return BackwardBlocks({"BR": rows, "BK": keys}, schedule, "measured on an H200")
+
+    return (
+        (64, BackwardChoice(blocks(64, 64, three), blocks(64, 64, two))),
+        (128, BackwardChoice(blocks(64, 64, two), blocks(64, 64, two))),
+        (256, BackwardChoice(blocks(64, 32, two), blocks(64, 64, wide))),
+        (BACKWARD_GLUON, BackwardChoice(blocks(64, 32, wide), blocks(32, 64, wide), apart=True)),
     )
 
 

@@ -60,12 +60,11 @@ def _ancestors(value: Value, block: Block) -> set[Op]:
 
     def from_dot(value: Value) -> bool:
         if value not in depends:
-            op = value.op
-            inside = op is not None and id(op) in here and len(value.shape) == 2
-            depends[value] = inside and (
-                op.kind == "dot" or (op.kind in THROUGH and any([from_dot(v) for v in op.operands]))
-            )
-            if depends[value] and op is not None:
+            op, depends[value] = value.op, False
+            if op is None or id(op) not in here or len(value.shape) != 2:
+                return False
+            depends[value] = op.kind == "dot" or (op.kind in THROUGH and any([from_dot(v) for v in op.operands]))
+            if depends[value]:
                 found.add(op)
         return depends[value]
 

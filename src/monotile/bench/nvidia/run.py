@@ -75,7 +75,7 @@ def run(
     begin, gpu = time.perf_counter(), gpu or CudaTimer()
     lists: Report = {name: [] for name in ("doubts", "rows", "wrong", "starts", "left_out")}
     report: Report = {**_setting(gpu, options), "filter": only, **lists}
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (BarColumn(16), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("limits", total=len(wanted) + 1)
         report["limits"] = limits.measure(gpu, options.probes)

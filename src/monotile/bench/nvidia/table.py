@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from .. import columns
+from ..columns import Heading
 from . import goals
 
 if TYPE_CHECKING:
@@ -13,27 +15,36 @@ if TYPE_CHECKING:
 Report = dict[str, Any]
 HEAD = ["row", "median", "spread", "rate", "of the limit", "x torch", "note"]
 GOALS_HEAD = ["work", "measure", "worst", "wanted", "in this row", ""]
+HEADS = tuple(
+    Heading(text, rank, wraps=text in ("row", "x torch", "note"))
+    for text, rank in zip(HEAD, (0, 0, 4, 2, 3, 1, 5), strict=True)
+)
+GOAL_HEADS = tuple(
+    Heading(text, rank, wraps=text in ("work", "in this row"))
+    for text, rank in zip(GOALS_HEAD, (0, 1, 0, 0, 2, 0), strict=True)
+)
 NOT_IN_TORCH = "torch takes it in no way that was asked"
 
 
-def show(report: Report, console: Console) -> None:
-    from rich.table import Table
-
-    console.print(title(report), highlight=False, soft_wrap=True)
-    console.print(ceilings(report), highlight=False, soft_wrap=True)
-    if report["rows"]:
-        found = Table(*HEAD)
-        for row in report["rows"]:
-            found.add_row(*cells(row))
-        console.print(found)
-        verdicts = Table(*GOALS_HEAD)
-        for line in goal_cells(report):
-            verdicts.add_row(*line[:-1], f"[red]{line[-1]}[/]" if line[-1] else "[green]reached[/]")
-        console.print(verdicts)
-    for remark in remarks(report):
+def show(report: Report, console: Console, *, with_goals: bool = False) -> None:
+    for line in (title(report), ceilings(report)):
+        console.print(line, highlight=False, markup=False, soft_wrap=not console.is_terminal)
+    columns.show(console, HEADS, (cells(row) for row in report["rows"]))
+    if with_goals:
+        columns.show(console, GOAL_HEADS, _marked(goal_cells(report)))
+    for remark in _flex_remarks(report):
         console.print(remark, highlight=False, markup=False, soft_wrap=True)
-    for row in report["wrong"]:
-        console.print(f"WRONG, not timed: {row['wrong']}", style="red", highlight=False, markup=False, soft_wrap=True)
+
+
+def _marked(lines: Iterable[list[str]]) -> Iterator[list[Any]]:
+    from rich.text import Text
+
+    for line in lines:
+        yield [*line[:-1], Text(line[-1], "red") if line[-1] else Text("reached", "green")]
+
+
+def _flex_remarks(report: Report) -> Iterator[str]:
+    return (f"FlexAttention was not timed: {reason}" for reason in report.get("flex_refused", ()))
 
 
 def remarks(report: Report) -> Iterator[str]:
@@ -42,7 +53,7 @@ def remarks(report: Report) -> Iterator[str]:
     if against:
         ratio, name = min(against)
         yield f"worst against torch: {ratio:.2f} times its speed, {name}"
-    yield from (f"FlexAttention was not timed: {reason}" for reason in report.get("flex_refused", ()))
+    yield from _flex_remarks(report)
     yield from (f"doubtful: {doubt}" for doubt in report["doubts"])
 
 

@@ -249,9 +249,7 @@ class ConsumerLoops(Consumer):
             self.lines.add(f"mbarrier.arrive({name}_empty.index({self.slot}), count=1)")
         self._assign(carried, op.blocks[0].terminator.operands)
 
-    def _in_order(
-        self, op: Op, parts: SplitBody, carried: list[str], following: IterationPlace | None
-    ) -> None:
+    def _in_order(self, op: Op, parts: SplitBody, carried: list[str], following: IterationPlace | None) -> None:
         """Write one iteration's parts: early dots are waited for where they are first needed, late dots start as soon
         as they can, and what those do not need stands behind their start."""
         outer, self.here = self.here, Block()
@@ -283,7 +281,9 @@ class ConsumerLoops(Consumer):
         ops = [*parts.middle, *parts.scaling]
         return ops if late is None else needed(ops, (*late.dot.operands, late.addend))
 
-    def _write_leading(self, parts: SplitBody, late: LateDot | None, names: dict[Value, str], running: list[Value]) -> None:
+    def _write_leading(
+        self, parts: SplitBody, late: LateDot | None, names: dict[Value, str], running: list[Value]
+    ) -> None:
         """Write those ops that are not written yet, behind the early dots that they read."""
         ops = [op for op in self._leading(parts, late) if id(op) not in self.written]
         ending = [value for value in names if any(value in op.operands for op in ops)]

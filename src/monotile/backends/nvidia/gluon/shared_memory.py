@@ -35,7 +35,9 @@ def _exchanged(pipeline: Pipeline, schedule: Schedule) -> list[int]:
     if pipeline.rows >= 16 * schedule.num_warps:
         return []
     tiles = Counter[tuple[tuple[int, ...], DType]]()
-    bodies = [body for n in pipeline.loops for body in (pipeline.cases[id(n)].bodies if id(n) in pipeline.cases else [n])]
+    bodies = [
+        body for n in pipeline.loops for body in (pipeline.cases[id(n)].bodies if id(n) in pipeline.cases else [n])
+    ]
     for body in bodies:
         lefts = {op.operands[0] for op in walk(body.blocks[0]) if op.kind == "dot" and load_of(op.operands[0]) is None}
         tiles |= Counter((padded_shape(value.shape), value.dtype) for value in lefts)

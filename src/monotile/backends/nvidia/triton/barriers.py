@@ -4,7 +4,7 @@ one tensor."""
 
 from __future__ import annotations
 
-from ....ir import Block, Kernel, Op, Value, starts, walk
+from ....ir import MEMORY, WRITES, Block, Kernel, Op, Value, starts, walk
 from ....ir.affine import linear
 
 Accesses = set[tuple[Op, bool]]  # an op, and True if it ran in an earlier iteration of the loop around it
@@ -26,7 +26,7 @@ class _Finder:
         """Return the accesses since the last barrier, after this block."""
         since = set(before)
         for op in block.ops:
-            if op.kind in ("load", "store", "gather") and op.attrs["tensor"].index in self.written:
+            if op.kind in MEMORY and op.attrs["tensor"].index in self.written:
                 if op in self.found or any(self.conflict(old, op, earlier=earlier) for old, earlier in since):
                     self.found.add(op)
                     since = set()
@@ -42,9 +42,11 @@ class _Finder:
         return since
 
     def conflict(self, old: Op, new: Op, *, earlier: bool) -> bool:
-        if old.attrs["tensor"].index != new.attrs["tensor"].index or "store" not in (old.kind, new.kind):
+        if old.attrs["tensor"].index != new.attrs["tensor"].index or not WRITES & {old.kind, new.kind}:
             return False
-        return not (earlier and old is new and len(self.loops) == 1 and _moves_on(new, self.loops[0]))
+        return not (
+            earlier and old is new and new.kind != "scatter" and len(self.loops) == 1 and _moves_on(new, self.loops[0])
+        )
 
 
 def _moves_on(store: Op, loop: Op) -> bool:

@@ -31,6 +31,10 @@ FLOAT_FORMS = {
     "log": Form("{tl}.log({0})"),
     "log2": Form("{tl}.log2({0})"),
     "tanh": Form("tanh_f32({0})", ("tanh_f32",)),
+    "sigmoid": Form("sigmoid_f32({0})", ("exp_f32", "sigmoid_f32")),
+    "erf": Form("{tl}.erf({0})"),  # the last three are libdevice's, within 2 ulp
+    "sin": Form("{tl}.sin({0})"),
+    "cos": Form("{tl}.cos({0})"),
     "sqrt": Form("{tl}.sqrt_rn({0})"),
     "reciprocal": Form("reciprocal_f32({0})", ("reciprocal_f32",)),
     "add": Form("{0} + {1}"),

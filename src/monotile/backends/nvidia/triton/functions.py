@@ -77,6 +77,12 @@ def tanh_f32(x):
     rest = $tl.fma(-y, y, $tl.fma(-r, r, 1.0))
     return $tl.fma(y * rest, 0.5, y)
 """,
+    "sigmoid_f32": """\
+@$jit
+def sigmoid_f32(x):
+    e = exp_f32(-$tl.abs(x))
+    return $tl.div_rn($tl.where(x < 0.0, e, 1.0), 1.0 + e)
+""",
     "bool_or": """\
 @$jit
 def bool_or(a, b):

@@ -182,8 +182,9 @@ class Memory:
 
     # ---- gathers -----------------------------------------------------------------------------------------------------
 
-    def gather(self, op: Op, text: Callable[[Value], Text]) -> tuple[str, str]:
-        """Return the addresses and the mask of a gather."""
+    def gather(self, op: Op, text: Callable[[Value], Text], value: Value | None = None) -> tuple[str, str]:
+        """Return the addresses and the mask of a gather, or of a scatter of a value."""
+        shape = (value or op.result).shape
         tensor: Tensor = op.attrs["tensor"]
         checked = op.attrs.get("checked") or (True,) * tensor.rank
         terms = [self.pointer(tensor)]
@@ -200,9 +201,7 @@ class Memory:
                 terms += self.origin(tensor, [], {axis: text(view[0])}).terms
             found = [f"({index} >= 0)", f"({index} < {self.length(op, axis, text)})"] if checked[axis] else []
             tests[not index.shape] += found
-        return " + ".join(terms), self._all_of(
-            tests[True], [*tests[False], *self.padding_mask(op.result.shape)], op.result.shape
-        )
+        return " + ".join(terms), self._all_of(tests[True], [*tests[False], *self.padding_mask(shape)], shape)
 
     def _all_of(self, scalars: list[str], tiles: list[str], extents: tuple[int | None, ...]) -> str:
         """Join tests to a mask. A bool that is broadcast over a tile becomes an integer in Triton's interpreter, which

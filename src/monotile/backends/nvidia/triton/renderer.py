@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from ....dtypes import bfloat16, bool_, float32
@@ -252,6 +253,29 @@ class TritonRenderer:
             name, neutral = self.value(reduction.result), identity(reduction.attrs["fold"], value.dtype)
             self.lines.add(f"{name} = {self.tl}.where({name} == {name}, {name}, {neutral})")
 
+    def scan(self, op: Op) -> None:
+        """Write a running sum; padding comes last."""
+        self.define(op.result, f"{self.tl}.cumsum({self.full(op.operands[0])}, {op.attrs['axis']})", stem="cumsum")
+
+    def reshape(self, op: Op) -> None:
+        """Write a reshape. Where sides are padded, elements are looked up by their position in the padded operand."""
+        (value,), tl, target = op.operands, self.tl, padded_shape(op.result.shape)
+        text = self.full(value)
+        if padded_shape(value.shape) != value.shape or target != op.result.shape:
+            at, source = self.names.fresh("at"), padded_shape(value.shape)
+            self.lines.add(f"{at} = {tl}.arange(0, {math.prod(target)})")
+            flat = at
+            if len(target) == 2:
+                flat = f"{at} // {target[1]} * {op.result.shape[1]} + {at} % {target[1]}"
+            if len(source) == 2:
+                self.lines.add(f"{at} = {flat}")
+                flat = f"{at} // {value.shape[1]} * {source[1]} + {at} % {value.shape[1]}"
+            self.lines.add(f"{at} = {tl}.minimum({flat}, {math.prod(source) - 1})")
+            wide = f"({text}).to({tl}.int8)" if value.dtype is bool_ else text
+            text = f"{tl}.gather({tl}.reshape({wide}, [{math.prod(source)}]), {at}, 0)"
+            text = f"({text} != 0)" if value.dtype is bool_ else text
+        self.define(op.result, f"{tl}.reshape({text}, {shape_text(target)})", stem="reshaped")
+
     def dot(self, op: Op) -> None:
         if self.accumulates(op) and 1 not in (*op.operands[0].shape, *op.operands[1].shape):
             self.fused[op.result] = op
@@ -331,11 +355,19 @@ class TritonRenderer:
         return f"{at} + ({offsets})" if offsets else at, self.memory.mask(op, texts, self.value)
 
     def gather(self, op: Op) -> None:
-        address, mask = self.memory.gather(op, self.value)
-        shape = padded_shape(op.result.shape)
+        address, mask = self._scattered(op, op.result)
+        self.define(op.result, self.load_text(op, address, mask), stem=f"{op.attrs['tensor'].name}_tile")
+
+    def scatter(self, op: Op) -> None:
+        address, mask = self._scattered(op, op.operands[0])
+        self.lines.add(f"{self.tl}.store({address}, {self.full(op.operands[0])}{f', mask={mask}' if mask else ''})")
+
+    def _scattered(self, op: Op, value: Value) -> tuple[str, str]:
+        address, mask = self.memory.gather(op, self.value, value)
+        shape = padded_shape(value.shape)
         if meet(*(self.value(v).shape for v in starts(op))) != shape:
             address = f"{self.tl}.broadcast_to({address}, {shape_text(shape)})"
-        self.define(op.result, self.load_text(op, address, mask), stem=f"{op.attrs['tensor'].name}_tile")
+        return address, mask
 
     # ---- control -----------------------------------------------------------------------------------------------------
 
@@ -410,10 +442,13 @@ HANDLERS = {
     "broadcast": "broadcast",
     "trans": "trans",
     "reduce": "reduce",
+    "reshape": "reshape",
+    "scan": "scan",
     "dot": "dot",
     "load": "load",
     "store": "store",
     "gather": "gather",
+    "scatter": "scatter",
     "for": "loop",
     "if": "branch",
 }

@@ -1,6 +1,0 @@
-"""`python -m monotile.cli`."""
-
-from . import main
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,92 @@
+"""Words that are made of several ops, or of one with rules of its own. `b` is the builder."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .. import dtypes
+from ..dtypes import bfloat16, bool_, int8, int32, uint8
+from ..errors import ShapeMismatch, UndefinedForDType, UnsupportedPython
+from .ops import Type, Value
+
+MAX_POWER = 64
+POWER_CURE = f"use whole powers up to {MAX_POWER}, or exp2(y * log2(x)) for x > 0"
+EXACT = 2**24  # whole numbers up to here are exact in float32
+
+
+def power(b: Any, x: Value, exponent: Any) -> Value:
+    """Multiply a whole power out by squaring; a negative power is one division more, and 0.5 is a square root."""
+    if exponent == 0.5:
+        root: Value = b.unary("sqrt", x)
+        return root
+    if isinstance(exponent, float) and exponent.is_integer():
+        exponent = int(exponent)
+    if type(exponent) is not int or abs(exponent) > MAX_POWER:
+        raise b.fail(UnsupportedPython, "'**' of a run-time value takes a constant, small, whole power", POWER_CURE)
+    x = b.cast(x, dtypes.computed(x.dtype))
+    if x.dtype is bool_ or (exponent < 0 and not x.dtype.is_float):
+        raise b.fail(UndefinedForDType, f"'** {exponent}' is not defined for {x.dtype}", "cast first: .astype(float32)")
+    result: Value | None = None
+    for digit in f"{abs(exponent):b}":  # from the greatest
+        result = None if result is None else b.binary("mul", result, result)
+        if digit == "1":
+            result = x if result is None else b.binary("mul", result, x)
+    if result is None:
+        one: Value = b.broadcast(b.value(1, x.dtype), x.shape)
+        return one
+    return b.binary("div", 1.0, result) if exponent < 0 else result
+
+
+def reshape(b: Any, value: Value, shape: tuple[Any, ...]) -> Value:
+    """Give a tile another shape; its elements keep their order, rows first. One side may be -1."""
+    b.rank(len(shape))
+    count, known = math.prod(value.shape), math.prod([s for s in shape if isinstance(s, int) and s > 0])
+    sides = [count // known if isinstance(s, int) and s == -1 else b.side(s) for s in shape]
+    if not sides or shape.count(-1) > 1 or math.prod(sides) != count:
+        found = f"a tile {value.shape} of {count} elements does not have the shape {shape}"
+        raise b.fail(ShapeMismatch, found, "give sides whose product is the number of elements")
+    if tuple(sides) == value.shape:
+        return value
+    result: Value = b.emit("reshape", (value,), Type(value.dtype, tuple(sides))).result
+    return result
+
+
+def position_of_extremum(b: Any, fold: str, x: Value, axis: int) -> Value:
+    """Return the first position of the maximum or minimum along an axis. NaN is ignored; where no float is above -inf
+    (below inf), it is 0."""
+    x = b.cast(x, int32) if x.dtype is bool_ else b.cast(x, dtypes.computed(x.dtype))
+    best = b.reduce(fold, x, axis)
+    axis %= len(x.shape)
+    side, spread = x.shape[axis], best
+    positions = b.arange(side)
+    if len(x.shape) == 2:
+        positions, spread = b.expand(positions, 1 - axis), b.expand(best, axis)
+    found = b.reduce("min", b.where(b.binary("eq", x, spread), positions, side), axis)
+    if x.dtype.is_float:
+        found = b.where(b.binary("eq", best, -math.inf if fold == "max" else math.inf), 0, found)
+    return found  # type: ignore[no-any-return]
+
+
+def integer_dot(b: Any, x: Value, y: Value) -> Value:
+    """Multiply matrices of int8 or uint8 with int32 sums. Their numbers are bfloat16 numbers, and sums of few enough
+    products are exact in float32: long rows are cut."""
+    most = 255 if uint8 in (x.dtype, y.dtype) else 128
+    side = x.shape[1]
+    exact = EXACT // (most * most)
+    positions = b.expand(b.arange(side), 0)
+    total: Value | None = None
+    x, y = b.cast(x, bfloat16), b.cast(y, bfloat16)
+    for first in range(0, side, exact):
+        part = x
+        if side > exact:
+            inside = b.binary("eq", b.binary("floordiv", positions, exact), first // exact)
+            part = b.where(inside, x, b.cast(b.value(0.0), bfloat16))
+        product = b.cast(b.dot(part, y), int32)
+        total = product if total is None else b.binary("add", total, product)
+    assert total is not None
+    return total
+
+
+def multiplies_integers(x: Value, y: Value) -> bool:
+    return all(v.dtype in (int8, uint8) for v in (x, y))

@@ -1,0 +1,65 @@
+"""Leading dimensions of attention's arrays, (..., H, N, D): broadcast to each other, then read as one batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from ..errors import ArgumentRank, LengthsDiffer
+from .calls import ArrayRef, CallBuilder
+
+Lead = tuple[int, ...]
+
+
+def read_lead(shapes: Mapping[str, tuple[int, ...]], broadcasts: bool) -> Lead:
+    """Check the ranks of q, k and v, and return the dimensions before the last three."""
+    rank = len(shapes["q"])
+    for name, shape in shapes.items():
+        if len(shape) < 3 or (len(shape) > 4 and not broadcasts):
+            found = f"{name!r} has shape {shape}"
+            raise ArgumentRank(f"{found}; attention takes (batch, heads, length, head size), or the last three")
+        if len(shape) != rank and not broadcasts:
+            raise ArgumentRank(
+                f"'q' has {rank} dimensions and {name!r} has {len(shape)}; give all of them a batch, or none"
+            )
+    lead = broadcast_lead(shapes)
+    if not broadcasts and any(shape[:-3] != lead for shape in shapes.values()):
+        listing = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise LengthsDiffer(f"the batch sizes must be equal: they are not broadcast here ({listing})")
+    return lead
+
+
+def broadcast_lead(shapes: Mapping[str, tuple[int, ...]]) -> Lead:
+    """Return what the dimensions before the last three broadcast to; raise an error where they do not."""
+    leads = {name: shape[:-3] for name, shape in shapes.items()}
+    longest = max(map(len, leads.values()))
+    found: list[int] = []
+    for axis in range(-longest, 0):
+        sides = {lead[axis] for lead in leads.values() if len(lead) >= -axis} - {1}
+        if len(sides) > 1:
+            listing = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+            raise LengthsDiffer(f"the batch sizes do not broadcast: they must be equal, or 1 ({listing})")
+        found.append(sides.pop() if sides else 1)
+    return tuple(found)
+
+
+def as_one_batch(builder: CallBuilder, array: ArrayRef, lead: Lead) -> ArrayRef:
+    """The array with one batch dimension in place of the leading ones. It is copied at every call if two of those are
+    not evenly apart in memory."""
+    own, rest = array.shape[:-3], array.shape[-3:]
+    if len(lead) == 1 and own == lead:
+        return array
+    whole = *lead, *rest
+    wide = array.reshaped(*(1,) * (len(lead) - len(own)), *array.shape)
+    wide = wide if own == lead else wide.broadcast(whole)
+    shape = (math.prod(lead), *rest)
+    view = wide.view.reshaped(shape)
+    return ArrayRef(array.place, view) if view is not None else builder.contiguous(array, whole).reshaped(*shape)
+
+
+def mask_as_one_batch(builder: CallBuilder, mask: ArrayRef, lead: Lead) -> ArrayRef:
+    """A mask of more than 4 dimensions with one batch dimension, of length 1 if it is the same for all of them."""
+    own = mask.shape[:-3]
+    if not own or set(own) == {1}:
+        return mask.reshaped(1, *mask.shape[-3:]) if own else mask
+    return as_one_batch(builder, mask, lead)

@@ -1,0 +1,64 @@
+"""`attention_paged` and `paged_append` on quantised pages: the plan of plain ones, and more arrays for the fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import ArgumentRank, ArgumentShape
+from ..kernels.paged_append import paged_append as paged_append_kernel
+from ..runtime import tensors
+from . import torch_calls
+from .calls import LibraryFunction
+from .paged import check_pages, check_places, plan
+from .quantized import Quantized, quantize_like
+from .quantized_inputs import FIELDS
+from .quantized_ops import QuantizedOptions, read_quantized, read_quantized_options, rotated
+from .varlen import contents
+
+Array = Any
+
+
+def attention_paged(
+    q: Array, k_pages: Array, v_pages: Array, page_table: Array, lengths: Array, *, sinks: Array, return_lse: bool,
+    check: bool, **given: Any,
+) -> Any:  # fmt: skip
+    """`attention_paged` where keys or values are quantised: their codes are (P, page, Hkv, width)."""
+    if check:
+        check_pages(contents(page_table), contents(lengths), k_pages.shape)
+    (turned, k, v), fields, codecs = read_quantized("attention_paged", q, k_pages, v_pages)
+    scale, _, options = read_quantized_options(given)
+    arrays = (turned, k, v, page_table, lengths, sinks, *fields)
+    options = (*options, return_lse, codecs, given["backend"], given["threads"])
+    found = _PAGED.call(arrays, tensors.layouts(arrays), options, scale)
+    out, *rest = found if return_lse else (found,)
+    out = rotated(out, codecs[1], back=True, like=q)
+    return (out, *rest) if return_lse else out
+
+
+def paged_append(
+    k_pages: Array, v_pages: Array, page_table: Array, lengths: Array, k_new: Array, v_new: Array, *, check: bool,
+    **run: Any,
+) -> None:  # fmt: skip
+    """Quantise new tokens as their pages are, and store their fields."""
+    torch_calls.refuse_gradients("paged_append", k_new, v_new)
+    stored: list[list[tuple[Array, Array]]] = []  # fields of pages and of new tokens
+    for name, pages, tokens in (("k_new", k_pages, k_new), ("v_new", v_pages, v_new)):
+        wanted, found = tuple(pages.shape), tuple(tensors.read(name, tokens).shape)
+        if len(wanted) != 4:
+            raise ArgumentRank(f"pages are (pages, positions of a page, heads, head size), found {wanted}")
+        if len(found) != 4 or (found[1], found[3]) != wanted[2:]:
+            raise ArgumentShape(f"{name!r} must be (B, {wanted[2]}, N, {wanted[3]}) for these pages, found {found}")
+        new = quantize_like(tokens, pages) if type(pages) is Quantized else tokens
+        stored.append(list(zip(_fields(pages), _fields(new), strict=True)))
+    check_places(page_table, lengths, tuple(k_new.shape), k_pages.shape, check=check)
+    keys, values = sorted(stored, key=len, reverse=True)  # to the kernel, both are tokens of pages
+    for n, (pages, tokens) in enumerate(keys):
+        other, tokens_there = values[n] if n < len(values) else (None, None)
+        paged_append_kernel(pages, other, page_table, lengths, tokens, tokens_there, **run)
+
+
+def _fields(x: Array) -> list[Array]:
+    return [x] if type(x) is not Quantized else [f for f in (x.codes, x.scales, x.zeros) if f is not None]
+
+
+_PAGED = LibraryFunction(("q", "k_pages", "v_pages", "page_table", "lengths", "sinks", *FIELDS), QuantizedOptions, plan)

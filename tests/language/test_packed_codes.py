@@ -1,0 +1,74 @@
+"""Codes of a few bits that share a word: taken apart by shifts and masks, on loads that repeat elements of memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from arrays import poisoned
+from monotile import ir
+from monotile.dtypes import to_numpy
+from monotile.ir.fields import as_table, bit_fields
+from monotile.language import Const, Tensor, arange, bfloat16, cdiv, int32, kernel, program_id
+from monotile.library import aura
+from monotile.passes import pipeline
+
+LEVELS = tuple(np.linspace(-2, 2, 8).tolist())
+
+
+@kernel
+def unpack(
+    words: Tensor["N W"], scales: Tensor["N G"], y: Tensor["N C"], z: Tensor["N C"],
+    *, bits: Const, W: Const, G: Const, C: Const, B: Const = 8,
+):  # fmt: skip
+    """y is the codes, z the scale that each code's group shares."""
+    rows, columns = program_id(cdiv(words.shape[0], B)) * B + arange(B), arange(C)
+    first = columns * bits
+    shift = (first % 32)[None, :]
+    found = words[rows[:, None], (first // 32)[None, :]] >> shift
+    if 32 % bits:
+        found = found | (words[rows[:, None], ((first + bits - 1) // 32)[None, :]] << (32 - shift))
+    y[rows, columns] = (found & (2**bits - 1)).astype(int32)
+    z[rows, columns] = scales[rows[:, None], (columns // (C // G))[None, :]]
+
+
+@pytest.mark.parametrize(("bits", "C"), [(2, 48), (3, 80), (4, 33), (6, 32), (8, 40)])
+def test_codes_are_taken_apart(backend: str, bits: int, C: int) -> None:
+    rng, groups = np.random.default_rng(bits), 1 if C % 2 else C // 4
+    codes, scales = rng.integers(0, 2**bits, (11, C)).astype(np.uint8), rng.random((11, groups)).astype(np.float32)
+    words = aura.pack(codes, bits)
+    y, z = np.full((11, C), -1, np.int32), poisoned((11, C))
+    unpack(words, scales, y, z, bits=bits, C=C, backend=backend)
+    assert np.array_equal(y, codes) and np.array_equal(z, np.repeat(scales, C // groups, axis=1))
+
+
+def test_other_vector_units() -> None:
+    """8 and 4 lanes, of which 3 bits each begin anywhere in a word."""
+    codes = np.random.default_rng(0).integers(0, 8, (5, 96)).astype(np.uint8)
+    y, z = np.zeros((5, 96), np.int32), np.zeros((5, 96), np.float32)
+    for unit in ("avx2", "baseline"):
+        unpack(aura.pack(codes, 3), np.ones((5, 48), np.float32), y, z, bits=3, C=96, backend=f"cpu:{unit}")
+        assert np.array_equal(y, codes) and (z == 1).all()
+
+
+@kernel
+def numbers(words: Tensor["N W"], y: Tensor["N C"], *, levels: Const, W: Const, C: Const):
+    columns = arange(C)
+    first = columns * 3
+    shift = (first % 32)[None, :]
+    found = words[arange(4)[:, None], (first // 32)[None, :]] >> shift
+    found = found | (words[arange(4)[:, None], ((first + 2) // 32)[None, :]] << (32 - shift))
+    y[arange(4), columns] = levels[(found & 7).astype(int32)].astype(bfloat16)
+
+
+def test_bits_are_followed_to_memory() -> None:
+    """No gather is left, a code is a run of bits of its row, and the number is a table of it."""
+    y = np.zeros((4, 64), to_numpy(bfloat16))
+    made = numbers.ir(np.zeros((4, 6), np.uint32), y, levels=LEVELS, C=64)
+    pipeline.run(made, pipeline.PipelineOptions(spread_loads=True))
+    ops = list(ir.walk(made.body))
+    assert not [op for op in ops if op.kind == "gather"] and sum("spread" in op.attrs for op in ops) == 2
+    fields = [found for op in ops if op.kind == "bitand" and (found := bit_fields(op.result)) is not None]
+    assert [(f.first, f.step, f.width) for f in fields] == [(0, 3, 3)]
+    table = next(as_table(op.result) for op in ops if op.kind == "cast" and op.result.dtype is bfloat16)
+    assert table is not None and len(table.numbers) == 8 and table.numbers[7] == 0x4000

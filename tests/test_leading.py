@@ -1,0 +1,77 @@
+"""Leading dimensions of attention's arrays: any number, broadcast to each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import monotile
+from monotile import errors
+
+Lead = tuple[int, ...]
+RNG = np.random.default_rng(0)
+# The leading dimensions of q, k, v and the mask; the last case has keys and values that are copied.
+CASES: list[tuple[Lead, Lead, Lead, Lead | None]] = [
+    ((3,), (1,), (3,), None),
+    ((), (3,), (1,), (3,)),
+    ((2, 3), (2, 3), (2, 3), (1, 1)),
+    ((2, 3), (3,), (), (2, 1)),
+    ((1, 3), (2, 1), (2, 3), (3,)),
+]
+
+
+def array(*shape: int) -> Any:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def formula(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    k, v = (np.repeat(a.astype(np.float64), q.shape[-3] // a.shape[-3], -3) for a in (k, v))
+    s = q @ np.swapaxes(k, -1, -2) * q.shape[-1] ** -0.5 + (0 if mask is None else mask)
+    p = np.exp(s - s.max(-1, keepdims=True))
+    return p / p.sum(-1, keepdims=True) @ v
+
+
+def given(case: tuple[Lead, Lead, Lead, Lead | None]) -> tuple[Any, Any, Any, Any]:
+    of_q, of_k, of_v, of_mask = case
+    mask = None if of_mask is None else array(*of_mask, 4, 5, 7)
+    return array(*of_q, 4, 5, 8), array(*of_k, 2, 7, 8), array(*of_v, 2, 7, 8), mask
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_they_are_broadcast(case: tuple[Lead, Lead, Lead, Lead | None]) -> None:
+    q, k, v, mask = given(case)
+    expected = formula(q, k, v, mask)
+    o, lse = monotile.attention(q, k, v, mask=mask, return_lse=True)
+    assert o.shape == expected.shape and lse.shape == expected.shape[:-1]
+    np.testing.assert_allclose(o, expected, rtol=2e-5, atol=2e-5)
+    spread = np.swapaxes(np.swapaxes(k, -1, -2).copy(), -1, -2)  # its last stride is not 1
+    np.testing.assert_array_equal(monotile.attention(q, spread, v, mask=mask, return_lse=True)[0], o)
+
+
+def test_their_gradients_are_summed() -> None:
+    torch = pytest.importorskip("torch")
+    for case in (CASES[0], CASES[4]):
+        q, k, v, mask = (torch.tensor(a, requires_grad=True) if a is not None else None for a in given(case))
+        found = monotile.attention(q, k, v, mask=mask)
+        wide = (a.repeat_interleave(2, -3) for a in (k, v))
+        expected = torch.nn.functional.scaled_dot_product_attention(q, *wide, attn_mask=mask)
+        inputs = [a for a in (q, k, v, mask) if a is not None]
+        pairs = (torch.autograd.grad((o**2).sum(), inputs) for o in (found, expected))
+        for a, b in zip(*pairs, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_those_that_do_not_fit() -> None:
+    q = array(2, 4, 5, 8)
+    with pytest.raises(errors.LengthsDiffer, match=r"batch sizes do not broadcast.*q \(2, 4, 5, 8\), k \(3, 4, 5, 8\)"):
+        monotile.attention(q, array(3, 4, 5, 8), q)
+    with pytest.raises(errors.MaskShape, match=r"mask \(3, 1, 5, 5\) does not broadcast to the scores \(2, 4, 5, 5\)"):
+        monotile.attention(q, q, q, mask=array(3, 1, 5, 5))
+    with pytest.raises(errors.LengthsDiffer, match="they are not broadcast here"):
+        monotile.decode_partials(q, q[:1], q[:1])
+    with pytest.raises(errors.ArgumentRank, match="'q' has shape"):
+        monotile.decode_partials(q[None], q[None], q[None])
+    with pytest.raises(errors.ArgumentRank, match="give all of them a batch, or none"):
+        monotile.decode_partials(q, q[0], q[0])

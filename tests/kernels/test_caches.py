@@ -15,7 +15,7 @@ from monotile.kernels.balance import balance
 from monotile.kernels.scores import Options
 from monotile.library import registry
 from monotile.library.guarded import GuardedArray, Placement, guarded_results
-from usable import WITH_METAL, usable
+from usable import ON_GPU, WITH_METAL, usable
 
 Array = np.ndarray[Any, Any]
 Inputs = dict[str, Any]
@@ -27,7 +27,8 @@ PAGED, LONG = [case for case in registry.CHECKS if case.op == "attention_paged"]
 
 def run_guarded(function: Callable[..., Any], inputs: Inputs, writes: tuple[str, ...] = (), **run: Any) -> Any:
     """Call with arrays between poisoned neighbours; nothing outside of arrays may be written, and no input."""
-    arrays = [GuardedArray.make(n, a, Placement(), on_gpu=False) for n, a in inputs.items() if hasattr(a, "dtype")]
+    on_gpu = ON_GPU and run["backend"] == "nvidia"
+    arrays = [GuardedArray.make(n, a, Placement(), on_gpu=on_gpu) for n, a in inputs.items() if hasattr(a, "dtype")]
     with guarded_results() as results:
         found = function(**inputs | {a.name: a.given for a in arrays}, **run)
     assert not results.written_outside()

@@ -10,7 +10,7 @@ import sys
 import types
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -155,8 +155,7 @@ def on_device(value: Any, backend: str | None) -> Any:
     if isinstance(value, BlockMask):
         return BlockMask(on_device(value.mask_mod, backend), value.B, value.H, value.Nq, value.Nk)
     if isinstance(value, Quantized):
-        moved = {name: on_device(getattr(value, name), backend) for name in ("codes", "scales", "zeros")}
-        return replace(value, **moved)
+        return value.with_fields({name: on_device(array, backend) for name, array in value.fields().items()})
     if not isinstance(value, np.ndarray):
         return value
     import torch

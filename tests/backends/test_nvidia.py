@@ -13,12 +13,13 @@ from backends.nvidia_kernels import (
     compiled,
     forward,
     lowered,
+    repeat_columns,
     scale_rows,
     text,
     twice,
 )
 from kernel_calls import in_splits
-from monotile import errors
+from monotile import backends, errors
 from monotile.backends.nvidia import backend as nvidia
 from monotile.backends.nvidia import build
 from monotile.backends.nvidia.schedule import Schedule, choose
@@ -30,7 +31,6 @@ from monotile.kernels.scores import Options
 from monotile.language import Const, Tensor, kernel
 from monotile.launch.arguments import Arguments
 from monotile.launch.captures import NOTHING
-from monotile.launch.kernel import choose_backend
 from monotile.runtime.tensors import View
 
 # ---- text ------------------------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def test_schedules_fit_shared_memory() -> None:
 
 def backend_for(x: View, y: View, name: str | None = None) -> object:
     """The backend that a call of scale_rows with these arrays runs on."""
-    return choose_backend(name, Arguments(scale_rows.signature, (x, y), NOTHING, {}))
+    return backends.for_device(name, Arguments(scale_rows.signature, (x, y), NOTHING, {}).device)
 
 
 @compiled
@@ -207,3 +207,10 @@ def test_what_else_ptxas_says() -> None:
     said = "Internal Triton PTX codegen error\n`ptxas` stderr:\nptxas x.ptx, line 9; error   : Bad\n.version 8.7"
     found = build.translated(RuntimeError(said), "f")
     assert isinstance(found, errors.DeviceLimit) and str(found) == "ptxas refuses f: ptxas x.ptx, line 9; error   : Bad"
+
+
+def test_columns_that_repeat_are_loaded_once() -> None:
+    x, y = random((16, 8)), random((16, 64))
+    wide = text(repeat_columns.ir(x, y, M=16, times=8)).text
+    assert wide.count("tl.join") == 3 and wide.count("tl.load") == 1 and "iota_8[None, :]" in wide
+    assert "tl.join" not in text(repeat_columns.ir(x, y, M=16, times=12)).text

@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 # From the bottom up. docs/internals/architecture.md explains them.
 LAYERS = (
     "dtypes", "errors", "ir", "frontend", "passes", "runtime", "backends", "launch", "language", "kernels", "library",
-    "torch", "distributed", "flash_attn", "flex", "transformers", "jax", "metal", "bench", "cli", "__main__",
+    "torch", "distributed", "flash_attn", "flex", "transformers", "jax", "mlx", "metal", "bench", "cli", "__main__",
 )  # fmt: skip
 BACKENDS = ("cpu", "interpreter", "metal", "nvidia")
 

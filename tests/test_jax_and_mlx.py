@@ -54,6 +54,36 @@ def test_kernels_read_them_and_do_not_write_them(library: Any) -> None:
         double(out, x, backend="cpu")
 
 
+def test_gradients_in_mlx() -> None:
+    """Of every array, against MLX's own arithmetic."""
+    mx = pytest.importorskip("mlx.core")
+    import monotile.mlx
+
+    rng = np.random.default_rng(0)
+    shapes = (1, 4, 20, 16), (1, 4, 30, 16), (1, 4, 30, 16), (20, 30), (4,)
+    given = [mx.array(rng.standard_normal(shape).astype(np.float32)) for shape in shapes]
+
+    def formula(q: Any, k: Any, v: Any, mask: Any, sinks: Any) -> Any:
+        s = q @ k.swapaxes(-1, -2) * q.shape[-1] ** -0.5 + mask
+        s = mx.concatenate([s, mx.broadcast_to(sinks[None, :, None, None], (*s.shape[:3], 1))], axis=-1)
+        return (mx.softmax(s, axis=-1)[..., :-1] @ v), mx.logsumexp(s, axis=-1)
+
+    def gradients(function: Any) -> Any:
+        def loss(*arrays: Any) -> Any:
+            o, lse = function(*arrays)
+            return (o**2).sum() + mx.sin(lse).sum()
+
+        return mx.grad(loss, argnums=tuple(range(5)))(*given)
+
+    found = gradients(
+        lambda q, k, v, mask, sinks: monotile.mlx.attention(q, k, v, mask=mask, sinks=sinks, return_lse=True)
+    )
+    for a, b in zip(found, gradients(formula), strict=True):
+        np.testing.assert_allclose(np.array(a), np.array(b), rtol=1e-4, atol=1e-4)
+    with pytest.raises(errors.ArgumentKind, match="'k' must be an MLX array, found ndarray"):
+        monotile.mlx.attention(given[0], np.array(given[1]), given[2])
+
+
 def test_a_function_captures_an_array_of_jax() -> None:
     jnp = pytest.importorskip("jax.numpy")
     q, k, v = qkv(20, 30)

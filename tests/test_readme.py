@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "README.md"]
 RUN = ("devices", "inspect", "emit", "cache", "diff")  # `check` and `bench` take longer, and have tests of their own
-OPTIONAL = ("torch", "transformers", "jax")  # where they are installed, what shows them runs
+OPTIONAL = ("torch", "transformers", "jax", "mlx")  # where they are installed, what shows them runs
 WRONG = """\
 import numpy as np
 

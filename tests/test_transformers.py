@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import sys
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from monotile.errors import BadOption
 
 torch: Any = pytest.importorskip("torch", reason="these are tests of monotile.transformers")
 transformers: Any = pytest.importorskip("transformers", reason="these are tests of monotile.transformers")
+import monotile.torch  # noqa: E402
 import monotile.transformers  # noqa: E402
 from monotile.transformers import masks  # noqa: E402
 
@@ -192,6 +194,50 @@ def test_images() -> None:
     image = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         close(ours(image).last_hidden_state, eager(image).last_hidden_state)
+
+
+# ---- models and caches that take sdpa, in a region of monotile.torch.sdpa --------------------------------------------
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, run: Any) -> tuple[Any, int]:
+    """What `run` gives where torch's attention is monotile's, and how often that is called."""
+    module, calls = sys.modules["monotile.torch.sdpa"], []
+    monkeypatch.setattr(module, "attention", lambda *a, **o: calls.append(1) or monotile.attention(*a, **o))
+    with monotile.torch.sdpa(), torch.no_grad():
+        return run(), len(calls)
+
+
+def test_a_model_that_chooses_classes_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = transformers.CONFIG_MAPPING["falcon"](**{n: size for n, size in SIZES.items() if n != "head_dim"})
+    with pytest.raises(KeyError, match="monotile"):
+        transformers.AutoModelForCausalLM.from_config(config, attn_implementation="monotile")
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    seen = torch.ones(2, 14, dtype=torch.int64)
+    seen[1, :5] = 0
+    found, calls = counted(monkeypatch, lambda: model(tokens(), attention_mask=seen).logits)
+    assert calls == 2
+    close(found, model(tokens(), attention_mask=seen).logits.detach(), seen.bool())
+
+
+def test_continuous_batching(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of different lengths on a paged cache, as if each were alone."""
+    model, _ = pair(transformers.AutoModelForCausalLM, "llama")
+    prompts, few = [[5, 6, 7, 8], [9, 10, 11]], {"max_new_tokens": 4, "do_sample": False}
+    alone = [model.generate(torch.tensor([p]), **few)[0, len(p) :].tolist() for p in prompts]
+    model.set_attn_implementation("sdpa")
+    limits = transformers.ContinuousBatchingConfig(num_blocks=8, max_batch_tokens=32, page_size=16)
+    settings = transformers.GenerationConfig(**few, eos_token_id=63, pad_token_id=0)
+    options = {"generation_config": settings, "continuous_batching_config": limits, "progress_bar": False}
+    found, calls = counted(monkeypatch, lambda: model.generate_batch(prompts, **options))
+    assert calls >= 8
+    assert [r.generated_tokens for r in sorted(found.values(), key=lambda r: -len(r.prompt_ids))] == alone
+
+
+def test_a_quantised_cache() -> None:
+    eager, ours = pair(transformers.AutoModelForCausalLM, "llama")
+    cache = {"cache_implementation": "quantized", "cache_config": {"backend": "fp8"}}
+    options = {"max_new_tokens": 6, "do_sample": False, **cache}
+    assert ours.generate(tokens(), **options).tolist() == eager.generate(tokens(), **options).tolist()
 
 
 # ---- masks -----------------------------------------------------------------------------------------------------------

@@ -62,6 +62,7 @@ uint8 = DType("uint8", "int", 8)
 bool_ = DType("bool", "bool", 8)
 
 ALL = (float32, float16, bfloat16, float8_e4m3fn, float8_e5m2, int64, int32, uint32, int8, uint8, bool_)
+FLOATS = (float32, float16, bfloat16)  # that attention computes with
 FP8 = (float8_e4m3fn, float8_e5m2)
 BY_NAME = {d.name: d for d in ALL}
 

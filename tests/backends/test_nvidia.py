@@ -19,7 +19,7 @@ from backends.nvidia_kernels import (
     twice,
 )
 from kernel_calls import in_splits
-from monotile import errors
+from monotile import backends, errors
 from monotile.backends.nvidia import backend as nvidia
 from monotile.backends.nvidia import build
 from monotile.backends.nvidia.schedule import Schedule, choose
@@ -31,7 +31,6 @@ from monotile.kernels.scores import Options
 from monotile.language import Const, Tensor, kernel
 from monotile.launch.arguments import Arguments
 from monotile.launch.captures import NOTHING
-from monotile.launch.kernel import choose_backend
 from monotile.runtime.tensors import View
 
 # ---- text ------------------------------------------------------------------------------------------------------------
@@ -134,7 +133,7 @@ def test_schedules_fit_shared_memory() -> None:
 
 def backend_for(x: View, y: View, name: str | None = None) -> object:
     """The backend that a call of scale_rows with these arrays runs on."""
-    return choose_backend(name, Arguments(scale_rows.signature, (x, y), NOTHING, {}))
+    return backends.for_device(name, Arguments(scale_rows.signature, (x, y), NOTHING, {}).device)
 
 
 @compiled

@@ -6,7 +6,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from ..errors import UnknownBackend
+from ..errors import ArgumentDevice, UnknownBackend
 from .base import Backend
 
 MODULES = {"cpu": ".cpu.backend", "nvidia": ".nvidia.backend", "metal": ".metal.backend", "interpreter": ".interpreter"}
@@ -46,3 +46,13 @@ def usable(name: str) -> Backend:
     if reason is not None:
         raise UnknownBackend(f"backend {name!r} cannot run here: {reason}")
     return backend
+
+
+def for_device(name: str | None, device: str) -> Backend:
+    """Return the named backend, or the one at home on the arrays' device; raise an error if it cannot use those."""
+    chosen = usable(resolve(name, device))
+    if not chosen.accepts(device):
+        cures = {"mlx": "pass numpy.array(x)", "cpu": "move them with .cuda()"}
+        cure = cures.get(device, "move them with .cpu()")
+        raise ArgumentDevice(f"backend {chosen.name!r} cannot use arrays on {device!r}; {cure}")
+    return chosen

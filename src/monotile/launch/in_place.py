@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..backends.base import Backend
+from .. import backends
 from ..errors import InternalError, MonotileError, OverlappingOutput
 from .arguments import Arguments
 from .captures import captures, with_constants
@@ -16,7 +16,7 @@ Pairs = tuple[tuple[int, int], ...]  # an output and the input that is the same 
 
 def plan(
     kernel: Any, before: Any, pairs: Pairs, args: Sequence[Any], consts: Mapping[str, Any],
-    choose_backend: Callable[[Arguments], Backend], schedule: Any,
+    backend: str | None, schedule: Any,
 ) -> Any:  # fmt: skip
     """Plan a call of a kernel as the plan `before`, with inputs that are outputs, if no element is read after it is
     written."""
@@ -33,7 +33,7 @@ def plan(
                 found = f"the output {written.name!r} is also the input {read.name!r}, but {why}"
                 raise OverlappingOutput(f"{found}; pass separate arrays")
             in_place.redirect(built, read, written)
-        chosen = choose_backend(call)
+        chosen = backends.for_device(backend, call.device)
         program = chosen.compile(built) if schedule is None else chosen.compile_as(built, schedule)
         return replace(before, program=program, bound=program.bind(call.words(), call.device))
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from .. import backends
 from ..backends.base import Backend
 from ..errors import (
     ArgumentAlignment,
-    ArgumentDevice,
     BadOption,
     BadSignature,
     InternalError,
@@ -37,7 +35,7 @@ from . import in_place, source_keys
 from .arguments import Arguments, Specialisation
 from .captures import NOTHING, Captures, captures, const_key, note_rebound, with_constants
 from .in_place import Pairs
-from .layouts import ArgumentLayout, LayoutReader, lengths_agree
+from .layouts import ArgumentLayout, LayoutReader
 from .plans import Plan, PlanTemplate, user_globals
 from .signature import check_threads, read_scalar, read_signature
 from .source_keys import CompiledKernel, GlobalReads
@@ -90,8 +88,7 @@ class Kernel:
         addresses = [numpy_address(a) if type(a) is np.ndarray else tensors.address(a) for a in given]
         pairs = self._check_memory(plan, given, addresses)
         if pairs:
-            choose = partial(choose_backend, backend)
-            plan = plan.in_place.get(pairs) or in_place.plan(self, plan, pairs, args, consts, choose, schedule)
+            plan = plan.in_place.get(pairs) or in_place.plan(self, plan, pairs, args, consts, backend, schedule)
         scalars = [] if plan.all_arrays else [read_scalar(name, args[n], dtype) for n, name, dtype in plan.scalars]
         try:
             plan.program.launch(plan.bound, given, addresses, scalars, threads)
@@ -182,7 +179,7 @@ class Kernel:
         if plan is not None:
             return plan
         call = Arguments(self.signature, given, captured, consts)
-        chosen = choose_backend(backend, call)
+        chosen = backends.for_device(backend, call.device)
         if schedule is not None and not isinstance(schedule, chosen.schedules or ()):
             takes = f"takes a {chosen.schedules.__name__}" if chosen.schedules else "takes no schedule"
             raise BadOption(f"backend {chosen.name!r} {takes}, found {type(schedule).__name__}; leave it out")
@@ -213,18 +210,7 @@ class Kernel:
             template = self._templates.get(key)
         except TypeError:  # something unhashable: the full check will say what
             return None
-        if template is None or not lengths_agree(template.shared_lengths, layouts):
-            return None
-        for names, name, value in template.user_globals:
-            if names.get(name) is not value:
-                return None
-        found = list(layouts.values())
-        if any([found[n].overlaps_itself for n in template.outputs]):
-            return None
-        words: list[int] = []
-        for layout in found:
-            words += layout.words
-        return template.plan(words + [0] * len(template.scalars), [layout.span for layout in found])
+        return None if template is None else template.plan_of(layouts)
 
     def _find_or_compile(self, call: Arguments, backend: Backend, schedule: Any) -> CompiledKernel:
         """Return this process's program for the call, else the one on disk, else compile it."""
@@ -267,17 +253,6 @@ class Kernel:
         )
         verify.check(kernel, "frontend")
         return kernel
-
-
-def choose_backend(name: str | None, call: Arguments) -> Backend:
-    """Return the named backend, or the one at home on the arrays' device."""
-    device = call.device
-    chosen = backends.usable(backends.resolve(name, device))
-    if not chosen.accepts(device):
-        cures = {"mlx": "pass numpy.array(x)", "cpu": "move them with .cuda()"}
-        cure = cures.get(device, "move them with .cpu()")
-        raise ArgumentDevice(f"backend {chosen.name!r} cannot use arrays on {device!r}; {cure}")
-    return chosen
 
 
 def _distinct(globals_read: list[GlobalRead]) -> GlobalReads:

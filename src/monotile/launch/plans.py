@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..backends.base import Program
 from ..dtypes import DType
 from .in_place import Pairs
-from .layouts import Positions
+from .layouts import ArgumentLayout, Positions, lengths_agree
 from .source_keys import CompiledKernel, GlobalReads
 
 PACKAGE = __name__.partition(".")[0]
@@ -53,6 +53,21 @@ class PlanTemplate(NamedTuple):
             program, bound, self.array_positions, self.scalars, tuple(spans), self.alignment_masks, self.outputs,
             self.all_arrays, self.compiled.globals_read, self.user_globals,
         )  # fmt: skip
+
+    def plan_of(self, layouts: Mapping[int, ArgumentLayout]) -> Plan | None:
+        """Return the plan of a call with these layouts, by position; None where only the full check can tell."""
+        if not lengths_agree(self.shared_lengths, layouts):
+            return None
+        for names, name, value in self.user_globals:
+            if names.get(name) is not value:
+                return None
+        found = list(layouts.values())
+        if any([found[n].overlaps_itself for n in self.outputs]):
+            return None
+        words: list[int] = []
+        for layout in found:
+            words += layout.words
+        return self.plan(words + [0] * len(self.scalars), [layout.span for layout in found])
 
 
 def user_globals(reads: GlobalReads) -> GlobalReads:

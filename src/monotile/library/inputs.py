@@ -10,26 +10,24 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ..backends.choices import AttentionProblem
-from ..dtypes import DType, bfloat16, bool_, float16, float32
+from ..dtypes import FLOATS, DType, float32
 from ..errors import (
     ArgumentDevice,
-    ArgumentRank,
     ArgumentShape,
     BadOption,
     HeadsDoNotDivide,
     HeadSize,
     LengthsDiffer,
-    MaskShape,
     MixedDTypes,
 )
 from ..frontend.functions import is_function
 from ..kernels.scores import Options
 from ..launch.signature import read_scalar
 from .calls import ArrayRef, CallBuilder
-from .leading import Lead, as_one_batch, mask_as_one_batch, read_lead
+from .leading import Lead, as_one_batch, read_lead
+from .masks import broadcast_mask_to
 from .quantized_inputs import ALL_PLAIN, PLAIN, Codecs, StoredFields, as_numbers, is_rotated, read_fields
 
-FLOATS = (float32, float16, bfloat16)
 MAX_HEAD_SIZE = 576
 MAX_PARTS = 2**20
 UNBOUNDED = 2**30  # a window's side from here on hides nothing, and its sum with a position might not fit int32
@@ -121,7 +119,7 @@ def read_inputs(
     check_shapes(q.shape, k.shape, v.shape)
     builder.scores = scores = *q.shape[:3], k.shape[2]
     mask, sinks = builder.inputs.get("mask"), builder.inputs.get("sinks")
-    mask = None if mask is None else _read_mask(builder, mask, scores, lead)
+    mask = None if mask is None else broadcast_mask_to(builder, mask, scores, lead)
     if sinks is not None:
         check_sinks(sinks, q.shape[1])
     one_device(builder.inputs)
@@ -178,32 +176,7 @@ def one_device(given: Mapping[str, ArrayRef]) -> None:
         raise ArgumentDevice(f"the arrays lie on different devices: {listing}; move them to one")
 
 
-# ---- masks and sinks -------------------------------------------------------------------------------------------------
-
-
-def _read_mask(builder: CallBuilder, mask: ArrayRef, scores: tuple[int, ...], lead: Lead) -> ArrayRef:
-    _check_mask_dtype(mask)
-    shape, whole = mask.shape, (*(lead or (1,)), *scores[1:])
-    if len(shape) > len(whole) or any(s not in (1, t) for s, t in zip(shape[::-1], whole[::-1], strict=False)):
-        raise MaskShape(
-            f"the mask {shape} does not broadcast to the scores {whole} (batch, query heads, queries, keys)"
-        )
-    if len(shape) > 4 or (len(shape) == 4 and len(lead) > 1):
-        mask = mask_as_one_batch(builder, mask, lead)
-    return mask.reshaped(*(1,) * (4 - len(mask.shape)), *mask.shape)
-
-
-def read_mask(mask: ArrayRef) -> tuple[ArrayRef, tuple[int, ...]]:
-    """A mask of rank 2 to 4 as rank 4, and its leading sides."""
-    _check_mask_dtype(mask)
-    if not 2 <= len(mask.shape) <= 4:
-        raise ArgumentRank(f"a mask has 2 to 4 dimensions, the last two queries and keys; found shape {mask.shape}")
-    return mask.reshaped(*(1,) * (4 - len(mask.shape)), *mask.shape), mask.shape[:-2]
-
-
-def _check_mask_dtype(mask: ArrayRef) -> None:
-    if mask.dtype is not bool_ and mask.dtype not in FLOATS:
-        raise MixedDTypes(f"a mask is bool (True = attend) or floating (added to the scores), found {mask.dtype}")
+# ---- sinks -----------------------------------------------------------------------------------------------------------
 
 
 def check_sinks(sinks: ArrayRef, heads: int) -> None:

@@ -9,7 +9,8 @@ from ..dtypes import uint8
 from ..runtime import tensors
 from .block_maps import add_mask_blocks, map_shape
 from .calls import CallBuilder, Finish, LibraryFunction
-from .inputs import check_count, read_mask
+from .inputs import check_count
+from .masks import read_mask
 
 Array = Any
 

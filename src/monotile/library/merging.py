@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from .. import dtypes
 from ..backends.choices import Choice
-from ..dtypes import BY_NAME, DType, float32
+from ..dtypes import BY_NAME, FLOATS, DType, float32
 from ..errors import ArgumentRank, ArgumentShape, BadOption, HeadSize, MixedDTypes
 from ..kernels.merge import merge as merge_kernel
 from ..kernels.merge import merge_lse as merge_lse_kernel
@@ -16,7 +16,7 @@ from ..runtime import arrays, tensors
 from ..runtime.arrays import Library
 from . import torch_calls
 from .calls import ArrayRef, CallBuilder, Finish, LibraryFunction
-from .inputs import FLOATS, MAX_HEAD_SIZE, one_device
+from .inputs import MAX_HEAD_SIZE, one_device
 
 Array = Any
 

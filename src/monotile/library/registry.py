@@ -414,6 +414,8 @@ CHECKS = (
     Case("attention_varlen", Sizes(4, 4, 2, 30, 40, 64, 64), F32, CAUSAL),
     Case("attention_varlen", Sizes(3, 2, 1, 12, 33, 128, 128), BF16, {"window": (20, 3)}, ("sinks",)),
     Case("attention_varlen", Sizes(3, 2, 2, 9, 20, 80, 16), F16, {"causal": "upper_left"}, ("alibi", "early keys")),
+    Case("attention_varlen", Sizes(5, 8, 2, 1, 700, 64, 64), F32, CAUSAL),
+    Case("attention_varlen", Sizes(4, 8, 2, 2, 600, 64, 32), BF16, {"window": (560, None)}, ("sinks",)),
     Case("attention_paged", Sizes(4, 4, 2, 1, 90, 64, 64), F32),
     Case("attention_paged", Sizes(2, 2, 1, 1, 4110, 16, 16), F32),
     Case("attention_paged", Sizes(3, 8, 2, 3, 100, 128, 128), BF16, {"window": (20, None)}, ("sinks",)),

@@ -3,7 +3,7 @@
 Packed codes are read so. Written as it stands, that is one load for each element. Here it is a load of the columns that
 there are, which is one of vectors and can be pipelined, and the tile is doubled in registers until it is as wide.
 
-Only large tiles: behind a join of 8-bit elements Triton 3.6 lets a thread have 8 neighbours along the contracted side of
+Only large tiles: behind a join of 8-bit elements Triton 3.6 gives a thread 8 neighbours along the contracted side of
 `mma.sync`, 32 for the four threads of a row, and computes wrong products where that side is 16."""
 
 from __future__ import annotations

@@ -75,21 +75,21 @@ def attention(
 
 @overload
 def attention_paged(
-    q: A, k_pages: Array, v_pages: Array, page_table: Array, lengths: Array, *, causal: bool | str = ...,
+    q: A, k_pages: Keys, v_pages: Keys, page_table: Array, lengths: Array, *, causal: bool | str = ...,
     scale: float | None = ..., window: Window | None = ..., softcap: float | None = ..., sinks: Array | None = ...,
     score_mod: Mod | None = ..., mask_mod: Mod | None = ..., return_lse: Literal[False] = ..., check: bool = ...,
     backend: str | None = ..., threads: int | None = ...,
 ) -> A: ...
 @overload
 def attention_paged(
-    q: Numpy, k_pages: Array, v_pages: Array, page_table: Array, lengths: Array, *, causal: bool | str = ...,
+    q: Numpy, k_pages: Keys, v_pages: Keys, page_table: Array, lengths: Array, *, causal: bool | str = ...,
     scale: float | None = ..., window: Window | None = ..., softcap: float | None = ..., sinks: Array | None = ...,
     score_mod: Mod | None = ..., mask_mod: Mod | None = ..., return_lse: Literal[True], check: bool = ...,
     backend: str | None = ..., threads: int | None = ...,
 ) -> tuple[Numpy, Numpy]: ...
 @overload
 def attention_paged(
-    q: A, k_pages: Array, v_pages: Array, page_table: Array, lengths: Array, *, causal: bool | str = ...,
+    q: A, k_pages: Keys, v_pages: Keys, page_table: Array, lengths: Array, *, causal: bool | str = ...,
     scale: float | None = ..., window: Window | None = ..., softcap: float | None = ..., sinks: Array | None = ...,
     score_mod: Mod | None = ..., mask_mod: Mod | None = ..., return_lse: Literal[True], check: bool = ...,
     backend: str | None = ..., threads: int | None = ...,
@@ -167,7 +167,7 @@ def merge_lse(
     outs: A | Sequence[A], lses: Array | Sequence[Array], *, backend: str | None = ..., threads: int | None = ...
 ) -> tuple[A, A]: ...
 def paged_append(
-    k_pages: Array, v_pages: Array, page_table: Array, lengths: Array, k_new: Array, v_new: Array, *,
+    k_pages: Keys, v_pages: Keys, page_table: Array, lengths: Array, k_new: Array, v_new: Array, *,
     check: bool = ..., backend: str | None = ..., threads: int | None = ...,
 ) -> None: ...
 def quantize(x: Array, format: str, *, group: int | None = ..., check: bool = ...) -> Quantized: ...

@@ -145,6 +145,27 @@ def product(a: Tensor["M K"], b: Tensor["K N"], c: Tensor["M N"], *, M: Const, K
     c[:, :] = dot((a[:, :] + 1.0).astype(a.dtype), (b[:, :] + 1.0).astype(b.dtype))
 
 
+@kernel
+def seen_rows(
+    x: Tensor["M D"], y: Tensor["N D"], seen: Tensor["M N"], out: Tensor["N D"],
+    *, D: Const, BR: Const = 32, BK: Const = 32,
+):  # fmt: skip
+    """The sum of `(y @ x.T) @ x` over blocks of x, without rows of x that see nothing of a block of y."""
+    cols = program_id(cdiv(y.shape[0], BK)) * BK + arange(BK)
+    Y, total = y[cols], zeros((BK, D))
+    for i in range(0, x.shape[0], BR):
+        rows = i + arange(BR)
+        X = where(seen[rows, cols].max(axis=1)[:, None], x[rows], 0.0)
+        total = total + dot(dot(Y, X.T).astype(X.dtype), X)
+    out[cols] = total
+
+
+@kernel
+def repeat_columns(x: Tensor["M W"], y: Tensor["M N"], *, M: Const, N: Const, times: Const):
+    rows, columns = arange(M), arange(N)
+    y[rows, columns] = x[rows[:, None], (columns * 3 // (3 * times))[None, :]]
+
+
 def attention_arrays(shape: tuple[int, int, int, int], D: int, dtype: str) -> tuple[Array, ...]:
     B, Hq, Hkv, N = shape
     q, k, v = random((B, Hq, N, D), dtype, 1), random((B, Hkv, N, D), dtype, 2), random((B, Hkv, N, D), dtype, 3)

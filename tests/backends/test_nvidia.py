@@ -13,6 +13,7 @@ from backends.nvidia_kernels import (
     compiled,
     forward,
     lowered,
+    repeat_columns,
     scale_rows,
     text,
     twice,
@@ -206,3 +207,10 @@ def test_what_else_ptxas_says() -> None:
     said = "Internal Triton PTX codegen error\n`ptxas` stderr:\nptxas x.ptx, line 9; error   : Bad\n.version 8.7"
     found = build.translated(RuntimeError(said), "f")
     assert isinstance(found, errors.DeviceLimit) and str(found) == "ptxas refuses f: ptxas x.ptx, line 9; error   : Bad"
+
+
+def test_columns_that_repeat_are_loaded_once() -> None:
+    x, y = random((16, 8)), random((16, 64))
+    wide = text(repeat_columns.ir(x, y, M=16, times=8)).text
+    assert wide.count("tl.join") == 3 and wide.count("tl.load") == 1 and "iota_8[None, :]" in wide
+    assert "tl.join" not in text(repeat_columns.ir(x, y, M=16, times=12)).text

@@ -19,6 +19,7 @@ from backends.nvidia_kernels import (
     forward,
     lowered,
     scale_rows,
+    seen_rows,
 )
 from kernel_calls import in_splits, over_all_keys
 from monotile import errors, ir
@@ -82,6 +83,14 @@ def test_backward_and_decode_use_the_matrix_units() -> None:
     q, o, m = random((2, 8, 128), "bfloat16"), random((2, 4, 8, 128)), random((2, 4, 8))
     made = compile_ahead(decode.ir(q, wide, wide, o, m, m.copy(), 0.1, BK=64))
     assert "mma.sync" in made.asm["ptx"] and made.metadata.shared <= SHARED_BYTES
+
+
+@compiled
+@pytest.mark.parametrize("D", [64, 256])
+def test_rows_that_a_reduction_hides(D: int) -> None:
+    """An assertion fails in Triton 3.6 where they are selected after the load, for an operand in registers."""
+    x, seen = random((70, D), "bfloat16"), np.zeros((70, 70), bool)
+    assert "mma.sync" in compile_ahead(seen_rows.ir(x, x, seen, np.zeros((70, D), np.float32))).asm["ptx"]
 
 
 @compiled

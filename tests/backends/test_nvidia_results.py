@@ -25,7 +25,9 @@ from backends.nvidia_kernels import (
     forward,
     interpreted,
     product,
+    repeat_columns,
     scale_rows,
+    seen_rows,
 )
 from monotile import ir
 from monotile.backends.nvidia import program
@@ -165,6 +167,31 @@ def test_products_ignore_padding(dtype: str, shape: tuple[int, int, int]) -> Non
     one = np.float32(1)
     wide_a, wide_b = ((x.astype(np.float32) + one).astype(numpy_type(dtype)).astype(np.float64) for x in (a, b))
     np.testing.assert_allclose(c, wide_a @ wide_b, rtol=1e-5, atol=1e-5)
+
+
+@interpreted
+def test_rows_that_are_not_seen_are_not_loaded() -> None:
+    """What they hold does not matter, in the last block either."""
+    x, y, out = random((70, 20), "float32", 1), random((40, 20), "float32", 2), poisoned((40, 20))
+    seen = np.random.default_rng(3).random((70, 40)) < 0.05
+    known = [seen[:, :32].any(axis=1), seen[:, 32:].any(axis=1)]
+    hidden = ~known[0] & ~known[1]
+    x[hidden] = np.nan
+    assert hidden.any() and not all(k.all() for k in known)
+    seen_rows(x, y, seen, out, backend="nvidia")
+    for k, cols in zip(known, (slice(0, 32), slice(32, 40)), strict=True):
+        np.testing.assert_allclose(out[cols], y[cols] @ x[k].T @ x[k], rtol=1e-4, atol=1e-3)
+
+
+@interpreted
+@pytest.mark.parametrize(("times", "N"), [(2, 32), (8, 32), (3, 33), (16, 32), (2, 24)])
+def test_columns_that_repeat(times: int, N: int) -> None:
+    """A tile that is doubled in registers, or a gather where the numbers do not allow it; columns outside are 0."""
+    x, y = random((9, N // times + 1)), poisoned((9, N))
+    repeat_columns(x, y, M=9, times=times, backend="nvidia")
+    same(y, np.repeat(x, times, axis=1)[:, :N])
+    repeat_columns(x[:, :-3], y, M=9, times=times, backend="nvidia")
+    same(y, np.repeat(np.pad(x[:, :-3], ((0, 0), (0, 3))), times, axis=1)[:, :N])
 
 
 @interpreted

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from monotile.backends.cpu.compiler import OPTIONS
 from monotile.backends.cpu.host import host
 from monotile.backends.cpu.lower import lower
 from monotile.backends.cpu.target import UNITS, Target, target
+from monotile.errors import DeviceLimit
 from monotile.passes import pipeline
 
 from .arguments import Program
@@ -30,7 +31,32 @@ class Different(AssertionError):
     """Two backends gave different outputs."""
 
 
-def check(program: Program, targets: Sequence[Target] = TARGETS) -> None:
+class Finding(NamedTuple):
+    """What went wrong with a program, and where."""
+
+    stage: str
+    kind: str
+    message: str
+
+
+def find(program: Program, runners: Mapping[str, Callable[[Program, list[Array]], None]]) -> Finding | None:
+    """Run a program after the passes and with each of the runners; return the first thing that differs or fails."""
+    stage = "passes"
+    try:
+        expected = check(program, ())
+        for stage, run in runners.items():
+            found = [a.base.copy() for a in program.arguments]
+            run(program, found)
+            _compare(program, found, expected, stage)
+    except DeviceLimit:  # a kernel too large for a device is refused
+        return None
+    except Exception as error:
+        return Finding(stage, type(error).__name__, str(error)[:500])
+    return None
+
+
+def check(program: Program, targets: Sequence[Target] = TARGETS) -> list[Array]:
+    """Compare the passes and compiled code with the interpreter, and return what it gave."""
     expected = [a.base.copy() for a in program.arguments]
     _interpret(program, program.kernel, expected)
     for options in (OPTIONS, pipeline.PipelineOptions(peel_bounds=False), pipeline.PipelineOptions(peel_bounds=True)):
@@ -43,6 +69,7 @@ def check(program: Program, targets: Sequence[Target] = TARGETS) -> None:
         found = [a.base.copy() for a in program.arguments]
         compiled(program, each, found)
         _compare(program, found, expected, each.name)
+    return expected
 
 
 def _interpret(program: Program, kernel: ir.Kernel, bases: list[Array]) -> None:

@@ -11,21 +11,24 @@ import pytest
 
 import monotile
 from monotile import errors
+from monotile.kernels.balance import balance
+from monotile.kernels.scores import Options
 from monotile.library import registry
 from monotile.library.guarded import GuardedArray, Placement, guarded_results
-from usable import WITH_METAL, usable
+from usable import ON_GPU, WITH_METAL, usable
 
 Array = np.ndarray[Any, Any]
 Inputs = dict[str, Any]
 ON_ALL = pytest.mark.parametrize("backend", [b for b in usable(*WITH_METAL) if b != "interpreter"])
 RAGGED = next(case for case in registry.CHECKS if case.op == "attention_varlen")
 GRADIENTS = next(case for case in registry.CHECKS if case.op == "attention_varlen_backward")
-PAGED = next(case for case in registry.CHECKS if case.op == "attention_paged")
+PAGED, LONG = [case for case in registry.CHECKS if case.op == "attention_paged"][:2]
 
 
 def run_guarded(function: Callable[..., Any], inputs: Inputs, writes: tuple[str, ...] = (), **run: Any) -> Any:
     """Call with arrays between poisoned neighbours; nothing outside of arrays may be written, and no input."""
-    arrays = [GuardedArray.make(n, a, Placement(), on_gpu=False) for n, a in inputs.items() if hasattr(a, "dtype")]
+    on_gpu = ON_GPU and run["backend"] == "nvidia"
+    arrays = [GuardedArray.make(n, a, Placement(), on_gpu=on_gpu) for n, a in inputs.items() if hasattr(a, "dtype")]
     with guarded_results() as results:
         found = function(**inputs | {a.name: a.given for a in arrays}, **run)
     assert not results.written_outside()
@@ -78,6 +81,14 @@ def test_wrong_lengths_and_pages_do_no_harm(backend: str) -> None:
 
 
 @ON_ALL
+def test_wrong_lengths_of_balanced_splits_do_no_harm(backend: str) -> None:
+    inputs = LONG.inputs()
+    for lengths in ([2**31 - 1, -5], [0, 0]):
+        wrong = inputs | {"lengths": np.array(lengths, np.int32)}
+        run_guarded(monotile.attention_paged, wrong, return_lse=True, backend=backend)
+
+
+@ON_ALL
 def test_wrong_places_are_not_appended_to(backend: str) -> None:
     """No token is stored in a page that the table does not name, not even in page 0."""
     pages = np.zeros((3, 4, 1, 16), np.float32)
@@ -94,6 +105,21 @@ def test_wrong_places_are_not_appended_to(backend: str) -> None:
 
 
 # ---- properties ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lengths", [[100] * 128 + [100_000], [7] * 70, [0, 0, 0], [90_000, 1, 80_000]], ids=len)
+def test_splits_are_balanced_whatever_the_lengths(lengths: list[int]) -> None:
+    """All splits fit the slots that the host knows of, none is long, and no key is left out."""
+    wanted, least, BK = 66, 2, 64
+    plan = np.full((4, len(lengths)), -1, np.int32)
+    scalars = 4, 1, 2**20, wanted, least
+    balance(plan, None, None, np.array(lengths, np.int32), *scalars, options=Options(), BR=4, BK=BK)
+    first_slot, first_block, splits, per_split = plan
+    blocks = -(-np.array(lengths) // BK)
+    np.testing.assert_array_equal(first_slot, np.cumsum(splits) - splits)
+    assert splits.sum() <= wanted + len(lengths) and not first_block.any() and splits.min() == 1
+    assert (splits * per_split >= blocks).all() and ((splits - 1) * per_split < np.maximum(blocks, 1)).all()
+    assert per_split.max() <= max(least, blocks.sum() / wanted + 1)
 
 
 def test_neighbours_do_not_matter() -> None:

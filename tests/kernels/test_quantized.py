@@ -12,7 +12,7 @@ import monotile
 from monotile.dtypes import BY_NAME, to_numpy
 from monotile.errors import BadOption, MonotileError
 from monotile.kernels import reference
-from monotile.library import registry
+from monotile.library import quantized_ops, registry
 from monotile.library.aura import levels, rotation
 from monotile.library.quantized import FORMATS, Quantized
 
@@ -167,6 +167,18 @@ def test_torch_tensors() -> None:
         assert np.array_equal(found.dequantize(), wanted.dequantize())
     with pytest.raises(monotile.MonotileError, match="no gradient"):
         monotile.attention(q.requires_grad_(), K, V)
+
+
+def test_a_rotation_is_copied_to_its_device_once() -> None:
+    """A copy to a GPU in every call waits for it, and a graph cannot capture it."""
+    torch = pytest.importorskip("torch")
+    q, k = torch.randn(1, 2, 1, 16), torch.randn(1, 2, 20, 16)
+    K = monotile.quantize(k, "aura2")
+    monotile.attention(q, K, K)
+    before = quantized_ops._rotation_on.cache_info()
+    monotile.attention(q, K, K)
+    after = quantized_ops._rotation_on.cache_info()
+    assert (after.misses, after.hits) == (before.misses, before.hits + 2)
 
 
 def paged(q: Any) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from monotile import dtypes
+from monotile import MonotileError, dtypes
 from monotile.library import registry, sweep, sweep_processes
 from monotile.library.guarded import GUARD, GuardedArray, Placement, guarded_results
 from monotile.library.sweep import CallOutcome
@@ -39,6 +39,14 @@ def test_a_call_can_be_repeated_alone() -> None:
     assert names[0] == names[1] != sweep.run_case(SEED, 2, 0, "cpu").name
     assert Sweep(5, per_family=2).families() == [(0, 0, 2), (1, 0, 2), (2, 0, 1)]
     assert Sweep(1, first=(12, 3)).families() == [(12, 3, 4)]
+
+
+def test_some_families_alone() -> None:
+    found = Sweep(9, SEED, per_family=4, only="BACKWARD").families()
+    assert [end - start for _, start, end in found] == [4, 4, 1]
+    assert all("backward" in sweep.draw_family(SEED, n).op for n, _, _ in found)
+    with pytest.raises(MonotileError, match="no family's name holds 'abacus'"):
+        Sweep(1, only="abacus").families()
 
 
 LAYOUTS = {

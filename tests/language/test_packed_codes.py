@@ -9,7 +9,7 @@ from arrays import poisoned
 from monotile import ir
 from monotile.dtypes import to_numpy
 from monotile.ir.fields import as_table, bit_fields
-from monotile.language import Const, Tensor, arange, bfloat16, cdiv, int32, kernel, program_id
+from monotile.language import Const, Tensor, arange, bfloat16, cdiv, int32, kernel, program_id, where
 from monotile.library import aura
 from monotile.passes import pipeline
 
@@ -21,15 +21,16 @@ def unpack(
     words: Tensor["N W"], scales: Tensor["N G"], y: Tensor["N C"], z: Tensor["N C"],
     *, bits: Const, W: Const, G: Const, C: Const, B: Const = 8,
 ):  # fmt: skip
-    """y is the codes, z the scale that each code's group shares."""
+    """y is the codes, z the scale that the group of each shares, where it is not 0."""
     rows, columns = program_id(cdiv(words.shape[0], B)) * B + arange(B), arange(C)
     first = columns * bits
     shift = (first % 32)[None, :]
     found = words[rows[:, None], (first // 32)[None, :]] >> shift
     if 32 % bits:
         found = found | (words[rows[:, None], ((first + bits - 1) // 32)[None, :]] << (32 - shift))
-    y[rows, columns] = (found & (2**bits - 1)).astype(int32)
-    z[rows, columns] = scales[rows[:, None], (columns // (C // G))[None, :]]
+    found = found & (2**bits - 1)
+    y[rows, columns] = found.astype(int32)
+    z[rows, columns] = where(found != 0, scales[rows[:, None], (columns // (C // G))[None, :]], 0.0)
 
 
 @pytest.mark.parametrize(("bits", "C"), [(2, 48), (3, 80), (4, 33), (6, 32), (8, 40)])
@@ -39,7 +40,7 @@ def test_codes_are_taken_apart(backend: str, bits: int, C: int) -> None:
     words = aura.pack(codes, bits)
     y, z = np.full((11, C), -1, np.int32), poisoned((11, C))
     unpack(words, scales, y, z, bits=bits, C=C, backend=backend)
-    assert np.array_equal(y, codes) and np.array_equal(z, np.repeat(scales, C // groups, axis=1))
+    assert np.array_equal(y, codes) and np.array_equal(z, np.repeat(scales, C // groups, axis=1) * (codes > 0))
 
 
 def test_other_vector_units() -> None:
@@ -48,7 +49,7 @@ def test_other_vector_units() -> None:
     y, z = np.zeros((5, 96), np.int32), np.zeros((5, 96), np.float32)
     for unit in ("avx2", "baseline"):
         unpack(aura.pack(codes, 3), np.ones((5, 48), np.float32), y, z, bits=3, C=96, backend=f"cpu:{unit}")
-        assert np.array_equal(y, codes) and (z == 1).all()
+        assert np.array_equal(y, codes) and np.array_equal(z, codes > 0)
 
 
 @kernel

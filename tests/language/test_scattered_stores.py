@@ -75,3 +75,19 @@ def test_permuted(backend: str, n: int) -> None:
     tops = poisoned(n + 9)
     tops[2 + order[inside]] = x.max(axis=1)[inside]
     same(w, tops)
+
+
+@kernel
+def overwritten(y: Tensor["N"], z: Tensor["N"], *, B: Const = 32):
+    """Later stores win, whichever thread writes them."""
+    y[arange(B)] = 1.0
+    y[3 + arange(B)] = 2.0
+    for j in range(0, y.shape[0], B // 2):
+        z[j + arange(B)] = float(j)
+
+
+def test_later_stores_win(backend: str) -> None:
+    y, z = np.zeros(50, np.float32), np.zeros(50, np.float32)
+    overwritten(y, z, backend=backend)
+    assert y.tolist() == [1.0] * 3 + [2.0] * 32 + [0.0] * 15
+    assert z.tolist() == [0.0] * 16 + [16.0] * 16 + [32.0] * 16 + [48.0] * 2

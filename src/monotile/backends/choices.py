@@ -193,6 +193,10 @@ class Choices:
         whole = page & -page  # the greatest power of two that divides it
         return min(whole, block) if whole >= WHOLE_PAGE and block % min(whole, block) == 0 else block
 
+    def balance(self, problem: AttentionProblem) -> tuple[int, int]:
+        """Programs that keep the device busy where lengths of sequences are not known, and the least keys of one."""
+        return 64, KEYS_PER_SPLIT
+
     def attention_backward(self, problem: AttentionProblem) -> BackwardChoice:
         """BR and BK of the kernels of the backward pass, and whether queries have a kernel of their own."""
         blocks = BackwardBlocks({"BR": 32, "BK": 32})

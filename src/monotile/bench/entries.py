@@ -140,7 +140,7 @@ def _point(row: Report, seconds: float) -> RooflinePoint | None:
     rate = next((rates[kind] for kind in ARITHMETIC if kind in rates), None)
     moved = next((rates[kind] * seconds for kind in MOVED if kind in rates), None)
     shape = _shape(row["name"])
-    if rate is None and moved is not None and shape is not None and not row["tags"]["extra"]:
+    if rate is None and moved is not None and shape is not None and row["tags"].get("extra") == "":
         rate = shape.flops / seconds
     if moved is None and shape is not None:
         moved = shape.bytes
@@ -164,7 +164,7 @@ def _shape(name: str) -> _Shape | None:
     heads = re.search(r" (\d+)/(\d+) ", name)
     sizes = {m[1]: int(m[2]) for word in words if (m := re.fullmatch(r"(B|Nq|Dv|D|N)(\d+)", word))}
     dtype = _dtype(name, {})
-    if heads is None or not dtype or not {"D", "N"} <= sizes.keys():
+    if words[0] != "attention" or heads is None or not dtype or not {"D", "N"} <= sizes.keys():
         return None
     Hq, Hkv, B, D, Nk = int(heads[1]), int(heads[2]), sizes.get("B", 1), sizes["D"], sizes["N"]
     Nq, Dv = sizes.get("Nq", 1 if "decode" in words else Nk), sizes.get("Dv", D)

@@ -47,6 +47,7 @@ class Defaults:
 
 STATE = {"o": float32, "m": float32, "l": float32}
 SPLIT_STATE = {f"split_{name}": dtype for name, dtype in STATE.items()}
+SLOTS = {"plan": int32, **{f"slot_{name}": dtype for name, dtype in STATE.items()}}  # of balanced splits
 QUANTIZED = tuple(f"{name}_{field}" for name in "kv" for field in ("codes", "scales", "zeros"))
 OFFSETS = dict.fromkeys(("q_offsets", "k_offsets"), int32)  # of ragged sequences
 PLACES = {**OFFSETS, "page_table": int32, "lengths": int32}  # of ragged and paged keys
@@ -55,8 +56,8 @@ LEFT_OUT = ("mask", "block_map", *OFFSETS)
 BACKWARD = (backward.backward_queries, backward.backward_keys, option_gradients.mask_gradient)
 LIBRARY: dict[Kernel, Defaults] = {
     attention.attention: Defaults(
-        {"mask": bool_, "block_map": uint8, "sinks": float32, "lse": float32, **SPLIT_STATE, **PLACES},
-        ("mask", "block_map", "sinks", *SPLIT_STATE, *PLACES, "k_pages", "v_pages", *QUANTIZED),
+        {"mask": bool_, "block_map": uint8, "sinks": float32, "lse": float32, **SPLIT_STATE, **PLACES, **SLOTS},
+        ("mask", "block_map", "sinks", *SPLIT_STATE, *PLACES, "k_pages", "v_pages", *SLOTS, *QUANTIZED),
     ),
     backward.row_deltas: Defaults({"dlse": float32, "delta": float32}, ("dlse",)),
     backward.backward_queries: Defaults(SCORES, LEFT_OUT),

@@ -150,7 +150,9 @@ def emit(
 @app.command("check")
 def run_check(
     backend: Annotated[str, typer.Option(help="where to run")] = "cpu",
-    only: Annotated[str, typer.Option("--filter", help="Cases whose name holds this text.")] = "",
+    only: Annotated[
+        str, typer.Option("--filter", help="Cases, or families of the sweep, whose name holds this text.")
+    ] = "",
     sweep: Annotated[int, typer.Option(help="Instead: this many random calls between poisoned neighbours.")] = 0,
     seed: Annotated[int, typer.Option(min=0, help="of the sweep")] = 0,
     first: Annotated[str, typer.Option("--from", help="Family and number of the sweep's first call: 12.3")] = "0.0",
@@ -165,7 +167,7 @@ def run_check(
         place = [int(part) for part in first.split(".") if part.isdecimal()]
         if len(place) != 2:
             raise MonotileError(f"--from is a family and a call's number in it, such as 12.3; found {first!r}")
-        wanted = sweep_processes.Sweep(sweep, seed, backend, processes, seconds, per_family, (place[0], place[1]))
+        wanted = sweep_processes.Sweep(sweep, seed, backend, processes, seconds, per_family, (place[0], place[1]), only)
         ok = sweep_processes.run(plain_console(), wanted)
     else:
         ok = check.run(plain_console(), backend=backend, only=only)

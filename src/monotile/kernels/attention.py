@@ -12,11 +12,11 @@ from monotile.language import (
     kernel,
 )
 
-from . import codecs, key_sources, programs, scores, softmax
+from . import codecs, programs, scores, sequences, softmax
 from .visibility import FULL, by_block_case, by_position, is_additive, place_of, visible, visible_keys
 
 NOT_QUANTIZED = (None,) * 6  # the fields of quantised keys and values, in a call with plain ones
-DENSE = (None,) * 6 + NOT_QUANTIZED  # and the tensors of ragged and paged keys, in a call with dense ones
+DENSE = (None,) * 10 + NOT_QUANTIZED  # and the tensors of ragged and paged keys, in a call with dense ones
 
 
 @kernel
@@ -26,6 +26,7 @@ def attention(
     split_o: Tensor["B H R S Dv"], split_m: Tensor["B H R S"], split_l: Tensor["B H R S"],
     q_offsets: Tensor["E"], k_offsets: Tensor["E"],
     k_pages: Tensor["P Hkv T D"], v_pages: Tensor["P Hkv T Dv"], page_table: Tensor["B M"], lengths: Tensor["B"],
+    plan: Tensor["F SE"], slot_o: Tensor["SG SR W Dv"], slot_m: Tensor["SG SR W"], slot_l: Tensor["SG SR W"],
     k_codes: Tensor["B Hkv Nk KW"], k_scales: Tensor["B Hkv Nk KG"], k_zeros: Tensor["B Hkv Nk KG"],
     v_codes: Tensor["B Hkv Nk VW"], v_scales: Tensor["B Hkv Nk VG"], v_zeros: Tensor["B Hkv Nk VG"],
     scale: float, queries: int, first_block: int, blocks_per_split: int,
@@ -35,25 +36,21 @@ def attention(
 ):  # fmt: skip
     """Each program owns BR rows of one of H groups; packed, a group has `queries` rows of each query head. With
     `split_o` the keys are split: the program owns `blocks_per_split` blocks of BK keys, counted from `first_block`, and
-    writes the softmax state of its split. Else it owns all keys and writes the output. `v` left out: values are the
-    first Dv columns of the keys. `covered`: the block map tells COVERED blocks from PARTIAL ones. With `q_offsets` the
-    one batch holds sequences one after the other, and a group's rows are those of a query head in all of them. With
-    `page_table`, keys and values are in pages of T positions. With a codec they are fields of quantised ones."""
-    if q_offsets is not None:
-        q, o, lse, source, own, s, low, high = programs.ragged(q, k, v, o, lse, q_offsets, k_offsets, BR)
-    else:
-        k, v = k if k_codec is None else k_codes, v if v_codec is None else v_codes
-        source = key_sources.dense_or_paged(k, v, k_pages, v_pages, page_table, lengths, T)
-        own, s = programs.rows_and_split(q, source, queries, split_o, BR, packed)
-        source = key_sources.of_batch(source, own.b)
-        low, high = programs.keys_of_split(s, source.count, first_block, blocks_per_split, BK)
-    b, rows, Nk = source.b if q_offsets is not None else own.b, own.rows, source.count
+    writes the softmax state of its split; with `plan` it owns a slot of balanced splits, and writes its state there.
+    Else it owns all keys and writes the output. `v` left out: values are the first Dv columns of the keys. `covered`:
+    the block map tells COVERED blocks from PARTIAL ones. With `q_offsets` the one batch holds sequences one after the
+    other. With `page_table`, keys and values are in pages of T positions. With a codec they are quantised."""
+    k, v = k if k_codec is None else k_codes, v if v_codec is None else v_codes
+    keys = programs.KeyTensors(k, v, k_pages, v_pages, page_table, lengths, k_offsets, T)
+    q, o, lse, source, own, s, low, high = sequences.part_of_program(
+        q, keys, o, lse, split_o, slot_o, plan, q_offsets, queries, first_block, blocks_per_split, BR, BK, packed
+    )
+    b, rows, Nk = source.b, own.rows, source.count
     g = own.group if packed else own.group // (q.shape[1] // source.k.shape[1])  # the KV head
-    Q = q[b, own.group, rows]
-    exact = Q.dtype == float32 or lse is not None or split_o is not None
+    Q = q[b, own.group, rows] if q_offsets is None or not packed else scattered_rows(q, b, own)
+    exact = Q.dtype == float32 or lse is not None or split_o is not None or plan is not None
     rule = scores.Rule(options, scale, is_additive(mask), approximate=not exact)
-    score_scale = scores.score_scale(rule)
-    hides = mask is not None or options.mask_mod is not None
+    score_scale, hides = scores.score_scale(rule), mask is not None or options.mask_mod is not None
 
     def at(cols):
         return place_of(own, cols, Nk, packed)
@@ -72,7 +69,10 @@ def attention(
         state = by_block_case(step, state, j + arange(BK), case, hides, covered)
 
     state = softmax.in_natural_units(state, score_scale)
-    if split_o is not None:
+    if plan is not None:
+        g, rows = own.group, arange(BR)
+        slot_m[g, rows, s], slot_l[g, rows, s], slot_o[g, rows, s] = state
+    elif split_o is not None:
         split_m[b, own.group, rows, s], split_l[b, own.group, rows, s], split_o[b, own.group, rows, s] = state
     else:
         if sinks is not None:
@@ -80,6 +80,11 @@ def attention(
         o[b, own.group, rows], L = softmax.finish(state)
         if lse is not None:
             lse[b, own.group, rows] = L
+
+
+def scattered_rows(q, b, own):
+    """The packed rows of a sequence between others, which do not lie evenly."""
+    return q[b, own.head[:, None], own.queries[:, None], arange(q.shape[3])[None, :]]
 
 
 def mask_tile(mask, own, cols, packed):

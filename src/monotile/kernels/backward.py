@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from monotile.language import Const, Tensor, arange, blocks, cdiv, dot, float32, kernel, program_id, where, zeros
 
-from . import key_sources, programs, scores, softmax
+from . import key_sources, programs, scores, sequences, softmax
 from .row_groups import RowBlock
 from .visibility import (
     FULL,
@@ -122,13 +122,14 @@ def part_of_program(rows, k, v, dk, dv, dq, sum_dq, q_offsets, k_offsets, BK):
     if k_offsets is None:
         b, g, n = program_id(k.shape[0], k.shape[1], cdiv(k.shape[2], BK) if dq is None else 1)
         return KeyPart(b, b, g, n, rows.q.shape[2], rows, k, v, dk, dv, dq, sum_dq)
-    block = programs.ragged_block(k, k_offsets, BK, whole=dq is not None)
+    block = sequences.ragged_block(k, k_offsets, BK, whole=dq is not None)
     start, end = key_sources.sequence_ends(q_offsets, block.sequence, rows.q)
     rows = rows_between(rows, start, end)
     if dq is not None:
         dq, sum_dq = dq[:, :, start:end], sum_dq[:, :, start:end]
     start, end = block.start, block.end
-    k, v, dk, dv = (keys_between(x, start, end) for x in (k, v, dk, dv))
+    k, v = k[:, :, start:end], v[:, :, start:end]
+    dk, dv = keys_between(dk, start, end), keys_between(dv, start, end)
     rows_end = where(block.used, rows.q.shape[2], 0)
     return KeyPart(0, block.sequence, block.head, block.index, rows_end, rows, k, v, dk, dv, dq, sum_dq)
 
@@ -153,7 +154,7 @@ def backward_queries(
     one after the other, and the rows are those of one of them."""
     of_rows = RowSources(do, q, lse, delta)
     if q_offsets is not None:
-        own, start, end, sees = programs.ragged_rows(q, q_offsets, BR)
+        own, start, end, sees = sequences.ragged_rows(q, q_offsets, BR)
         of_rows, dq = rows_between(of_rows, start, end), dq[:, :, start:end]
         source = key_sources.ragged(k, v, k_offsets, own.b)
         b, k, v, Nk = source.b, source.k, source.v, source.count
@@ -200,8 +201,7 @@ def backward_keys(
     part = part_of_program(rows, k, v, dk, dv, dq, sum_dq, q_offsets, k_offsets, BK)
     b, sequence, g, n, rows_end, of_rows, k, v, dk, dv, dq, sum_dq = part
     Nq, Nk, group = of_rows.q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
-    rule = scores.Rule(options, scale, is_additive(mask))
-    hides = mask is not None or options.mask_mod is not None
+    rule, hides = scores.Rule(options, scale, is_additive(mask)), mask is not None or options.mask_mod is not None
     ends = hides or dq is not None  # else a key past the last one meets nothing but its own sums, which are not stored
 
     def add_keys(n):

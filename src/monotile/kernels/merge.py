@@ -1,8 +1,9 @@
 """Merge softmax states of different keys into the attention over all of them."""
 
-from monotile.language import Const, Tensor, arange, cdiv, float32, inf, kernel, program_id, where
+from monotile.language import Const, Tensor, arange, cdiv, float32, inf, int32, kernel, maximum, program_id, where
 
-from . import softmax
+from . import key_sources, softmax
+from .balance import FIRST_SLOT, SEQUENCES, SPLITS
 
 
 def tile_of_program(rows, Dv, SPAN):
@@ -31,6 +32,50 @@ def merge(
     out[row, cols], L = softmax.finish(state)
     if lse is not None and c == 0:
         lse[row] = L
+
+
+@kernel
+def merge_slots(
+    o: Tensor["G BR W Dv"], m: Tensor["G BR W"], l: Tensor["G BR W"], plan: Tensor["F S"], q_offsets: Tensor["S"],
+    sinks: Tensor["H"], out: Tensor["B H N Dv"], lse: Tensor["B H N"],
+    *, Dv: Const, BR: Const, BS: Const, packed: Const, SPAN: Const = None,
+):  # fmt: skip
+    """The same for the slots of balanced splits. Each program owns one row of the output, or SPAN columns of it; the
+    states of its block of rows lie in neighbouring slots."""
+    r, c, cols = tile_of_program(out.shape[0] * out.shape[1] * out.shape[2], Dv, SPAN)
+    N, H = out.shape[2], out.shape[1]
+    b, h, i = r // (H * N), r // N % H, r % N
+    s, position, Nq = b, i, N
+    if q_offsets is not None:
+        s = last_at_most(q_offsets, i)
+        start, end = key_sources.sequence_ends(q_offsets, s, out)
+        position, Nq = i - start.astype(int32), out[:, :, start:end].shape[2]
+    heads = H // o.shape[0]
+    row = h % heads * Nq + position if packed else position
+    first = plan[FIRST_SLOT, s] + row // BR * plan[SPLITS, s]
+    end = first + plan[SPLITS, s]
+    o, m, l = o[:, :, first:end], m[:, :, first:end], l[:, :, first:end]
+    g, lane = h // heads, row % BR
+    state = softmax.empty(1, SPAN or Dv)
+    for j in range(0, o.shape[2], BS):
+        parts = j + arange(BS)
+        state = softmax.combine(
+            state, m[g, lane + arange(1), parts], l[g, lane + arange(1), parts], o[g, lane, parts, cols]
+        )
+    if sinks is not None:
+        state = softmax.sink(state, sinks[h + arange(1)])
+    out[b, h, i + arange(1), cols], L = softmax.finish(state)
+    if lse is not None and c == 0:
+        lse[b, h, i + arange(1)] = L
+
+
+def last_at_most(offsets, place):
+    """The last sequence that begins at `place` or before it."""
+    begun = 0
+    for j in range(0, offsets.shape[0], SEQUENCES):
+        places = j + arange(SEQUENCES)
+        begun = begun + where((places < offsets.shape[0]) & (offsets[places] <= place), 1, 0).sum()
+    return maximum(begun - 1, 0)
 
 
 @kernel

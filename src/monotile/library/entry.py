@@ -161,9 +161,37 @@ def attention_paged(
     score_mod: Callable[..., Any] | None = None, mask_mod: Callable[..., Any] | None = None, return_lse: bool = False,
     check: bool = False, backend: str | None = None, threads: int | None = None,
 ) -> Any:  # fmt: skip
-    """Attention of q (B, Hq, Nq, D) on keys (P, page, Hkv, D) and values (P, page, Hkv, Dv) in pages, plain or
-    quantised: key j of batch b is at j % page in page page_table[b, j // page], for j below lengths[b]. See
-    docs/guide/caches.md."""
+    """Return the attention of queries on keys and values that lie in pages.
+
+    Key j of batch b is at j % page in page page_table[b, j // page], for j below lengths[b].
+
+    Args:
+        q: queries (B, Hq, Nq, D), the last Nq positions of each sequence.
+        k_pages: keys (P, page, Hkv, D), or what `quantize` made of them.
+        v_pages: values (P, page, Hkv, Dv), likewise.
+        page_table: int32 (B, pages of the longest sequence).
+        lengths: int32 (B,), keys of each sequence.
+        causal: True or "lower_right": query i sees keys up to i + Nk - Nq; "upper_left": up to i.
+        scale: factor of the scores; 1 / sqrt(D) if left out.
+        window: (left, right), how many keys before and after its own a query sees; None or -1 is no bound.
+        softcap: c, for scores c * tanh(score / c).
+        sinks: (Hq,), scores of one more key per head that has no value.
+        score_mod: a Python function (score, b, h, q_idx, kv_idx) -> score.
+        mask_mod: a Python function (b, h, q_idx, kv_idx) -> bool.
+        return_lse: also return the logsumexp of the scores, float32 (B, Hq, Nq).
+        check: check the contents of table and lengths, which waits for a GPU.
+        backend: "cpu", "nvidia", "metal" or "interpreter"; chosen by the arrays if left out.
+        threads: of the cpu backend; by default every processor the process may use.
+
+    Returns:
+        The output (B, Hq, Nq, Dv), or a tuple of it and the logsumexp.
+
+    Example:
+        >>> q, pages = np.ones((1, 8, 1, 64), np.float32), np.ones((4, 16, 2, 64), np.float32)
+        >>> table, lengths = np.array([[2, 0]], np.int32), np.array([20], np.int32)
+        >>> monotile.attention_paged(q, pages, pages, table, lengths).shape
+        (1, 8, 1, 64)
+    """
     run = quantized_paged.attention_paged if is_quantized(k_pages, v_pages) else ops.attention_paged
     return run(
         q, k_pages, v_pages, page_table, lengths, causal=causal, scale=scale, window=window, softcap=softcap,
@@ -176,8 +204,25 @@ def paged_append(
     k_pages: Array, v_pages: Array, page_table: Array, lengths: Array, k_new: Array, v_new: Array, *,
     check: bool = False, backend: str | None = None, threads: int | None = None,
 ) -> None:  # fmt: skip
-    """Store N new tokens, k_new (B, Hkv, N, D) and v_new (B, Hkv, N, Dv), in place, quantised as their pages are: token
-    i of batch b is at position lengths[b] + i of its sequence. `lengths` are those before the call, and stay as they
-    are. See docs/guide/caches.md."""
+    """Store new tokens in pages, in place: token i of batch b at position lengths[b] + i of its sequence.
+
+    Args:
+        k_pages: keys (P, page, Hkv, D), written; new tokens are quantised as their pages are.
+        v_pages: values (P, page, Hkv, Dv), written.
+        page_table: int32 (B, pages of the longest sequence), with pages for the new tokens.
+        lengths: int32 (B,), those before the call; they stay as they are.
+        k_new: (B, Hkv, N, D).
+        v_new: (B, Hkv, N, Dv).
+        check: check the contents of table and lengths, which waits for a GPU.
+        backend: "cpu", "nvidia", "metal" or "interpreter"; chosen by the arrays if left out.
+        threads: of the cpu backend; by default every processor the process may use.
+
+    Example:
+        >>> pages, table = np.zeros((4, 16, 2, 64), np.float32), np.array([[2, 0]], np.int32)
+        >>> new = np.ones((1, 2, 1, 64), np.float32)
+        >>> monotile.paged_append(pages, pages.copy(), table, np.array([5], np.int32), new, new)
+        >>> bool((pages[2, 5] == 1).all())
+        True
+    """
     run = quantized_paged.paged_append if is_quantized(k_pages, v_pages) else ops.paged_append
     run(k_pages, v_pages, page_table, lengths, k_new, v_new, check=check, backend=backend, threads=threads)

@@ -74,8 +74,7 @@ class GuardedArray:
         last = sum(max(0, length - 1) * stride for length, stride in zip(shape, strides, strict=True))
         start = GUARD // size + layout.offset
         block = np.full(2 * GUARD + (last + 1 + layout.offset + layout.padding) * size, POISON, np.uint8)
-        typed = block[: block.size // size * size].view(values.dtype)
-        host = np.lib.stride_tricks.as_strided(typed[start:], shape, tuple(s * size for s in strides))
+        host = np.ndarray(shape, values.dtype, block.data, start * size, tuple(s * size for s in strides))
         chosen = tuple(slice(0, 1) if axis in layout.repeated else slice(None) for axis in range(len(shape)))
         host[chosen] = values[chosen]
         found = cls(name, host, block, host, block)

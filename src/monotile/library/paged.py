@@ -18,6 +18,7 @@ from ..kernels.attention import attention as attention_kernel
 from ..kernels.paged_append import paged_append as paged_append_kernel
 from ..runtime import tensors
 from . import torch_calls
+from .balancing import NOT_BALANCED, Balanced, Lengths, add_balance, add_merge_slots, is_balanced
 from .calls import ArrayRef, CallBuilder, Finish, LibraryFunction
 from .inputs import (
     AttentionInputs,
@@ -31,14 +32,10 @@ from .inputs import (
     unit_last,
 )
 from .launches import SCALE
-from .merging import Partials, add_merge, new_partials
 from .quantized_inputs import as_numbers, codecs_of, read_paged_fields
 from .varlen import contents
 
 Array = Any
-FEW_ROWS = 64  # query rows of a KV head, up to which keys are split whatever else there is to do
-KEYS_PER_SPLIT = 4096  # of the longest sequence: it must not be the work of one program while others are done
-MAX_SPLITS = 64
 
 
 def attention_paged(
@@ -48,37 +45,7 @@ def attention_paged(
     mask_mod: Callable[..., Any] | None = None, return_lse: bool = False, check: bool = False,
     backend: str | None = None, threads: int | None = None,
 ) -> Any:  # fmt: skip
-    """Return the attention of queries on keys and values that lie in pages.
-
-    Key j of batch b is at j % page in page page_table[b, j // page], for j below lengths[b].
-
-    Args:
-        q: queries (B, Hq, Nq, D), the last Nq positions of each sequence.
-        k_pages: keys (P, page, Hkv, D).
-        v_pages: values (P, page, Hkv, Dv).
-        page_table: int32 (B, pages of the longest sequence).
-        lengths: int32 (B,), keys of each sequence.
-        causal: True or "lower_right": query i sees keys up to i + Nk - Nq; "upper_left": up to i.
-        scale: factor of the scores; 1 / sqrt(D) if left out.
-        window: (left, right), how many keys before and after its own a query sees; None or -1 is no bound.
-        softcap: c, for scores c * tanh(score / c).
-        sinks: (Hq,), scores of one more key per head that has no value.
-        score_mod: a Python function (score, b, h, q_idx, kv_idx) -> score.
-        mask_mod: a Python function (b, h, q_idx, kv_idx) -> bool.
-        return_lse: also return the logsumexp of the scores, float32 (B, Hq, Nq).
-        check: check the contents of table and lengths, which waits for a GPU.
-        backend: "cpu", "nvidia", "metal" or "interpreter"; chosen by the arrays if left out.
-        threads: of the cpu backend; by default every processor the process may use.
-
-    Returns:
-        The output (B, Hq, Nq, Dv), or a tuple of it and the logsumexp.
-
-    Example:
-        >>> q, pages = np.ones((1, 8, 1, 64), np.float32), np.ones((4, 16, 2, 64), np.float32)
-        >>> table, lengths = np.array([[2, 0]], np.int32), np.array([20], np.int32)
-        >>> monotile.attention_paged(q, pages, pages, table, lengths).shape
-        (1, 8, 1, 64)
-    """
+    """`monotile.attention_paged` on pages that are not quantised."""
     torch_calls.refuse_gradients("attention_paged", q, k_pages, v_pages, sinks)
     scale, window, softcap, negative = read_scoring(causal, scale, window, softcap)
     arrays = q, k_pages, v_pages, page_table, lengths, sinks
@@ -120,48 +87,45 @@ def plan(builder: CallBuilder, given: Any) -> Finish:
         rows, keys = math.prod(out.shape[:3]), out.shape[0] * capacity
         work = 2 * rows * capacity * sum(q.shape[3:] + v.shape[3:])
         threads = builder.threads_for(work, keys * k.shape[1] * (k.shape[3] + v.shape[3]) * dtype.bytes)
-        target = new_partials(builder.temporary, inputs.out_shape, choice.splits) if choice.splits else (out, lse)
-        _add(builder, inputs, (table, lengths), choice, target, threads=threads, options=options)
-        if isinstance(target, Partials):
-            merging = builder.choices.merge(choice.splits, rows, builder.device, after_split=True)
-            add_merge(builder, target, sinks, out, lse, merging)
+        balanced = None
+        if is_balanced(builder, problem, choice):
+            blocks = out.shape[0] * cdiv(problem.rows if choice.packed else problem.queries, choice.row_block)
+            of = Lengths(problem.queries, capacity, blocks, lengths=lengths)
+            balanced = add_balance(builder, of, problem, choice, options)
+        _add(builder, inputs, (table, lengths), choice, balanced or (out, lse), threads=threads, options=options)
+        if balanced is not None:
+            add_merge_slots(builder, balanced, None, sinks, (out, lse), choice)
     return tuple if given.return_lse else itemgetter(0)
 
 
 def _choose(builder: CallBuilder, problem: AttentionProblem, page: int) -> AttentionChoice:
-    """Return the blocks and splits for pages. With few rows, the capacity of the table is split, because lengths are
-    not known before the launch: no program has more than KEYS_PER_SPLIT keys, up to MAX_SPLITS splits."""
+    """Return the blocks for pages; whether keys are split is that of dense ones."""
     choice = builder.choices.attention(problem)
     block = builder.choices.page_block(page, choice.key_block)
-    choice = replace(choice, blocks={**choice.blocks, "BK": block}, first_block=0)
-    blocks, splits = cdiv(problem.keys, block), choice.splits
-    if problem.rows <= FEW_ROWS:
-        splits = max(splits, cdiv(problem.keys, KEYS_PER_SPLIT))
-    if splits <= 1:
-        return replace(choice, splits=0, blocks_per_split=0)
-    per_split = cdiv(blocks, min(splits, MAX_SPLITS))
-    return replace(choice, splits=cdiv(blocks, per_split), blocks_per_split=per_split)
+    return replace(choice, blocks={**choice.blocks, "BK": block}, first_block=0, blocks_per_split=0)
 
 
 def _add(
     builder: CallBuilder, inputs: AttentionInputs, places: tuple[ArrayRef, ArrayRef], choice: AttentionChoice,
-    target: Partials | tuple[ArrayRef, ArrayRef | None], **launch: Any,
+    target: Balanced | tuple[ArrayRef, ArrayRef | None], **launch: Any,
 ) -> None:  # fmt: skip
     """Add the attention kernel, which writes softmax states of splits or the output and its logsumexp."""
     B, Hq, Nq, _ = inputs.out_shape
     H = inputs.k.shape[1] if choice.packed else Hq
-    split = isinstance(target, Partials)
 
     def grouped(array: ArrayRef | None) -> ArrayRef | None:
         return None if array is None else builder.reshaped(array, B, H, Hq * Nq // H, *array.shape[3:])
 
-    results = [grouped(array) for array in target]
-    outputs = [None, None, *results] if split else [*results, None, None, None]
+    slots: tuple[ArrayRef | None, ...] = NOT_BALANCED
+    outputs: tuple[ArrayRef | None, ...] = (None, None, None)
+    if isinstance(target, Balanced):
+        slots = target.arguments
+    else:
+        outputs = inputs.sinks, *map(grouped, target)
     keys, values, *fields = inputs.stored.arguments(inputs.k, None if inputs.values_in_keys else inputs.v)
-    args = grouped(inputs.q), None, None, None, None, None if split else inputs.sinks, *outputs, None, None
-    scalars = SCALE, Nq, choice.first_block, choice.blocks_per_split
+    args = grouped(inputs.q), None, None, None, None, *outputs, *(None,) * 5, keys, values, *places, *slots, *fields
     page = {} if inputs.stored.is_plain else {"T": inputs.k.shape[2], **inputs.stored.constants}
-    builder.launch(attention_kernel, *args, keys, values, *places, *fields, *scalars, choice=choice, **page, **launch)
+    builder.launch(attention_kernel, *args, SCALE, Nq, 0, 0, choice=choice, **page, **launch)
 
 
 def _read_pages(array: ArrayRef, name: str) -> ArrayRef:
@@ -210,26 +174,7 @@ def paged_append(
     k_pages: Array, v_pages: Array, page_table: Array, lengths: Array, k_new: Array, v_new: Array, *,
     check: bool = False, backend: str | None = None, threads: int | None = None,
 ) -> None:  # fmt: skip
-    """Store new tokens in pages, in place: token i of batch b at position lengths[b] + i of its sequence.
-
-    Args:
-        k_pages: keys (P, page, Hkv, D), written.
-        v_pages: values (P, page, Hkv, Dv), written.
-        page_table: int32 (B, pages of the longest sequence), with pages for the new tokens.
-        lengths: int32 (B,), those before the call; they stay as they are.
-        k_new: (B, Hkv, N, D).
-        v_new: (B, Hkv, N, Dv).
-        check: check the contents of table and lengths, which waits for a GPU.
-        backend: "cpu", "nvidia", "metal" or "interpreter"; chosen by the arrays if left out.
-        threads: of the cpu backend; by default every processor the process may use.
-
-    Example:
-        >>> pages, table = np.zeros((4, 16, 2, 64), np.float32), np.array([[2, 0]], np.int32)
-        >>> new = np.ones((1, 2, 1, 64), np.float32)
-        >>> monotile.paged_append(pages, pages.copy(), table, np.array([5], np.int32), new, new)
-        >>> bool((pages[2, 5] == 1).all())
-        True
-    """
+    """`monotile.paged_append` on pages that are not quantised."""
     torch_calls.refuse_gradients("paged_append", k_pages, v_pages, k_new, v_new)
     views = {"k_pages": k_pages, "v_pages": v_pages, "k_new": k_new, "v_new": v_new}
     found = {name: tensors.read(name, array) for name, array in views.items()}

@@ -4,7 +4,7 @@ Arithmetic here is NumPy's, in float32; that of torch tensors is torch's (quanti
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -59,6 +59,15 @@ class Quantized:
             if field is not None and tuple(field.shape) != (*wanted[:-1], groups):
                 raise ArgumentShape(f"{name} must have shape {(*wanted[:-1], groups)}, found {tuple(field.shape)}")
         return found
+
+    def fields(self) -> dict[str, Array]:
+        """The arrays by name."""
+        found = {"codes": self.codes, "scales": self.scales, "zeros": self.zeros}
+        return {name: array for name, array in found.items() if array is not None}
+
+    def with_fields(self, fields: dict[str, Array]) -> Quantized:
+        """The same numbers in other arrays."""
+        return replace(self, **fields)
 
     def dequantize(self) -> Array:
         """The numbers that the fields stand for, as an array of the type they were made from."""

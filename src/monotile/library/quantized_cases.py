@@ -37,6 +37,9 @@ def formula(compute: type) -> Callable[[Inputs], Results]:
 
 
 def _quantized(inputs: Inputs) -> tuple[Quantized, Quantized, Inputs]:
-    """Quantised keys and values, and the options of attention."""
-    k, v = (quantize(inputs[name], inputs["format"], group=inputs.get("group")) for name in "kv")
+    """Keys and values, quantised unless they are, and the options of attention."""
+    k, v = (
+        x if isinstance(x, Quantized) else quantize(x, inputs["format"], group=inputs.get("group"))
+        for x in (inputs["k"], inputs["v"])
+    )
     return k, v, {n: x for n, x in inputs.items() if n not in ("q", "k", "v", "format", "group")}

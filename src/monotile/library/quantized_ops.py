@@ -3,6 +3,7 @@ their fields as more arrays, and the rotations of aura before and after."""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -103,11 +104,22 @@ def rotated(x: Array, codec: Any, *, back: bool, like: Array) -> Array:
     checks of the call."""
     if not is_rotated(codec) or not tensors.is_array(x) or tensors.is_mlx(x) or not x.ndim or x.shape[-1] != codec.size:
         return x
-    matrix = aura.rotation(codec.size) if back else aura.rotation(codec.size).T
     if isinstance(x, np.ndarray):
-        return (x.astype(np.float32) @ matrix).astype(like.dtype)
-    torch = __import__("torch")
-    return (x.float() @ torch.from_numpy(np.ascontiguousarray(matrix)).to(x.device)).to(like.dtype)
+        return (x.astype(np.float32) @ _rotation(codec.size, back)).astype(like.dtype)
+    return (x.float() @ _rotation_on(codec.size, back, x.device)).to(like.dtype)
+
+
+def _rotation(size: int, back: bool) -> Any:
+    return aura.rotation(size) if back else aura.rotation(size).T
+
+
+@cache
+def _rotation_on(size: int, back: bool, device: Any) -> Any:
+    """The matrix as a tensor, copied to its device once: a copy in every call would wait for the GPU, and could not be
+    captured in a graph."""
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(_rotation(size, back))).to(device)
 
 
 _ATTENTION = LibraryFunction(("q", "k", "v", "mask", "sinks", *FIELDS), QuantizedOptions, FUNCTIONS["attention"].plan)

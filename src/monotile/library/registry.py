@@ -10,7 +10,7 @@ import sys
 import types
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -155,8 +155,7 @@ def on_device(value: Any, backend: str | None) -> Any:
     if isinstance(value, BlockMask):
         return BlockMask(on_device(value.mask_mod, backend), value.B, value.H, value.Nq, value.Nk)
     if isinstance(value, Quantized):
-        moved = {name: on_device(getattr(value, name), backend) for name in ("codes", "scales", "zeros")}
-        return replace(value, **moved)
+        return value.with_fields({name: on_device(array, backend) for name, array in value.fields().items()})
     if not isinstance(value, np.ndarray):
         return value
     import torch
@@ -415,6 +414,8 @@ CHECKS = (
     Case("attention_varlen", Sizes(4, 4, 2, 30, 40, 64, 64), F32, CAUSAL),
     Case("attention_varlen", Sizes(3, 2, 1, 12, 33, 128, 128), BF16, {"window": (20, 3)}, ("sinks",)),
     Case("attention_varlen", Sizes(3, 2, 2, 9, 20, 80, 16), F16, {"causal": "upper_left"}, ("alibi", "early keys")),
+    Case("attention_varlen", Sizes(5, 8, 2, 1, 700, 64, 64), F32, CAUSAL),
+    Case("attention_varlen", Sizes(4, 8, 2, 2, 600, 64, 32), BF16, {"window": (560, None)}, ("sinks",)),
     Case("attention_paged", Sizes(4, 4, 2, 1, 90, 64, 64), F32),
     Case("attention_paged", Sizes(2, 2, 1, 1, 4110, 16, 16), F32),
     Case("attention_paged", Sizes(3, 8, 2, 3, 100, 128, 128), BF16, {"window": (20, None)}, ("sinks",)),

@@ -17,11 +17,17 @@ import numpy as np
 from .. import backends, dtypes
 from . import ops, registry
 from .guarded import GuardedArray, Placement, guarded_results, with_captured
+from .quantized import FORMATS, Quantized, quantize
 from .registry import Inputs, Results, Sizes, Verdict
 
 DTYPES = ("float32", "float16", "bfloat16")
 HEAD_SIZES = (1, 7, 16, 17, 32, 33, 40, 48, 64, 64, 72, 80, 96, 100, 112, 128, 128, 160, 192, 256, 320, 512, 576)
-OPS = ("attention",) * 16 + ("decode_partials",) * 2 + ("merge", "merge_lse", "mask_blocks")
+SEQUENCES = ("attention_varlen", "attention_varlen_backward", "attention_paged")  # of their own lengths
+OPS = (
+    *("attention",) * 11, "attention_varlen_backward",
+    *("attention_backward", "attention_varlen", "attention_paged", "quantize") * 2,
+    *("decode_partials",) * 2, "merge", "merge_lse", "mask_blocks",
+)  # fmt: skip
 MASKS = (None, None, None, "bool", "bool", "padding", "additive", "additive of the element type")
 WINDOWS = (None, None, None, (0, 0), (3, 2), (40, 0), (100, None), (None, 17))
 QUERIES = ((1, 1), (2, 8), (9, 40), (41, 90), (91, 300))  # least and most of a family
@@ -49,6 +55,7 @@ class Family:
     options: dict[str, Any] = field(default_factory=dict)
     mask: str | None = None
     made: tuple[str, ...] = ()  # names in registry.MAKERS
+    formats: tuple[str, str] | None = None  # of quantised keys and values
     lse: bool = True
     values_in_keys: bool = False
 
@@ -56,6 +63,7 @@ class Family:
         sides = f"D {self.D}" + (f" Dv {self.Dv}" if self.Dv != self.D else "")
         words = [f"{self.op} {self.dtype}", sides, *(f"{n} {v}".removesuffix(" True") for n, v in self.options.items())]
         words += [f"mask {self.mask}"] if self.mask else []
+        words += [f"{' and '.join(self.formats)}"] if self.formats else []
         words += [*self.made, *(["values in keys"] if self.values_in_keys else []), *([] if self.lse else ["no lse"])]
         return ", ".join(words)
 
@@ -85,18 +93,20 @@ def draw_family(seed: int, number: int) -> Family:
     Hkv = pick((1, 1, 2, 3))
     heads = pick((1, 1, 2, 3)), Hkv * pick((1, 1, 2, 3, 4, 8)), Hkv
     common = {"heads": heads, "queries": pick(QUERIES), "keys": pick(KEYS), "views": pick(VIEWS)}
-    if op not in ("attention", "decode_partials"):
+    if op in ("merge", "merge_lse", "mask_blocks"):
         return Family(op, dtype, D, Dv, **common, mask="bool" if maybe(0.5) else "additive")
     options: dict[str, Any] = {"causal": pick((False, False, True, "upper_left")), "window": pick(WINDOWS)}
     options |= {"softcap": 20.0} if maybe(0.15) else {}
     options |= {"scale": -0.1} if maybe(0.05) else {}
-    made = [name for name in ("sinks", "alibi", "documents") if maybe(0.12)]
+    made = [name for name in ("sinks", "alibi", "early keys" if op in SEQUENCES else "documents") if maybe(0.12)]
     in_keys = op == "attention" and Dv <= D and maybe(0.2)
     if op == "decode_partials":
         made = [name for name in made if name != "sinks"]
-    options = {name: value for name, value in options.items() if value not in (None, False)}
+    keeps_false = op == "attention_paged"  # whose default is causal
+    options = {name: value for name, value in options.items() if value is not None and (value or keeps_false)}
     return Family(
-        op, dtype, D, Dv, **common, options=options, mask=pick(MASKS), made=tuple(made),
+        op, dtype, D, Dv, **common, options=options, mask=None if op in SEQUENCES else pick(MASKS), made=tuple(made),
+        formats=(pick(FORMATS), pick(FORMATS)) if op == "quantize" else None,
         lse=op != "attention" or maybe(0.5), values_in_keys=in_keys,
     )  # fmt: skip
 
@@ -147,7 +157,9 @@ def make_inputs(family: Family, sizes: Sizes, rng: np.random.Generator, views: n
         return registry.OPS["mask_blocks"].make(rng, sizes, kind) | blocks
     if family.op in ("merge", "merge_lse"):
         return registry.OPS[family.op].make(rng, replace(sizes, Nk=min(sizes.Nk, MOST_PARTS)), dtype)
-    found = registry.OPS["attention"].make(rng, sizes, dtype)
+    found = registry.OPS[family.op].make(rng, sizes, dtype)
+    if family.formats is not None:
+        found |= {name: quantize(found[name], format) for name, format in zip("kv", family.formats, strict=True)}
     if family.mask is not None:
         maker = {"bool": "bool mask", "padding": "padding mask"}.get(family.mask, "additive mask")
         mask = registry.MAKERS[maker](rng, sizes)["mask"]
@@ -156,6 +168,8 @@ def make_inputs(family: Family, sizes: Sizes, rng: np.random.Generator, views: n
             if views.random() < 0.3:
                 mask = mask[(slice(None),) * axis + (slice(0, 1),)]
         found["mask"] = mask
+        if family.op == "attention_backward" and mask.dtype != bool:
+            found["mask_grad"] = True
     for maker in family.made:
         found |= registry.MAKERS[maker](rng, sizes)
     if family.op == "decode_partials":
@@ -177,13 +191,22 @@ def run_case(seed: int, family: int, case: int, backend: str) -> CallOutcome:
         guards.append(GuardedArray.make(name, values, layout, on_gpu=on_gpu))
         return guards[-1]
 
+    def placed(name: str, value: np.ndarray[Any, Any]) -> GuardedArray:
+        layout = draw_layout(drawn.views, value.shape, value.dtype.itemsize, views)
+        if name.endswith("_pages") and layout != Placement():  # their rows are contiguous, and not all are NaN
+            layout = replace(layout, spread=(*layout.spread[:-1], 1), repeated=())
+        said.append(f"{name} {value.shape} {layout}") if layout != Placement() or name == "mask" else None
+        return guarded(name, value, layout)
+
     host, given, said = dict(plain), dict(plain), [str(sizes)]
     for name, value in plain.items():
         if isinstance(value, np.ndarray):
-            layout = draw_layout(drawn.views, value.shape, value.dtype.itemsize, views)
-            said += [f"{name} {value.shape} {layout}"] if layout != Placement() or name == "mask" else []
-            array = guarded(name, value, layout)
+            array = placed(name, value)
             host[name], given[name] = array.host, array.given
+        elif isinstance(value, Quantized):
+            fields = {field: placed(f"{name} {field}", x) for field, x in value.fields().items()}
+            host[name] = value.with_fields({field: x.host for field, x in fields.items()})
+            given[name] = value.with_fields({field: x.given for field, x in fields.items()})
         elif isinstance(value, types.FunctionType):
             cells = [c.cell_contents for c in value.__closure__ or ()]
             captured = [guarded(name, c, Placement()).given for c in cells if isinstance(c, np.ndarray)]
@@ -210,20 +233,41 @@ def _run(family: Family, given: Inputs, backend: str) -> Results:
 
 def _judge(family: Family, found: Results, inputs: Inputs) -> list[Verdict]:
     """Compare with float64 by the registry's rule, or, where arrays are so small that the plain formula happens to be
-    exact, with what rounding the weights and the output to the element type may cost."""
+    exact, with what rounding may cost."""
     op = registry.OPS[family.op]
     exact, naive = op.exact(inputs), op.naive(inputs)
-    values = np.abs(np.asarray(inputs.get("v", 0.0), np.float64))
-    largest = float(values.max(initial=0.0, where=np.isfinite(values)))
     verdicts = []
     for name in found:
         verdict = registry.judge(name, found[name], exact[name], naive[name])
-        least = 2 * UNIT[family.dtype] * largest if name == "out" else 4 * registry.LSE * _size(exact[name])
         kept = verdict.error == np.inf or name == "block_map"
-        verdicts.append(verdict if kept else Verdict(name, verdict.error, max(verdict.allowed, least)))
+        allowed = verdict.allowed if kept else max(verdict.allowed, _rounding(family, name, exact, inputs))
+        verdicts.append(Verdict(name, verdict.error, allowed))
     return verdicts
 
 
-def _size(array: Any) -> float:
-    finite = np.abs(array[np.isfinite(array)])
-    return max(1.0, float(finite.max(initial=0.0)))
+def _rounding(family: Family, name: str, exact: Results, inputs: Inputs) -> float:
+    """Return what rounding may cost: of weights and results to the element type; of scores, whose functions the plain
+    formula computes in float64; of quantised keys and the queries rotated for them, before their product."""
+    largest = _largest(exact[name])
+    if name == "lse":
+        products = _score_rounding(family, inputs) if family.formats else 0.0
+        return max(4 * registry.LSE * max(1.0, largest), products)
+    if name == "out" and "m" not in inputs and "lses" not in inputs:
+        values = inputs.get("v", inputs.get("v_pages"))
+        largest = _largest(_numbers(values))
+    of_scores = 2.0**-24 * _largest(exact["lse"]) if "alibi" in family.made and "lse" in exact else 0.0
+    return 2 * max(UNIT[family.dtype], of_scores) * largest
+
+
+def _score_rounding(family: Family, inputs: Inputs) -> float:
+    """Return twice the error of a product of the longest query and key whose terms are rounded independently."""
+    q, k = (np.linalg.norm(_numbers(inputs[name]), axis=-1).max(initial=0.0) for name in "qk")
+    return float(2 * UNIT[family.dtype] * abs(family.options.get("scale", family.D**-0.5)) * q * k / family.D**0.5)
+
+
+def _numbers(array: Any) -> Any:
+    return np.asarray(array.dequantize() if isinstance(array, Quantized) else array, np.float64)
+
+
+def _largest(array: Any) -> float:
+    return float(np.abs(array[np.isfinite(array)]).max(initial=0.0))

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 PATIENCE = 300.0  # seconds that one call may take, its kernels' compilation included
 MAX_FAULTS = 3  # of a family, after which its other calls are left out
+MAX_SKIPPED = 1000  # families in a row that have another name
+NOTED = 100  # calls between two lines of progress in a file
 
 
 @dataclass(frozen=True)
@@ -32,16 +34,24 @@ class Sweep:
     seconds: float = 0.0  # after which no call begins; 0: no limit
     per_family: int = 40
     first: tuple[int, int] = (0, 0)  # family and number of the first call
+    only: str = ""  # families whose name holds this text
 
     def families(self) -> list[tuple[int, int, int]]:
         """Family, first and end of its calls."""
         family, start = self.first
         left, found = self.cases, []
         while left > 0:
-            end = min(self.per_family, start + left) if start < self.per_family else start + left
-            found.append((family, start, end))
-            left, family, start = left - (end - start), family + 1, 0
+            if self.only.lower() in self._name(family).lower():
+                end = min(self.per_family, start + left) if start < self.per_family else start + left
+                found.append((family, start, end))
+                left -= end - start
+            elif family - (found[-1][0] if found else self.first[0]) > MAX_SKIPPED:
+                raise MonotileError(f"no family's name holds {self.only!r}; names are like: {self._name(family)}")
+            family, start = family + 1, 0
         return found
+
+    def _name(self, family: int) -> str:
+        return str(sweep.draw_family(self.seed, family))
 
 
 @dataclass
@@ -204,6 +214,10 @@ def run(console: Console, wanted: Sweep) -> bool:
                 repeat = f"--sweep 1 --seed {wanted.seed} --from {outcome.family}.{outcome.case}"
                 text = f"{repeat}\n  {outcome.name}\n  {outcome.problem}"
                 console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
+            if not console.is_terminal and len(runner.outcomes) % NOTED == 0:
+                failed = sum(bool(o.problem) for o in runner.outcomes)
+                text = f"{len(runner.outcomes)} calls, {failed} failed, {time.monotonic() - begin:.0f} s"
+                console.print(text, highlight=False)
 
         runner = Runner(wanted, told)
         runner.run()

@@ -17,6 +17,7 @@ from ..kernels.attention import attention as attention_kernel
 from ..kernels.scores import Options
 from ..runtime import tensors
 from . import torch_calls
+from .balancing import NOT_BALANCED, Lengths, add_balance, add_merge_slots, is_balanced
 from .calls import ArrayRef, CallBuilder, Finish, LibraryFunction
 from .inputs import (
     AttentionInputs,
@@ -33,6 +34,7 @@ from .launches import SCALE
 
 Array = Any
 NOT_PAGED = (None,) * 4
+FEW = 8  # queries, whose number decides how they are computed
 
 
 def attention_varlen(
@@ -62,14 +64,25 @@ def _plan(builder: CallBuilder, given: AttentionOptions) -> Finish:
     out = builder.result((Tq, Hq, Dv), inputs.dtype)
     lse = builder.result((Hq, Tq), float32) if given.return_lse else None
     if 0 not in out.shape:
-        problem = replace(usual_problem(inputs, options, sequences), kv_heads=Hq)
-        choice = builder.choices.attention(problem).unpacked()
+        problem = usual_problem(inputs, options, sequences)
+        choice = builder.choices.attention(problem)
         threads = builder.threads_for(inputs.flops // sequences, inputs.bytes)
         values = None if given.values_in_keys and not builder.copies else inputs.v
-        sums = None if lse is None else lse.reshaped(1, Hq, Tq)
-        arrays = inputs.q, inputs.k, values, None, None, inputs.sinks, as_batch(out), sums, None, None, None, *offsets
-        args = *arrays, *NOT_PAGED, *NOT_QUANTIZED, SCALE, Tq, 0, 0
+        target = as_batch(out), None if lse is None else lse.reshaped(1, Hq, Tq)
+        balanced = None
+        if is_balanced(builder, problem, choice):
+            heads = problem.group if choice.packed else 1
+            lengths = Lengths(Tq, inputs.k.shape[2], heads * Tq // choice.row_block + sequences + 1, *offsets)
+            balanced = add_balance(builder, lengths, problem, choice, options)
+        else:
+            choice = builder.choices.attention(replace(problem, kv_heads=Hq)).unpacked()
+        outputs = (inputs.sinks, *target) if balanced is None else (None, None, None)
+        args: tuple[Any, ...] = inputs.q, inputs.k, values, None, None, *outputs, None, None, None, *offsets, *NOT_PAGED
+        slots = balanced.arguments if balanced is not None else NOT_BALANCED
+        args = *args, *slots, *NOT_QUANTIZED, SCALE, Tq, 0, 0
         builder.launch(attention_kernel, *args, choice=choice, threads=threads, options=options)
+        if balanced is not None:
+            add_merge_slots(builder, balanced, offsets[0], inputs.sinks, target, choice)
     return tuple if given.return_lse else itemgetter(0)
 
 
@@ -106,8 +119,8 @@ def as_batch(array: ArrayRef) -> ArrayRef:
 
 
 def _rounded(length: int) -> int:
-    """The next power of two, so that new lengths seldom need a new program."""
-    return 1 << max(0, length - 1).bit_length()
+    """The next power of two for all but few, so that new lengths seldom need a new program."""
+    return length if length <= FEW else 1 << (length - 1).bit_length()
 
 
 def _read_packed(builder: CallBuilder) -> list[ArrayRef]:

@@ -18,6 +18,7 @@ FLOPS_PER_THREAD = 2_000_000
 BYTES_PER_THREAD = 256_000
 STRIPS = (8, 4)  # rows of a mask read at a time: as many memory streams as a core follows
 TILE_BYTES = 32768
+PARTS_OF_A_CORE = 32  # into which ragged or paged keys are divided
 MAX_SLOTS = 64  # cores beyond these get no splits of their own
 # Of the time model, whose unit is one row with one key: what a key costs beside its rows, in panels and streamed; what
 # a program costs beside its keys (for a row), and a merge. Measured on Zen 4, one thread, D 64.
@@ -54,6 +55,9 @@ class CpuChoices(Choices):
             return chosen
         # Which rows are in a block changes no bit, so it may depend on the cores that this process has.
         return replace(model, slots=default_threads(), merge=math.inf).choose(problem, panels)
+
+    def balance(self, problem: AttentionProblem) -> tuple[int, int]:
+        return PARTS_OF_A_CORE * cores(), KEYS_PER_SPLIT
 
     def attention_backward(self, problem: AttentionProblem) -> BackwardChoice:
         """Whole panels: a kernel has its code once more for a part of a panel."""

@@ -101,7 +101,7 @@ class Evaluator:
         load, other = op.operands[1].op, op.operands[2].op
         zero = other is not None and other.kind == "const" and str(other.attrs["value"]) == "0.0"  # and not -0.0
         lazy = load is not None and load.kind == "load" and bool(load.result.shape) and load.result not in self.buffers
-        return load if zero and lazy else None
+        return load if load is not None and zero and lazy and "spread" not in load.attrs else None
 
     def only_element(self, op: Op, pt: Point) -> Reg:
         source = op.operands[0]

@@ -9,17 +9,22 @@ along the axis that is contiguous in memory.
 from __future__ import annotations
 
 from collections import Counter
-from itertools import pairwise
-from math import prod
 
-from ...ir import ELEMENTWISE, MOVES, Kernel, Op, Value, starts, uses, walk
-from ...ir.affine import linear
+from ...ir import ELEMENTWISE, MOVES, Kernel, Op, Value, uses, walk
 from .amx import BFLOAT16
 from .axes import Axes, Axis
 from .bf16_dots import paired_dots, tiled_dots
 from .fuse import unviewed
 from .memory_sums import dots_added_to_memory, is_loaded
-from .places_ahead import PlaceAhead, find_place_ahead
+from .moving_tiles import (
+    block_with,
+    blocks,
+    bytes_read,
+    order_streamed_loads,
+    shift_per_iteration,
+    strips,
+    transposed_loads,
+)
 from .target import STREAMED_ROWS, Target
 
 
@@ -58,10 +63,12 @@ class Layout:
                         self._required[base] = contracted
                 elif lane is not None and lane in axes.of(base):
                     self._require(base, lane)
-        self.ahead: dict[Op, PlaceAhead] = {}
-        self.next_streamed = self._order_streamed_loads(kernel)
+        loops = [op for op in self._ops if op.kind == "for"]
+        self.next_streamed, self.ahead = order_streamed_loads(loops, self.streamed, kernel)
         self.eager = {op for op in self._ops if op.kind == "load" and op.result.shape and self._needs_copy(op, kernel)}
-        self.next_iteration = self._transposed_loads() | self._strips()
+        self.next_iteration = transposed_loads(loops, self._unit_sides(self.eager, along_lanes=False))
+        others = {op for op in self._ops if op.kind == "load" and len(op.result.shape) > 1} - self.eager
+        self.next_iteration |= strips(loops, self._unit_sides(others - self.stream_loads, along_lanes=True))
         self.shared = self._shared_tiles(kernel)
         in_panels = [dot for dot in self._dots if self.panel_axis not in (None, axes.dots[dot][1])]
         self.tiled = tiled_dots(in_panels, axes, target)
@@ -126,7 +133,7 @@ class Layout:
         """True if a dot has few rows and its tile with the lanes can be streamed, which beats a copy in panels."""
         m, _, n = self.axes.dots[dot]
         rows = m if lane is n else n
-        found = self._loads(unviewed(dot.operands[1 if lane is n else 0]), _block_with(kernel, dot))
+        found = self._loads(unviewed(dot.operands[1 if lane is n else 0]), block_with(kernel, dot))
         few = rows is None or rows.extent <= STREAMED_ROWS
         return few and found is not None and self.contiguous_axis(found[0][0]) is lane
 
@@ -165,7 +172,7 @@ class Layout:
             return [], []
         rows = m if lane is n else n
         height = rows.extent if rows is not None else 1
-        found = self._loads(unviewed(dot.operands[1 if lane is n else 0]), _block_with(kernel, dot))
+        found = self._loads(unviewed(dot.operands[1 if lane is n else 0]), block_with(kernel, dot))
         if found is None or height > STREAMED_ROWS:
             return [], []
         loads, ops = found
@@ -195,37 +202,7 @@ class Layout:
 
         if not visit(value) or not loads or sum("spread" not in load.attrs for load in loads) > 1:
             return None
-        return sorted(loads, key=_bytes_read, reverse=True), list(ops)
-
-    def _order_streamed_loads(self, kernel: Kernel) -> dict[Op, tuple[Op, tuple[int, ...]]]:
-        """Return, for each streamed load, the next one in its loop and how far its tile has moved by then. `ahead` gets
-        those whose next place must be looked up."""
-        following: dict[Op, tuple[Op, tuple[int, ...]]] = {}
-        for loop in (op for op in self._ops if op.kind == "for"):
-            (body,) = loop.blocks
-            loads = [self.streamed[op] for op in body.ops if op in self.streamed]
-            for here, there in pairwise(loads):
-                following[here] = (there, (0,) * len(there.result.shape))
-            if loads:
-                following[loads[-1]] = (loads[0], _shift_per_iteration(loads[0], body.params[0], loop.attrs["step"]))
-                place = find_place_ahead(loads[0], loop, kernel)
-                if place is not None:
-                    self.ahead[loads[0]] = place
-        return following
-
-    def _transposed_loads(self) -> dict[Op, tuple[int, ...]]:
-        """Return the loads whose tile is transposed and moves along its rows from iteration to iteration, with the
-        distance along each dimension. No hardware prefetcher follows such a tile: its rows are far apart."""
-        found = {}
-        for loop in (op for op in self._ops if op.kind == "for"):
-            (body,) = loop.blocks
-            for op in walk(body):
-                unit = self.contiguous_axis(op) if op in self.eager else None
-                if unit is not None and unit is not self.lane(op.result):
-                    shift = _shift_per_iteration(op, body.params[0], loop.attrs["step"])
-                    if shift[self.axes.dims(op.result).index(unit)]:
-                        found[op] = shift
-        return found
+        return sorted(loads, key=bytes_read, reverse=True), list(ops)
 
     def _shared_tiles(self, kernel: Kernel) -> dict[Value, tuple[Op, tuple[int, ...]]]:
         """Return the tiles that every panel of a dot reads and that move from iteration to iteration: for each its load
@@ -235,11 +212,11 @@ class Layout:
             (body,) = loop.blocks
             for dot in (op for op in walk(body) if op.kind == "dot"):
                 for tile in (unviewed(v) for v in dot.operands if self.panel_axis not in self.axes.of(v)):
-                    source = self._loads(tile, _block_with(kernel, dot))
+                    source = self._loads(tile, block_with(kernel, dot))
                     if source is None:
                         continue
                     load = source[0][0]
-                    shift = _shift_per_iteration(load, body.params[0], loop.attrs["step"])
+                    shift = shift_per_iteration(load, body.params[0], loop.attrs["step"])
                     if len(shift) == 2 and any(shift):
                         found[tile] = (load, shift)
         return found
@@ -287,28 +264,17 @@ class Layout:
         users = self._users.get(value, [])
         return all(u.kind == "dot" or (u.kind in ("trans", "expand") and self._only_dots(u.result)) for u in users)
 
-    def _strips(self) -> dict[Op, tuple[int, ...]]:
-        """Return the loads whose tile moves along its rows in one loop, and from strip to strip of rows in the loop
-        around it, with the distance to the next strip. Hardware prefetchers do not follow as many rows at once."""
-        found = {}
-        loads = {op for op in self._ops if op.kind == "load" and len(op.result.shape) > 1} - self.eager
-        for around in (op for op in self._ops if op.kind == "for"):
-            for loop in (op for op in walk(around.blocks[0]) if op.kind == "for"):
-                for op in (o for o in loop.blocks[0].ops if o in loads - set(self.streamed.values())):
-                    along, across = (
-                        _shift_per_iteration(op, x.blocks[0].params[0], x.attrs["step"]) for x in (loop, around)
-                    )
-                    unit = self.contiguous_axis(op)
-                    at = self.axes.dims(op.result).index(unit) if unit is not None else -1
-                    if unit is self.lane(op.result) and at >= 0 and along[at] and any(across) and not across[at]:
-                        found[op] = across
-        return found
+    def _unit_sides(self, loads: set[Op], *, along_lanes: bool) -> dict[Op, int]:
+        """Return the dimension along which each load is contiguous, of those whose lanes run along it, or do not."""
+        units = ((op, self.contiguous_axis(op)) for op in loads)
+        found = ((op, unit) for op, unit in units if unit is not None and (unit is self.lane(op.result)) == along_lanes)
+        return {op: self.axes.dims(op.result).index(unit) for op, unit in found}
 
     def _needs_copy(self, op: Op, kernel: Kernel) -> bool:
         if op in self.stream_loads:
             return False
         value, users = op.result, self._users.get(op.result, [])
-        home = next(b for b in _blocks(kernel) if op in b)
+        home = next(b for b in blocks(kernel) if op in b)
         elsewhere = any(user not in home or user.kind in MOVES for user in users)
         if op.attrs["tensor"].index in kernel.written or elsewhere or self._feeds_dot(value):
             return True
@@ -328,30 +294,3 @@ class Layout:
     def _stores_transposed(self, op: Op) -> bool:
         value, unit = op.operands[0], self.contiguous_axis(op)
         return unit is not None and unit is not self.lane(value)
-
-
-def _shift_per_iteration(load: Op, counter: Value, step: int) -> tuple[int, ...]:
-    """Return how far a load's tile moves along each of its dimensions in one iteration of a loop."""
-    distances = []
-    for start, extent in zip(starts(load), load.attrs["extents"], strict=True):
-        if extent is not None:
-            form = linear(start)
-            distances.append(form.terms.get(counter, 0) * step if form is not None else 0)
-    return tuple(distances)
-
-
-def _bytes_read(load: Op) -> int:
-    """Return the bytes of memory that a load's tile is read from."""
-    count: int = prod(extent or 1 for extent in load.attrs["extents"])
-    return count * int(load.attrs["tensor"].dtype.bytes)
-
-
-def _block_with(kernel: Kernel, op: Op) -> set[Op]:
-    return next(ops for ops in _blocks(kernel) if op in ops)
-
-
-def _blocks(kernel: Kernel) -> list[set[Op]]:
-    found = [set(kernel.body.ops)]
-    for op in walk(kernel.body):
-        found += [set(block.ops) for block in op.blocks]
-    return found

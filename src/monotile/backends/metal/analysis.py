@@ -8,6 +8,7 @@ from ... import ir
 from ...ir import Block, Kernel, Op, Value
 from ...ir.matchers import Accumulation, accumulation
 from .infinities import Infinities
+from .overwrites import overwritten
 
 STREAMED = frozenset({"trans", "where", "cast", "dot"})
 FREE = frozenset({"const", "dim", "param", "arange"}) | ir.SHAPE_ONLY
@@ -29,7 +30,7 @@ class Analysis:
                 for value in self.registers_read(op) if not op.blocks else set(op.operands):
                     self.readers.setdefault(value, []).append(op)
         read = {op.attrs["tensor"].index for op in ir.walk(kernel.body) if op.kind in ("load", "gather")}
-        self.read_and_written = read & kernel.written  # tensors whose accesses need a fence
+        self.fenced = (read & kernel.written) | overwritten(kernel)  # tensors whose accesses need a fence
 
     def registers_read(self, op: Op) -> set[Value]:
         """Return the values with registers that an op reads, also through inlined values."""

@@ -95,8 +95,8 @@ class Values:
         )
 
     def fence(self, op: Op) -> None:
-        """Order the accesses to a tensor that the kernel reads and writes."""
-        if op.attrs["tensor"].index in self.analysis.read_and_written:
+        """Order the accesses to a tensor of which the kernel may access an element twice."""
+        if op.attrs["tensor"].index in self.analysis.fenced:
             self.threadgroup.barrier("mem_device")
 
     def store(self, op: Op) -> None:

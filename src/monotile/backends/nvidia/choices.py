@@ -49,6 +49,7 @@ BACKWARD_FLOAT32 = ((64, 32, 32), (256, 16, 32), (1024, 16, 16))
 # Measured at D 128 to 192; at D 256, and for most calls at D 64, they are slower or no faster. With softcap, which is
 # bound by special functions, they are faster at any length.
 SHORT, SHORT_CAUSAL = 1024, 8192
+BALANCED_WAVES = 4  # of programs, where lengths of sequences are not known
 MIN_SPLIT = 128  # keys of a split: fewer do not outweigh its output
 LONG_SPLIT = 512  # keys of a split: with this many, two CTAs on a multiprocessor beat one with twice the keys
 TWO_FIT = 16384  # bytes of a tile of keys: up to here, two decode CTAs fit a multiprocessor
@@ -158,6 +159,10 @@ class NvidiaChoices(Choices):
         if target.architecture != MEASURED or dtype.bytes != 2:
             return fitting
         return _up_to(size, decode_table(unsplit)) or fitting
+
+    def balance(self, problem: AttentionProblem) -> tuple[int, int]:
+        """Derived, not measured: four waves, so that the last one is short."""
+        return BALANCED_WAVES * gpu(problem.device).multiprocessors, MIN_SPLIT
 
     def attention_backward(self, problem: AttentionProblem) -> BackwardChoice:
         """What was measured; else the largest tiles that fit: a program that owns keys has two sums, one that owns

@@ -9,6 +9,7 @@ from ....passes.grid import Grid
 from ..schedule import Schedule
 from .descriptors import DescribedTensor
 from .functions import sources
+from .masked_loads import masked_loads
 from .memory import FunctionArgument
 from .renderer import TritonRenderer
 from .text import TRITON, SourceLines, function_name
@@ -33,6 +34,8 @@ def render_triton(kernel: Kernel, schedule: Schedule, *, wide: bool = False, emu
     2^31 elements. `emulate`: for Triton's interpreter, which does not compute with bfloat16."""
     name = function_name(kernel, repr((schedule, wide, emulate)))
     writer = TritonRenderer(kernel, schedule, wide=wide, emulate=emulate)
+    if not schedule.tensor_descriptors:
+        writer.masked_loads = masked_loads(kernel, writer.uses)
     writer.block(kernel.body)
     arguments = tuple(sorted(writer.memory.arguments.values(), key=lambda a: ARGUMENT_ORDER.index(a.kind)))
     aligned = writer.memory.aligned

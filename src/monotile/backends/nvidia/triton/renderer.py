@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ....dtypes import bfloat16, bool_, float32
 from ....errors import DeviceLimit, InternalError
@@ -20,6 +20,7 @@ from .elementwise import Form
 from .functions import FUNCTIONS
 from .memory import Memory, spread
 from .padding import holds_zero, identity, padded, padded_shape
+from .repeated_columns import repeated_columns
 from .text import TRITON, Dialect, Names, SourceLines, Text, literal, meet, shape_text
 
 MAX_ELEMENTS = 2**20  # of a tile, by Triton's own rule
@@ -51,6 +52,7 @@ class TritonRenderer:
         )
         self.here = kernel.body  # the block that is being written
         self.fused: dict[Value, Op] = {}  # dots that the addition of their result will write
+        self.masked_loads: Mapping[Op, Op] = {}  # loads that the select of their rows will write
 
     # ---- values ------------------------------------------------------------------------------------------------------
 
@@ -154,6 +156,9 @@ class TritonRenderer:
             return
         if op.kind == "lookup":
             self.lookup(op)
+            return
+        if op in self.masked_loads:
+            self.masked_load(self.masked_loads[op], op)
             return
         form = self.form(op)
         texts = [self.value(v) for v in op.operands]
@@ -322,6 +327,8 @@ class TritonRenderer:
     # ---- memory ------------------------------------------------------------------------------------------------------
 
     def load(self, op: Op) -> None:
+        if op in self.masked_loads.values():
+            return
         name = f"{op.attrs['tensor'].name}_tile"
         if self.schedule.tensor_descriptors:
             tile = self.descriptors.load(op, [self.value(v).text for v in op.operands])
@@ -330,6 +337,13 @@ class TritonRenderer:
                 return
         address, mask = self._place(op)
         self.define(op.result, self.load_text(op, address, mask), stem=name)
+
+    def masked_load(self, op: Op, select: Op) -> None:
+        """Write a load of the rows that a select chooses."""
+        address, mask = self._place(op)
+        rows = self.value(select.operands[0]).text
+        text = self.load_text(op, address, f"({mask}) & {rows}" if mask else rows)
+        self.define(select.result, text, stem=f"{op.attrs['tensor'].name}_tile")
 
     def load_text(self, op: Op, address: str, mask: str) -> str:
         guard = f", mask={mask}, other={identity('sum', op.result.dtype)}" if mask else ""
@@ -355,17 +369,34 @@ class TritonRenderer:
         return f"{at} + ({offsets})" if offsets else at, self.memory.mask(op, texts, self.value)
 
     def gather(self, op: Op) -> None:
-        address, mask = self._scattered(op, op.result)
-        self.define(op.result, self.load_text(op, address, mask), stem=f"{op.attrs['tensor'].name}_tile")
+        shape, stem = padded_shape(op.result.shape), f"{op.attrs['tensor'].name}_tile"
+        repeated = repeated_columns(op) if self.dialect is TRITON else None
+        if repeated is None:
+            address, mask = self._scattered(op, op.result, shape, self.value)
+            self.define(op.result, self.load_text(op, address, mask), stem=stem)
+            return
+        start, columns, times = repeated
+        short = Text(f"{self.memory.iota(columns)}[None, :]", (1, columns))
+        places = (shape[0], columns), lambda value: short if value is start else self.value(value)
+        text = self.load_text(op, *self._scattered(op, op.result, *places))
+        while times > 1:
+            tile = self.names.fresh(stem)
+            self.lines.add(f"{tile} = {text}")
+            columns, times = 2 * columns, times // 2
+            text = f"{self.tl}.reshape({self.tl}.join({tile}, {tile}), {shape_text((shape[0], columns))})"
+        self.define(op.result, text, stem=stem)
 
     def scatter(self, op: Op) -> None:
-        address, mask = self._scattered(op, op.operands[0])
-        self.lines.add(f"{self.tl}.store({address}, {self.full(op.operands[0])}{f', mask={mask}' if mask else ''})")
+        value = op.operands[0]
+        address, mask = self._scattered(op, value, padded_shape(value.shape), self.value)
+        self.lines.add(f"{self.tl}.store({address}, {self.full(value)}{f', mask={mask}' if mask else ''})")
 
-    def _scattered(self, op: Op, value: Value) -> tuple[str, str]:
-        address, mask = self.memory.gather(op, self.value, value)
-        shape = padded_shape(value.shape)
-        if meet(*(self.value(v).shape for v in starts(op))) != shape:
+    def _scattered(
+        self, op: Op, value: Value, shape: tuple[int, ...], text: Callable[[Value], Text]
+    ) -> tuple[str, str]:
+        """Return the addresses, of this shape, and the mask of a gather or scatter; `text` writes its positions."""
+        address, mask = self.memory.gather(op, text, value)
+        if meet(*(text(v).shape for v in starts(op))) != shape:
             address = f"{self.tl}.broadcast_to({address}, {shape_text(shape)})"
         return address, mask
 

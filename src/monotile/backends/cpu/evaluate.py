@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from ...dtypes import DType
 from ...ir import ELEMENTWISE, Op, Value, starts
+from ...ir.intervals import is_exact
 from ...ir.periods import period
 from .axes import Axes, Axis, tile_of
 from .bool_reductions import any_or_all
 from .emit import Emitter, Index, Reg
 from .functions import FUNCTIONS
-from .integers import divide, divide_unsigned, shift
+from .integers import divide, divide_positive, divide_unsigned, shift
 from .lookup import lookup
 from .point import Point
 from .rounding import ROUND, is_exact_cast
@@ -146,7 +147,8 @@ class Evaluator:
         if kind in ("shl", "shr"):
             return shift(e, op, x[0], x[1])
         if kind in ("floordiv", "mod"):
-            return (divide_unsigned if unsigned else divide)(e, kind, x[0], x[1])
+            known = op.operands[0].shape and is_exact(op)  # of positions: LLVM makes shifts and masks of it
+            return (divide_positive if known else divide_unsigned if unsigned else divide)(e, kind, x[0], x[1])
         if kind in ("max", "min"):
             return e.intrinsic(f"{kind}num" if is_float else f"{'u' if unsigned else 's'}{kind}", x[0], x[1])
         if kind == "neg":

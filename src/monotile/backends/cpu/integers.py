@@ -20,6 +20,11 @@ def shift(e: Emitter, op: Op, a: Reg, count: Reg) -> Reg:
     return e.select(inside, e.binary(instruction, a, e.select(inside, count, zero)), zero)
 
 
+def divide_positive(e: Emitter, kind: str, a: Reg, b: Reg) -> Reg:
+    """Divide a number that is not negative by one that is positive."""
+    return e.binary("udiv" if kind == "floordiv" else "urem", a, b)
+
+
 def divide_unsigned(e: Emitter, kind: str, a: Reg, b: Reg) -> Reg:
     """Divide; a zero divisor gives zero."""
     zero = e.number(0, a.type)

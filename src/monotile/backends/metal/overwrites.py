@@ -36,6 +36,8 @@ def _form(op: Op, loops: dict[Block, Op]) -> Any:
     """Return the place of a store with steps in place of counters; None if it may meet itself in an iteration."""
     if op.kind == "scatter":
         return (op,)
+    if not op.operands[0].shape:
+        return ("written by the first thread",)
     form: list[Any] = [op.attrs["extents"], op.operands[1 + op.attrs["tensor"].rank :]]
     counters, separate = set[Any](), set[Any]()
     for start, extent in zip(starts(op), op.attrs["extents"], strict=True):

@@ -184,13 +184,13 @@ def test_rows_that_are_not_seen_are_not_loaded() -> None:
 
 
 @interpreted
-@pytest.mark.parametrize(("times", "N"), [(2, 32), (8, 32), (3, 33), (16, 32), (2, 24)])
+@pytest.mark.parametrize(("times", "N"), [(2, 64), (8, 128), (3, 66), (2, 80)])
 def test_columns_that_repeat(times: int, N: int) -> None:
     """A tile that is doubled in registers, or a gather where the numbers do not allow it; columns outside are 0."""
-    x, y = random((9, N // times + 1)), poisoned((9, N))
-    repeat_columns(x, y, M=9, times=times, backend="nvidia")
+    x, y = random((64, N // times + 1)), poisoned((64, N))
+    repeat_columns(x, y, M=64, times=times, backend="nvidia")
     same(y, np.repeat(x, times, axis=1)[:, :N])
-    repeat_columns(x[:, :-3], y, M=9, times=times, backend="nvidia")
+    repeat_columns(x[:, :-3], y, M=64, times=times, backend="nvidia")
     same(y, np.repeat(np.pad(x[:, :-3], ((0, 0), (0, 3))), times, axis=1)[:, :N])
 
 

@@ -21,7 +21,7 @@ class Operations(Arguments):
         if value.dtype.is_narrow:
             value = self.b.cast(value, dtypes.computed(value.dtype))
         number = float(limit) if value.dtype.is_float else limit
-        value = self.b.binary("min", self.b.binary("max", value, -number), number)
+        value = self.b.binary("min", self.b.binary("max", value, 0 if value.dtype is uint32 else -number), number)
         self.bound[value] = limit
         return value
 

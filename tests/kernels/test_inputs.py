@@ -111,7 +111,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], type[Exception]]] = {
     "a score_mod that is built in": ({"score_mod": abs}, errors.BadOption),
     "a score_mod of one argument": ({"score_mod": lambda score: score}, errors.WrongCall),
     "a score_mod that gives nothing": ({"score_mod": lambda score, b, h, q_idx, kv_idx: None}, errors.BadOperand),
-    "a score_mod that calls NumPy": ({"score_mod": lambda s, b, h, q_idx, kv_idx: np.sin(s)}, errors.NotCallable),
+    "a score_mod that calls NumPy": ({"score_mod": lambda s, b, h, q_idx, kv_idx: np.sinh(s)}, errors.NotCallable),
     "a score_mod without a source": ({"score_mod": no_source()}, errors.NoSource),
     "a mask_mod of numbers": ({"mask_mod": lambda b, h, q_idx, kv_idx: q_idx * 1.0}, errors.DTypeMismatch),
     "a mask_mod that captures a list": ({"mask_mod": lambda b, h, q_idx, kv_idx, a=[1]: kv_idx > 0}, errors.ConstError),

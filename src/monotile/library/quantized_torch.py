@@ -24,17 +24,17 @@ def encode(x: Tensor, format: str, group: int, bits: int | None) -> tuple[Tensor
     parts = x.unflatten(-1, (-1, group))
     if format == "int4_zero_point":
         low, high = parts.amin(-1).clamp(max=0.0), parts.amax(-1).clamp(min=0.0)
-        scales = _nonzero((high - low) / 15.0)
+        scales = _nonzero(_over(high - low, 15.0))
         zeros = _whole(-low / scales, 0, 15)
         codes = _whole((parts / scales[..., None]).round() + zeros[..., None], 0, 15).flatten(-2)
         return _in_pairs(codes.to(torch.uint8)), scales, zeros.to(torch.uint8)
     top = parts.abs().amax(-1)
     if format in FP8:
         dtype, most = FP8[format]
-        scales = _nonzero(top / most)
+        scales = _nonzero(_over(top, most))
         return (parts / scales[..., None]).clamp(-most, most).to(dtype).flatten(-2), scales, None
     limit = 127 if format == "int8" else 7
-    scales = _nonzero(top / limit)
+    scales = _nonzero(_over(top, limit))
     codes = _whole(parts / scales[..., None], -limit, limit).flatten(-2)
     return (codes.to(torch.int8) if format == "int8" else _in_pairs((codes + 8).to(torch.uint8))), scales, None
 
@@ -96,6 +96,11 @@ def _unpack(words: Tensor, size: int, bits: int) -> Tensor:
             code = (code & (2 ** (32 - shift) - 1)) | (words[..., word + 1] << (32 - shift))
         found.append(code & (2**bits - 1))
     return torch.stack(found, dim=-1).flatten(-2)[..., :size]
+
+
+def _over(x: Tensor, number: float) -> Tensor:
+    """Divide by a number as NumPy does: on a GPU torch multiplies by the reciprocal of a bare one."""
+    return x / torch.full((), number, dtype=x.dtype, device=x.device)
 
 
 def _nonzero(scales: Tensor) -> Tensor:

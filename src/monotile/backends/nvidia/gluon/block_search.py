@@ -13,9 +13,9 @@ from ..schedule import Schedule
 from ..triton.renderer import TritonRenderer
 from ..triton.text import GLUON, SourceLines, Text
 from .block_cases import BlockCases
-from .consumer import write_program_id
 from .consumer_loops import ConsumerLoops
 from .pipeline import CASE_BITS, Pipeline, scalar_slice
+from .program_place import write_program_id
 
 FAR, NEAR = 2**31 - 1, -(2**31)
 

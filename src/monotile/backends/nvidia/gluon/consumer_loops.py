@@ -24,7 +24,7 @@ class ConsumerLoops(Iterations):
         if n is None and op is not self.pipeline.outer:
             raise InternalError("a loop without dots in a kernel with a producer")
         carried, outside = self._carry(op), self.outside_loops
-        self.outside_loops = False
+        self.outside_loops = n is None  # one outside the grid has no iteration of the others
         if n is None:
             self._outer_loop(op, carried)
         elif (cases := self.pipeline.cases.get(id(op))) is not None:

@@ -24,13 +24,13 @@ BACKENDS = usable(*WITH_METAL)
 def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Grows whenever the front end builds a kernel; nothing is found compiled, in memory or on disk."""
     found: list[str] = []
-    plain = Kernel._build
+    plain = Kernel.build
 
     def counted(self: Kernel, *args: Any) -> Any:
         found.append(self.name)
         return plain(self, *args)
 
-    monkeypatch.setattr(Kernel, "_build", counted)
+    monkeypatch.setattr(Kernel, "build", counted)
     monkeypatch.setattr("monotile.launch.source_keys.source_key", lambda *_: None)
     for function in (ops._ATTENTION, ops.ATTENTION_BACKWARD):
         monkeypatch.setattr(function, "calls", {})

@@ -197,6 +197,10 @@ class NoSource(KernelError):
     """A function whose Python source cannot be read."""
 
 
+class NotElementwise(KernelError):
+    """A function that is called for each element alone, such as a score_mod, mixes elements of a tile."""
+
+
 class NotDifferentiable(KernelError):
     """A function whose derivative is asked for but that is not elementwise, or an argument that is not a float."""
 

@@ -158,10 +158,12 @@ def test_a_number_and_an_array_of_one_element_are_told_apart() -> None:
         (lambda s, b, h, q, k: s.to("cpu"), errors.WrongCall),
         (lambda s, b, h, q, k: s.to(torch.float64), errors.WrongCall),
         (lambda s, b, h, q, k: s.cumprod(0), errors.UnknownAttribute),
+        (lambda s, b, h, q, k: s.cumsum(0), errors.NotElementwise),
+        (lambda s, b, h, q, k: s - s.max(axis=1)[:, None], errors.NotElementwise),
         (lambda s, b, h, q, k: torch.where(s), errors.WrongCall),
         (lambda s, b, h, q, k: torch.logical_not(s, k), errors.WrongCall),
     ],
-    ids=["sinh", "a device", "float64", "cumprod", "one argument", "two arguments"],
+    ids=["sinh", "a device", "float64", "cumprod", "cumsum", "maximum", "one argument", "two arguments"],
 )
 def test_what_does_not_compile(mod: Mod, error: type[Exception]) -> None:
     with pytest.raises(error) as found:

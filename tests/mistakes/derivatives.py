@@ -17,6 +17,16 @@ def derivative_of_a_sum(x, y):
     y[0:8, 0:16] = grad(centred)(x[0:8, 0:16])
 
 
+@mistake(NotElementwise, "s.sum(axis=1)", "'sum' mixes elements of a tile", "reduce in a kernel")
+def a_sum_in_a_function_of_elements(x, y):
+    y[0:8, 0:16] = elementwise(centred)(x[0:8, 0:16])
+
+
+@mistake(NotElementwise, "s.T", "'.T' mixes elements of a tile", "position")
+def a_transpose_in_a_function_of_elements(x, y):
+    y[0:8, 0:8] = elementwise(lambda s: s + s.T)(x[0:8, 0:8])
+
+
 @mistake(NotDifferentiable, "max(s, axis=0)", "'max' depends on", "outside")
 def derivative_of_a_maximum_along_an_axis(x, y):
     y[0:8, 0:16] = grad(lambda s: s - max(s, axis=0))(x[0:8, 0:16])

@@ -1,4 +1,5 @@
-"""Calls of what `grad` and `value_and_grad` give: build a function's ops, then those of its derivative."""
+"""Calls of what `grad`, `value_and_grad` and `elementwise` give: build a function's ops, then those of its derivative,
+or check them."""
 
 from __future__ import annotations
 
@@ -6,14 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import ir
-from ..errors import KernelError, NotDifferentiable
+from ..errors import KernelError, NotDifferentiable, NotElementwise
 from ..ir import Block, Value
 from ..ir.derivatives import derivative
 from .expressions import ExpressionBuilder
-from .objects import Derivative, describe
+from .objects import TransformedFunction, describe
+
+MIXING = frozenset({"reduce", "dot", "trans", *ir.MOVES})  # ops whose elements come from others of their operands
+NAMES = {"trans": ".T", "scan": "cumsum"}
 
 
-def call_derivative(target: Derivative) -> Callable[..., Any]:
+def call_derivative(target: TransformedFunction) -> Callable[..., Any]:
     """Return the handler of a call `grad(f)(x, ...)`."""
 
     def build(s: ExpressionBuilder, x: Any, /, *others: Any, **named: Any) -> Any:
@@ -23,6 +27,29 @@ def call_derivative(target: Derivative) -> Callable[..., Any]:
             raise s.fail(NotDifferentiable, found, "make it a float: .astype(float32)")
         value, slope = _differentiate(s, target.function, s.builder.value(x), others, named)
         return (value, slope) if target.with_value else slope
+
+    return build
+
+
+def call_elementwise(target: TransformedFunction) -> Callable[..., Any]:
+    """Return the handler of a call `elementwise(f)(x, ...)`."""
+
+    def build(s: ExpressionBuilder, *args: Any, **named: Any) -> Any:
+        block, loc = s.builder.block, s.builder.loc
+        before = len(block.ops)
+        value = s.call(target.function, args, named)
+        made = Block()
+        made.ops = block.ops[before:]
+        for op in ir.walk(made):
+            if op.kind in MIXING and any(len(v.shape) == 2 for v in op.operands):
+                s.builder.loc = op.loc
+                word = op.attrs.get("fold", NAMES.get(op.kind, op.kind))
+                found = f"{word!r} mixes elements of a tile, in a function that is called for each element alone"
+                error = s.fail(NotElementwise, found, "compute from the element and its position; reduce in a kernel")
+                if loc is not None:
+                    error.calls.append(loc)
+                raise error
+        return value
 
     return build
 

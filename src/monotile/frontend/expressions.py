@@ -32,7 +32,7 @@ from ..errors import (
 from ..ir import Value, bits, composed
 from ..ir.builder import Builder
 from . import functions, indexing, library_words, vocabulary
-from .objects import Closure, Derivative, Method, RuntimeRange, describe
+from .objects import Closure, Method, RuntimeRange, TransformedFunction, describe
 from .operators import BINARY, COMPARE, is_too_large
 from .source import FunctionNode, place
 from .unsupported import CURES, TITLES
@@ -383,7 +383,7 @@ class ExpressionBuilder(ABC):
         of_tuple = isinstance(getattr(function, "__self__", None), tuple)
         builds_tuple = isinstance(function, type) and issubclass(function, tuple)
         runtime = any(
-            isinstance(x, Value | ir.Tensor | Closure | Derivative | RuntimeRange | Method)
+            isinstance(x, Value | ir.Tensor | Closure | TransformedFunction | RuntimeRange | Method)
             for x in (*args, *kwargs.values())
         )
         if runtime and not of_tuple and not builds_tuple:
@@ -408,6 +408,6 @@ class ExpressionBuilder(ABC):
 
 def _title(function: Any) -> str:
     """Return the name of a word or method as it is written before its arguments."""
-    if isinstance(function, Derivative):
+    if isinstance(function, TransformedFunction):
         return f"{function.name}(function)"
     return f".{function.name}" if isinstance(function, Method) else str(function.__name__)

@@ -58,8 +58,8 @@ class Method:
 
 
 @dataclass(eq=False)
-class Derivative:
-    """A function that `grad` or `value_and_grad` makes of another one, before its call."""
+class TransformedFunction:
+    """A function that `grad`, `value_and_grad` or `elementwise` makes of another one, before its call."""
 
     function: Any
     name: str
@@ -85,7 +85,7 @@ def describe(item: Any) -> str:
         return str(item)
     if isinstance(item, int | str):
         return repr(item) if isinstance(item, str) and len(item) < 60 else f"the {type(item).__name__}"
-    if isinstance(item, Closure | Derivative | types.FunctionType | types.BuiltinFunctionType):
+    if isinstance(item, Closure | TransformedFunction | types.FunctionType | types.BuiltinFunctionType):
         return "a function"
     if isinstance(item, types.ModuleType):
         return f"the module {item.__name__}"

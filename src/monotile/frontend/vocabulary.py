@@ -207,6 +207,12 @@ def reshape(x: Any, *shape: Any) -> Any:
 
 
 @word
+def elementwise(function: Callable[..., Any]) -> Any:
+    """`elementwise(f)(x, ...)` is f(x, ...), where f may not mix elements of a tile: a reduction, a product or a
+    transpose in it is an error."""
+
+
+@word
 def grad(function: Callable[..., Any]) -> Any:
     """The derivative of an elementwise function by its first argument: `grad(f)(x, ...)` is a float32 tile.
 
@@ -246,6 +252,7 @@ __all__ = [
     "cos",
     "cumsum",
     "dot",
+    "elementwise",
     "erf",
     "exp",
     "exp2",

@@ -15,11 +15,11 @@ from ..dtypes import DType, bool_, float32, int32
 from ..errors import BadOperand, BadStep, DTypeMismatch, ShapeNotConstant, WrongCall
 from ..ir import Tensor, Value, composed, special
 from . import library_words, vocabulary
-from .derivatives import call_derivative
+from .derivatives import call_derivative, call_elementwise
 from .expressions import REDUCTIONS, ExpressionBuilder
 from .functions import is_function
 from .library_words import element_type, method_of
-from .objects import Closure, Derivative, Method, RuntimeRange, describe
+from .objects import Closure, Method, RuntimeRange, TransformedFunction, describe
 
 MAX_UNROLLED = 4096
 
@@ -186,13 +186,13 @@ def _static_range(s: ExpressionBuilder, *bounds: Any) -> range:
     raise s.fail(BadStep, f"static_range of more than {MAX_UNROLLED} iterations", "use range, which is not unrolled")
 
 
-def _derivative(name: str) -> Callable[..., Any]:
-    def build(s: ExpressionBuilder, function: Any) -> Derivative:
+def _transformed(name: str) -> Callable[..., Any]:
+    def build(s: ExpressionBuilder, function: Any) -> TransformedFunction:
         known = is_function(function) or isinstance(function, Closure) or handler(function) is not None
         if not known:
             cure = f"give it the function, then the arguments: {name}(f)(x)"
             raise s.fail(WrongCall, f"{name} needs a function, found {describe(function)}", cure)
-        return Derivative(function, name)
+        return TransformedFunction(function, name)
 
     return build
 
@@ -227,8 +227,8 @@ def handler(function: Any) -> Callable[..., Any] | None:
     """Return the handler of a word, of a method such as `x.astype` or of what `grad` gave; None for other things."""
     if isinstance(function, Method):
         return _method(function)
-    if isinstance(function, Derivative):
-        return call_derivative(function)
+    if isinstance(function, TransformedFunction):
+        return call_elementwise(function) if function.name == "elementwise" else call_derivative(function)
     known = isinstance(function, types.FunctionType | types.BuiltinFunctionType | type)
     return WORDS.get(function) if known else None
 
@@ -269,8 +269,9 @@ WORDS: dict[Any, Callable[..., Any]] = {
     vocabulary.argmin: _reduce("argmin"),
     vocabulary.cumsum: _reduce("cumsum"),
     vocabulary.reshape: library_words.reshape,
-    vocabulary.grad: _derivative("grad"),
-    vocabulary.value_and_grad: _derivative("value_and_grad"),
+    vocabulary.elementwise: _transformed("elementwise"),
+    vocabulary.grad: _transformed("grad"),
+    vocabulary.value_and_grad: _transformed("value_and_grad"),
     vocabulary.blocks: _blocks,
     vocabulary.static_range: _static_range,
     builtins.abs: _unary("abs", builtins.abs),

@@ -6,6 +6,7 @@ from monotile.language import (
     arange,
     bool_,
     cdiv,
+    elementwise,
     float32,
     inf,
     int32,
@@ -89,7 +90,7 @@ def mod_blocks(
     height = minimum(BR, rows - i * BR)
     for n in range(c * SPAN, minimum(c * SPAN + SPAN, MK)):
         at = place_of(own, n * BK + arange(BK), keys, packed)
-        seen = mask_mod(at.b, at.h, at.i, at.keys[None, :]) & at.inside & (at.keys[None, :] < keys)
+        seen = elementwise(mask_mod)(at.b, at.h, at.i, at.keys[None, :]) & at.inside & (at.keys[None, :] < keys)
         visible = total(counts(seen, 1))
         area = height * minimum(BK, keys - n * BK)
         case = where(visible == area, FULL, where(visible == 0, HIDDEN, PARTIAL))
@@ -113,4 +114,4 @@ def joint_blocks(
 def mod_arguments(seen: Tensor["Q K"], b: int, h: int, *, mask_mod: Const):
     """A tile of what a mask_mod shows, from which the library reads whether it depends on batch and head."""
     rows, cols = arange(8)[:, None], arange(8)[None, :]
-    seen[arange(8), arange(8)] = mask_mod(b, h, rows, cols) & (rows < 8) & (cols < 8)
+    seen[arange(8), arange(8)] = elementwise(mask_mod)(b, h, rows, cols) & (rows < 8) & (cols < 8)

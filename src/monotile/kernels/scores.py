@@ -5,7 +5,7 @@ softmax scales differences of scores only, so that large scores keep their digit
 
 from typing import Any, NamedTuple
 
-from monotile.language import exp2, float32, fma, maximum, minimum, reciprocal, tanh, value_and_grad
+from monotile.language import elementwise, exp2, float32, fma, maximum, minimum, reciprocal, tanh, value_and_grad
 
 from .softmax import LOG2E, NATURAL_SCALE
 from .visibility import is_additive
@@ -41,7 +41,8 @@ def score(rule, products, at, mask):
     options, size = rule.options, _size(rule.scale)
     S = -products if options.negative else products
     if options.score_mod is not None:
-        S = options.score_mod(S * size, at.b, at.h, at.i, at.keys[None, :]) * NATURAL_SCALE  # ints become floats
+        mod = elementwise(options.score_mod)
+        S = mod(S * size, at.b, at.h, at.i, at.keys[None, :]) * NATURAL_SCALE  # ints become floats
         size = NATURAL_SCALE
     if _approximates_softcap(rule):  # c * tanh(x / c) = c - 2 c / (1 + e^(2 x / c)), without the first c
         S = reciprocal(-1.0 - exp2(S * minimum(size * (2.0 * LOG2E / options.softcap), MAX_FACTOR)))

@@ -5,7 +5,7 @@ must not reach a sum, not even as 0 * NaN: `visible_keys` says which values may 
 
 from typing import Any, NamedTuple
 
-from monotile.language import bool_, float32, inf
+from monotile.language import bool_, elementwise, float32, inf
 
 # Block cases, as a block map holds them: by mask and mask_mod, nothing of a block is visible (HIDDEN), or
 HIDDEN = 0
@@ -65,7 +65,7 @@ def visible(options, at, mask, case):
     if mask is not None:
         seen = seen & (mask.astype(float32) != -inf if is_additive(mask) else mask)
     if options.mask_mod is not None and case != FULL:
-        seen = seen & options.mask_mod(at.b, at.h, at.i, at.keys[None, :])
+        seen = seen & elementwise(options.mask_mod)(at.b, at.h, at.i, at.keys[None, :])
     return seen
 
 

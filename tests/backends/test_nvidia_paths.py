@@ -52,6 +52,15 @@ def user_kernel() -> ir.Kernel:
     return products_of_rows.ir(x, x.copy(), random((256, 64)))
 
 
+@kernel
+def running_products(x: Tensor["M K"], y: Tensor["K D"], z: Tensor["N D"], *, BM: Const = 64, K: Const, D: Const):
+    """Products whose running sums are stored to every other row."""
+    i, total = program_id(cdiv(x.shape[0], BM)), zeros((BM, D))
+    for j in range(0, K, 64):
+        total += dot(x[i * BM + arange(BM), j + arange(64)], y[j + arange(64)])
+    z[2 * (i * BM + arange(BM))] = total.cumsum(axis=0)
+
+
 @compiled
 def test_stages_show_the_gluon_module() -> None:
     stages = BACKEND.stages(causal_attention(), SM_90.schedule, "sm_90")
@@ -126,6 +135,9 @@ def test_kernels_that_do_not_fit_say_why() -> None:
     x = random((64, 64))
     lowered = BACKEND.lower(row_softmax.ir(x, x.copy()))
     assert pipeline_of(lowered) == "The kernel has no loop over blocks with a dot in it."
+    x = random((64, 64), "bfloat16")
+    moving = pipeline_of(BACKEND.lower(running_products.ir(x, x.copy(), random((128, 64)))))
+    assert isinstance(moving, str) and "moves elements between threads" in moving
 
 
 # ---- manifests -------------------------------------------------------------------------------------------------------

@@ -4,7 +4,8 @@ Such a kernel has loops over blocks of memory, and dots whose right operands are
 neighbouring programs of the kernel's grid, one on each *consumer*: a consumer has warps and rows of its own, and all
 consumers read the blocks that one *producer* warp copies to shared memory. That needs
 
-- dots of 16-bit floats with 64 or 128 rows, in loops that are not nested;
+- dots of 16-bit floats with 64 or 128 rows, in loops that are not nested, or that lie in one other loop whose bounds
+  are the same for every consumer;
 - right operands that are loads (or their transposes) at positions that are the same for every consumer of a CTA; a load
   with some rows replaced by zero is first copied to a scratch tile of the consumer, with those rows zeroed;
 - left operands that are computed, or loads outside the loops;
@@ -23,7 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ....dtypes import bfloat16, float16
-from ....ir import Block, Kernel, Op, Value, constant, walk
+from ....ir import MOVES, Block, Kernel, Op, Value, constant, walk
 from ....ir.matchers import untransposed
 from ....passes.fold import is_zero
 from ..triton.descriptors import Descriptors
@@ -160,6 +161,8 @@ def analyse(kernel: Kernel, descriptors: Descriptors) -> Pipeline | str:
     for op in walk(kernel.body):
         if op.kind == "gather" and not op.result.shape:
             return "The kernel gathers a single element of a tensor by index."
+        if op.kind == "scatter" or op.kind in MOVES:
+            return f"The kernel has {op.kind!r}, which moves elements between threads; consumers have no text for it."
         if op.kind == "reduce" and padded(side := op.operands[0].shape[op.attrs["axis"]]) != side:
             return (
                 f"The kernel reduces along a side of {side}, padded to {padded(side)}; consumers have no mask for it."

@@ -18,8 +18,8 @@ LONG = 8  # shortest splits, beyond which a sequence may keep one program busy w
 
 
 class Lengths(NamedTuple):
-    """Where the lengths of a call's sequences are: offsets into so many queries and keys; or every sequence has so many
-    queries, and `lengths` keys, so many at most."""
+    """Where the lengths of a call's sequences are. With offsets, `queries` and `keys` count those of all sequences;
+    with `lengths`, the queries of each sequence and the most keys that one may have."""
 
     queries: int
     keys: int

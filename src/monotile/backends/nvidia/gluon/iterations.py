@@ -250,7 +250,7 @@ class Iterations(Consumer):
         self._release_early(parts)
 
     def _end_dot(self, value: Value, name: str, pending: int) -> None:
-        """Wait for a dot, behind which so many others started."""
+        """Wait for a dot; `pending` dots that started after it may still run."""
         shape = padded_shape(value.shape)
         self.lines.add(f"{name} = warpgroup_mma_wait({pending}, deps=({name},))")
         self.table[value] = Text(name, shape, layout=self.layout(shape))

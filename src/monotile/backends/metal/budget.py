@@ -2,9 +2,9 @@
 
 The model reads the generated text. A lane's registers are those of the arrays, vectors, matrices and variables that
 are live at once: from the first mention after the declaration to the last one, or to the end of a loop that began in
-between and mentions the name. To these come OTHERS, for addresses, positions and parts of expressions. Constants that all threads share
-count nothing. The sizes of a core are public figures (docs/internals/metal_cost.md); what Apple's compiler allocates
-was not measured.
+between and mentions the name. To these come OTHERS, for addresses, positions and parts of expressions. Constants that
+all threads share count nothing. The sizes of a core are public figures (docs/internals/metal_cost.md); what Apple's
+compiler allocates was not measured.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def live_registers(lines: list[str]) -> int:
     """Return the most registers of a lane that are live at a line of a function's body."""
     words = [set(re.findall(r"\w+", line)) for line in lines]
     scopes = _scopes(lines)
-    ends = {n: min((s.last for s in scopes if s.first < n <= s.last), default=len(lines) - 1) for n in range(len(lines))}
+    ends = {
+        n: min((s.last for s in scopes if s.first < n <= s.last), default=len(lines) - 1) for n in range(len(lines))
+    }
     changes = [0.0] * (len(lines) + 1)
     for n, line in enumerate(lines):
         found = DECLARATION.fullmatch(line.strip())

@@ -21,7 +21,6 @@ from ..time_model import RowKind, TimeModel
 from . import budget
 from .distribution import MAX_ELEMENTS, SIMDGROUPS
 from .matrix_dots import LONG
-from .staging import REGISTERS
 from .threadgroup import THREADGROUP_LIMIT
 
 QUERY_BYTES, STAGE_BYTES = 18 << 10, 8 << 10  # of 32 KiB of threadgroup memory
@@ -31,7 +30,7 @@ CORES = 40  # of a large Mac
 # tiles take 80.
 CORE_SIMDGROUPS = 12
 SHARED_REGISTERS = 80
-SCORE_REGISTERS = 48  # of a lane for scores and their mask, where rows are distributed
+TILE_REGISTERS = 96  # of a lane; staging.py leaves the queries in registers up to this and the vectors along rows
 REDUCTION_BYTES = 64  # of a row: its maximum and its sum in each of 4 or 8 simdgroups
 COLUMN_REGISTERS = 116  # of a lane, with the vectors along rows
 LANE_KEYS, LANE_SUMS, LANE_VECTORS = 64, 32, 6  # keys at a time in lanes, partial sums of a lane, vectors along rows
@@ -90,7 +89,8 @@ def _block(problem: AttentionProblem, rows: int, *, packed: bool) -> Threadgroup
 
 def _blocks(problem: AttentionProblem, *, large: bool) -> list[ThreadgroupRows]:
     """The blocks that fit a threadgroup, from few rows to many."""
-    found = [_in_lanes(rows) for rows in _lane_rows(problem) if _lane_registers(problem, rows) <= budget.REGISTERS]
+    lanes = [rows for rows in _lane_rows(problem) if rows == 1 or _lane_registers(problem, rows) <= budget.REGISTERS]
+    found = [_in_lanes(rows) for rows in lanes]
     first = [8] if 8 * problem.head_size > MAX_ELEMENTS else []  # narrower heads of 8 rows are computed in lanes
     by_columns = [_by_columns(problem, rows) for rows in (*first, 16, 24, 32)]
     if large:
@@ -132,8 +132,15 @@ def _by_columns(problem: AttentionProblem, rows: int) -> ThreadgroupRows | None:
     simdgroups, keys = SIMDGROUPS if few else 2 * SIMDGROUPS, 64 if few or staged else 128
     if problem.values_in_keys:
         keys = next((shared for shared in (64, 32) if _shares_keys(problem, rows, shared)), keys)
-    if simdgroups == SIMDGROUPS and staged and rows * (row_bytes + keys * bytes_ + 32) > GROUP_BYTES:
-        keys = 32
+    if simdgroups == SIMDGROUPS and staged:
+
+        def needed(keys: int) -> int:
+            """Bytes for queries, weights and exchanges between simdgroups."""
+            return rows * (row_bytes + keys * bytes_ + REDUCTION_BYTES) + (64 if problem.mask else 0)
+
+        keys = next((fitting for fitting in (keys, 32) if needed(fitting) <= GROUP_BYTES), 0)
+        if not keys:
+            return None
     vectors = 6 * rows / 8  # maximum, sum and the like of a row, which all simdgroups hold
     scores = 1 + (problem.head_size >= LONG) + _mask_registers(problem)  # registers of one, with that of the second sum
     registers = (elements + rows * keys * scores) / (32 * simdgroups) + vectors + rows / 8 * bytes_ / 2
@@ -154,8 +161,6 @@ def _by_rows(problem: AttentionProblem, rows: int, *, large: bool) -> Threadgrou
     simdgroups with 8 rows each."""
     row_bytes = problem.head_size * problem.dtype.bytes
     keys = next((keys for keys in (64, 32) if keys * row_bytes <= STAGE_BYTES), 16)
-    if 16 / 32 * keys * (1 + _mask_registers(problem)) > SCORE_REGISTERS:
-        keys //= 2
     why = f"{rows} rows of queries fit {QUERY_BYTES >> 10} KiB of threadgroup memory"
     if rows == 64 and 64 * row_bytes <= QUERY_BYTES and 64 * problem.head_size <= SIMDGROUPS * MAX_ELEMENTS:
         return ThreadgroupRows(rows, keys, SIMDGROUPS, why)
@@ -164,7 +169,12 @@ def _by_rows(problem: AttentionProblem, rows: int, *, large: bool) -> Threadgrou
         """Of a lane, for this many rows of queries, sums and scores in a simdgroup."""
         return rows * (row_bytes / 4 + problem.head_size + keys) / 32
 
-    if not large or registers(8) > (REGISTERS if rows == 64 else SHARED_REGISTERS):
+    if not large or registers(8) > (TILE_REGISTERS if rows == 64 else SHARED_REGISTERS):
         return None
-    simdgroups = rows // (16 if registers(16) <= REGISTERS else 8)
+    each = 16 if registers(16) <= TILE_REGISTERS else 8
+    simdgroups = rows // each
+    lane = registers(each) + each / 32 * keys * _mask_registers(problem) + each / 2 + budget.OTHERS
+    alone = simdgroups < 2 * SIMDGROUPS and 2 * simdgroups * 128 * lane > budget.CORE_REGISTER_BYTES
+    if alone or lane > budget.REGISTERS:
+        return None
     return ThreadgroupRows(rows, keys, simdgroups, f"{simdgroups} simdgroups hold {rows} rows of queries and sums")

@@ -105,8 +105,8 @@ class Control:
         self._update(names, list(op.results), list(block.terminator.operands))
 
     def _update(self, names: list[str], results: list[Value], values: list[Value]) -> None:
-        """Assign the values that a block yields. Copy a value aside first if it is computed from registers that are about to
-        be overwritten, or is in them."""
+        """Assign the values that a block yields. Copy a value aside first if it is computed from registers that are
+        about to be overwritten, or is in them."""
         aside: dict[int, str] = {}
         for n, (name, result, value) in enumerate(zip(names, results, values, strict=True)):
             register = self.expressions.names.get(value)

@@ -60,8 +60,8 @@ class MatrixOperands:
         return scaled("8 * sg" if over > 1 else "0", j, 8 * over)
 
     def left(self, target: str, a: Value, k_matrix: str, tile: ThreadgroupTile | None) -> str:
-        """Return the expression of a held matrix, or the line that loads one into a target; `tile` holds the part of the operand that
-        `k_matrix` counts in."""
+        """Return the expression of a held matrix, or the line that loads one into a target; `tile` holds the part of
+        the operand that `k_matrix` counts in."""
         (m, k), layout = a.shape, self.layout
         several = layout.rows_per_lane(m) > 1
         held = self.held_matrices(a)
@@ -88,7 +88,8 @@ class MatrixOperands:
         return f"UNROLL for (int e = 0; e < 2; ++e) {target}.thread_elements()[e] = {text};"
 
     def right(self, target: str, b: Value, k_matrix: str, tile: ThreadgroupTile | None) -> str:
-        """Return the line that loads a matrix into a target; `tile` holds the part of the operand that `k_matrix` counts in."""
+        """Return the line that loads a matrix into a target; `tile` holds the part of the operand that `k_matrix`
+        counts in."""
         (k, n), layout = b.shape, self.layout
         column = self.first_column(n)
         if tile is None and self.staged_whole(untransposed(b)[0]) and n > 1:

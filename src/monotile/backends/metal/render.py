@@ -28,8 +28,8 @@ from .writer import Writer
 
 
 def render(kernel: Kernel, bfloat: bool = True) -> MetalSource:
-    """Render a kernel with the best distribution that fits threadgroup memory, for Metal with or without `bfloat`. Tiles
-    are fetched ahead where a lane has registers for them."""
+    """Render a kernel with the best distribution that fits threadgroup memory, for Metal with or without `bfloat`.
+    Tiles are fetched ahead where a lane has registers for them."""
     *preferred, last = distributions(kernel)
     for distribution in preferred:
         try:

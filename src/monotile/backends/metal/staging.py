@@ -19,7 +19,7 @@ from .threadgroup import ThreadgroupMemory, ThreadgroupTile
 from .writer import Writer
 
 # Registers of a lane for tiles. Beyond it, a left operand that a loop does not change is staged instead.
-REGISTERS = 96
+REGISTERS = 100
 FETCHED = 16  # registers of a lane for a tile on its way from device to threadgroup memory
 LOAD_BYTES = 16  # that a thread copies at a time
 
@@ -86,7 +86,8 @@ class StagedOperands:
             self.dots.setdefault(value, op)
 
     def _registers_with(self, left: Value) -> float:
-        """Estimate the registers of a lane: the loop-carried state, the largest other dot, and the left operand."""
+        """Estimate the registers of a lane: the loop-carried state, the largest other dot, the largest tile that is
+        loaded into registers, and the left operand."""
         body, lanes = self.analysis.kernel.body, 32 * self.simdgroups
         loops = [op for op in ir.walk(body) if op.kind == "for"]
         carried = max((sum(math.prod(v.shape) for v in op.results) for op in loops), default=0)
@@ -100,7 +101,11 @@ class StagedOperands:
             for dot in dots
             if not any(result in accumulated for reader in readers.get(dot, []) for result in reader.results)
         ]
-        return (carried + max(others, default=0)) / lanes + math.prod(left.shape) / lanes * left.dtype.bytes / 4
+        inlined = self.analysis.inlined
+        loads = [op.result for op in ir.walk(body) if op.kind in ("load", "gather") and op.result is not left]
+        loads = [value for value in loads if value not in inlined]
+        loaded = max((math.prod(v.shape) * max(v.dtype.bytes, 2) / 4 for v in loads if len(v.shape) == 2), default=0)
+        return (carried + max(others, default=0) + loaded) / lanes + math.prod(left.shape) / lanes * left.dtype.bytes / 4
 
 
 class Staging:

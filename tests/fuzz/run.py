@@ -11,6 +11,7 @@ import os
 import random
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 
@@ -30,9 +31,10 @@ def main(words: list[str]) -> int:
 
     first = random.SystemRandom().randrange(1 << 40) if options.first is None else options.first
     chosen, findings, began = runners(options.backends.split(",")), 0, time.monotonic()
+    ran: Counter[str] = Counter()
     for seed in range(first, first + options.count):
         made = program(random.Random(seed))
-        found = find(made, chosen)
+        found = find(made, chosen, ran)
         if found is not None:
             findings += 1
             only = {found.stage: chosen[found.stage]} if found.stage in chosen else {}
@@ -44,10 +46,10 @@ def main(words: list[str]) -> int:
             small = minimise(made, fails)
             last = find(small, only) or found
             print(f"seed {seed}, {last.stage}: {last.kind}: {last.message}\n\n{source(small.kernel)}", flush=True)
-    names = ", ".join(chosen)
-    print(
-        f"{options.count} kernels from seed {first} on {names}: {findings} findings, {time.monotonic() - began:.0f} s"
-    )
+    seconds = time.monotonic() - began
+    print(f"{options.count} kernels from seed {first}: {findings} findings, {seconds:.0f} s")
+    for name in chosen:
+        print(f"  {name}: {ran[name]} ran and agreed with the interpreter")
     return 1 if findings else 0
 
 

@@ -244,7 +244,7 @@ class Arguments:
             return
         value, b = self.converted(self.held(value), tensor.dtype), self.b
         axes = self.rng.sample(range(tensor.rank), len(value.shape))
-        indices, strides = [], dict[int, int]()
+        indices, beside = [], list[int]()
         for d in range(tensor.rank):
             start = self.start(lengths[d])
             if d == argument.owned:
@@ -259,11 +259,12 @@ class Arguments:
             step = self.pick([step for step in (1, 2, 2, 3, 4, -1, -2) if abs(step) <= room])
             index = b.binary("add", b.binary("mul", b.arange(side), step), (side - 1) * -step if step < 0 else 0)
             index = b.binary("add", b.expand(index, 1 - along) if len(value.shape) == 2 else index, start)
-            strides[d] = step
-            indices.append(b.where(self.test(value.shape), index, -1) if self.chance(0.3) else index)
+            masked = self.chance(0.3)
+            if abs(step) > 1 and not masked:
+                beside.append(d)
+            indices.append(b.where(self.test(value.shape), index, -1) if masked else index)
         view, spans = self.view(argument)
         b.emit("scatter", (value, *indices, *spans), tensor=tensor, **view)
-        beside = [d for d, step in strides.items() if abs(step) > 1]
         if beside and self.chance(0.6):  # the positions between them, perhaps by another value
             other = self.value(lambda v: v.shape == value.shape) or value
             other = self.converted(self.held(other), tensor.dtype)

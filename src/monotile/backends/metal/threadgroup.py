@@ -53,6 +53,9 @@ class ThreadgroupMemory:
     def before_write(self, tile: ThreadgroupTile) -> None:
         if _overlaps(self.accesses.reads, tile) or _overlaps(self.accesses.writes, tile):
             self.barrier()
+        self.note_write(tile)
+
+    def note_write(self, tile: ThreadgroupTile) -> None:
         self.accesses.writes.append((tile.start, tile.end))
 
     def before_read(self, *tiles: ThreadgroupTile) -> None:

@@ -1,4 +1,5 @@
-"""Random programs through a backend's own launch: metal in three orders of threads, nvidia in Triton's interpreter."""
+"""Random programs through a backend's own launch: metal in three orders of threads, nvidia in Triton's interpreter or
+on a GPU."""
 
 from __future__ import annotations
 
@@ -30,6 +31,8 @@ def runners(names: list[str]) -> dict[str, Runner]:
         from monotile.backends.nvidia.backend import BACKEND
 
         found["nvidia in Triton's interpreter"] = partial(_launched, BACKEND)
+    if "gpu" in names:
+        found["nvidia on a GPU"] = _on_gpu
     return found
 
 
@@ -38,12 +41,31 @@ def _on_cpu(each: Any, program: Program, bases: list[Array]) -> None:
 
 
 def _launched(backend: Backend, program: Program, bases: list[Array]) -> None:
-    made = backend.compile(ir.copy(program.kernel))
     views = [argument.view(base) for argument, base in zip(program.arguments, bases, strict=True)]
+    _launch(backend, program, views, [view.ctypes.data for view in views], "cpu")
+
+
+def _on_gpu(program: Program, bases: list[Array]) -> None:
+    """Copy the arrays to a GPU with all that is around them, launch, and copy them back."""
+    import torch
+
+    from monotile.backends.nvidia.backend import BACKEND
+
+    there = [torch.from_numpy(base.view("uint8")).cuda() for base in bases]
+    views = [argument.view(base) for argument, base in zip(program.arguments, bases, strict=True)]
+    offsets = [view.ctypes.data - base.ctypes.data for view, base in zip(views, bases, strict=True)]
+    addresses = [copy.data_ptr() + offset for copy, offset in zip(there, offsets, strict=True)]
+    _launch(BACKEND, program, views, addresses, "cuda")
+    for base, copy in zip(bases, there, strict=True):
+        base.view("uint8")[:] = copy.cpu().numpy()
+
+
+def _launch(backend: Backend, program: Program, views: list[Array], addresses: list[int], device: str) -> None:
+    made = backend.compile(ir.copy(program.kernel))
     words: list[int] = []
     for view in views:
         words += [0, *view.shape, *(s // view.itemsize for s in view.strides)]
-    bound = made.bind(words + [0] * len(program.scalars), "cpu")
+    bound = made.bind(words + [0] * len(program.scalars), device)
     typed = zip(program.kernel.scalars, program.scalars, strict=True)
     scalars = [read_scalar(name, value, dtype) for (name, dtype), value in typed]
-    made.launch(bound, views, [view.ctypes.data for view in views], scalars, None)
+    made.launch(bound, views, addresses, scalars, None)

@@ -1,7 +1,8 @@
 """Random kernels on every backend: python tests/fuzz/run.py [--count 200] [--first SEED] [--backends cpu,metal,nvidia]
 
 Without --first the seeds are fresh ones. A finding is made smaller while it fails, and printed as source. nvidia runs
-in Triton's interpreter, metal in the runner: seconds a kernel. The suite runs a small sample on the cpu (test_fuzz.py).
+in Triton's interpreter, metal in the runner. On a machine with an NVIDIA GPU there is the backend gpu, too, alone or
+with cpu. The suite runs a small sample on the cpu (test_fuzz.py); docs/internals/fuzz.md says what was run.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ def main(words: list[str]) -> int:
     parser.add_argument("--backends", default="cpu,metal,nvidia")
     options = parser.parse_args(words)
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
+    if "gpu" not in options.backends:
+        os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
     from fuzz.backends import runners
     from fuzz.harness import Finding, find
     from fuzz.minimise import minimise

@@ -29,6 +29,7 @@ from monotile.language import (
     where,
     zeros,
 )
+from usable import usable
 
 
 def whole(shape: tuple[int, ...], seed: int = 0) -> npt.NDArray[Any]:
@@ -411,6 +412,7 @@ def shared_operands(x: Tensor["N N"], y: Tensor["N N"], *, N: Const):
     x[:, :] = dot(above.T, ones)
 
 
+@pytest.mark.parametrize("backend", usable("interpreter", "cpu", "metal"))
 def test_operand_computed_from_another(backend: str) -> None:
     """metal: no barrier behind a tile in threadgroup memory that was computed from another such tile."""
     x, y = random((31, 31)), poisoned((31, 31))

@@ -420,3 +420,17 @@ def test_operand_computed_from_another(backend: str) -> None:
     shared_operands(x, y, backend=backend)
     np.testing.assert_allclose(x, np.tile(expected[:, None], 31), rtol=1e-6)
     assert (y == 31).all()
+
+
+@kernel
+def stored_twice(x: Tensor["N N"], y: Tensor["N"], *, N: Const):
+    y[:] = arange(N).astype(float32)
+    y[:] = x[:, :].sum(axis=1)
+
+
+@pytest.mark.parametrize("backend", usable("interpreter", "cpu", "metal"))
+def test_two_stores_to_one_place(backend: str) -> None:
+    """metal: the two tiles are in different lanes, and nothing ordered their stores."""
+    x, y = whole((65, 65)), poisoned(65)
+    stored_twice(x, y, backend=backend)
+    same(y, x.sum(axis=1))

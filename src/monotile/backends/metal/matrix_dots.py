@@ -194,7 +194,7 @@ class MatrixDots:
         if columns > 1:
             writer.open_unrolled("j", columns)
         over = self.layout.column_simdgroups
-        uneven = over > 1 and -(-sums.n // 8) % over != 0
+        uneven = sums.n > 1 and over > 1 and -(-sums.n // 8) % over != 0  # all lanes hold a single column
         if uneven:
             writer.open(f"if ({self.operands.first_column(sums.n)} < {sums.n})")
         writer.line(right)

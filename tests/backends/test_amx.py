@@ -175,6 +175,36 @@ def test_products_of_casts(dtype: str) -> None:
 
 
 @kernel
+def product_of_bytes(a: Tensor["M K"], b: Tensor["K N"], c: Tensor["M N"], *, M: Const, K: Const, N: Const):
+    """c = a @ b + c, exactly, in int32."""
+    rows, inner, cols = program_id(1) * M + arange(M), arange(K), arange(N)
+    c[rows, cols] = dot(a[rows, inner], b[inner, cols]) + c[rows, cols]
+
+
+@runnable
+@pytest.mark.parametrize("types", [("int8", "int8"), ("uint8", "int8"), ("int8", "uint8"), ("uint8", "uint8")], ids=str)
+@pytest.mark.parametrize("turned", [False, True], ids=["", "transposed"])
+def test_products_of_bytes(types: tuple[str, str], turned: bool) -> None:
+    """All four instructions; contractions that end inside a tile and a word, and rows that are transposed; -128 too."""
+    for M, K, N in ((40, 150, 48), (32, 64, 33)):
+        rng = np.random.default_rng(K)
+        a, b = (
+            rng.integers(np.iinfo(t).min, np.iinfo(t).max, shape, endpoint=True, dtype=t)
+            for t, shape in zip(types, [(M, K), (K, N)], strict=True)
+        )
+        if turned:
+            a, b = np.asfortranarray(a), np.asfortranarray(b)
+        c = rng.integers(-9, 9, (M, N)).astype(np.int32)
+        exact = a.astype(np.int32) @ b.astype(np.int32) + c
+        assert "@llvm.x86.tdpb" in (
+            text := to_llvm(product_of_bytes.ir(a, b, c, M=M, K=K, N=N), host_for("avx512-amx")).text
+        )
+        assert "bf16ps" not in text
+        product_of_bytes(a, b, c, M=M, K=K, N=N, backend=BACKEND)
+        np.testing.assert_array_equal(c, exact)
+
+
+@kernel
 def product_of_inverses(a: Tensor["M K"], b: Tensor["K N"], c: Tensor["M N"], *, M: Const, K: Const, N: Const):
     """c = (1 / a) @ (1 / b): what lies beyond the contraction is infinite."""
     rows, inner, cols = program_id(1) * M + arange(M), arange(K), arange(N)

@@ -21,8 +21,8 @@ from .nests import NestEmitter, Panel
 from .point import Point
 from .scratch import Buffer
 
-# Steps of a contraction in one iteration. With 8 a kernel takes a quarter longer to compile and runs no faster: 1 % at
-# most for prefill of D 64 to 256 and its gradients, Zen 4.
+# Steps of a contraction in one iteration. With 8, kernels take a sixth to a quarter longer to compile and run at most
+# 1 % faster (prefill of D 64 to 256 and gradients, Zen 4).
 UNROLL = 4
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from monotile.errors import ArgumentRank, ArgumentShape, BadOption, NoGradient
+from usable import DEVICE, ON_GPU
 
 torch: Any = pytest.importorskip("torch", reason="these are tests of monotile.flash_attn")
 import monotile.flash_attn  # noqa: E402
@@ -21,6 +22,8 @@ from monotile.flash_attn import (  # noqa: E402
     flash_attn_with_kvcache,
 )
 
+if ON_GPU:
+    torch.set_default_device(DEVICE)
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "causal": {"causal": True},
@@ -30,7 +33,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def draw(*shape: int) -> Any:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+    return torch.randn(shape, generator=torch.Generator(DEVICE).manual_seed(sum(shape)))
 
 
 def reference(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from monotile.errors import BadOption
+from usable import DEVICE, ON_GPU
 
 torch: Any = pytest.importorskip("torch", reason="these are tests of monotile.transformers")
 transformers: Any = pytest.importorskip("transformers", reason="these are tests of monotile.transformers")
@@ -20,6 +21,8 @@ from monotile.transformers import masks  # noqa: E402
 
 monotile.transformers.register()
 
+if ON_GPU:
+    torch.set_default_device(DEVICE)
 TOKENS, HIDDEN = 64, 32
 SIZES = {
     "vocab_size": TOKENS, "hidden_size": HIDDEN, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -76,7 +79,7 @@ def pair(family: Any, name: str, **sizes: Any) -> tuple[Any, Any]:
 
 
 def tokens(batch: int = 2, length: int = 14) -> Any:
-    return torch.randint(2, TOKENS - 2, (batch, length), generator=torch.Generator().manual_seed(1))
+    return torch.randint(2, TOKENS - 2, (batch, length), generator=torch.Generator(DEVICE).manual_seed(1))
 
 
 def close(found: Any, wanted: Any, where: Any = ...) -> None:
@@ -93,6 +96,22 @@ def test_a_decoder(name: str) -> None:
     wanted, found = (m.generate(x, attention_mask=seen, **options) for m in (eager, ours))
     assert (found.sequences == wanted.sequences).all()
     close(torch.stack(found.logits), torch.stack(wanted.logits))
+
+
+@pytest.mark.skipif(not ON_GPU, reason="float32 says the same on a CPU, in less time")
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_decoder_in_bfloat16(name: str) -> None:
+    """Prefill with padding on the left, then a token at a time: as near to float32 as eager is."""
+    eager, ours = pair(transformers.AutoModelForCausalLM, name, **DECODERS[name])
+    x, seen = tokens(length=20), torch.ones(2, 20, dtype=torch.int64)
+    seen[1, :5] = 0
+    ends = 0, *range(14, 21)
+    with torch.no_grad():
+        wanted = _in_chunks(eager, x, seen, ends)[seen.bool()]
+        rounded, found = (_in_chunks(m.bfloat16(), x, seen, ends)[seen.bool()].float() for m in (eager, ours))
+    errors = [float((logits - wanted).square().mean().sqrt()) for logits in (rounded, found)]
+    print(name, errors, float(wanted.square().mean().sqrt()))
+    assert errors[1] <= 1.5 * errors[0]
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "llama4_text"])
@@ -191,7 +210,7 @@ def test_images() -> None:
     """A vision transformer: no mask, as many keys as there are patches."""
     sizes = {"image_size": 8, "patch_size": 2, "num_channels": 3, **ENCODER}
     eager, ours = pair(transformers.AutoModel, "vit", **sizes)
-    image = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(2))
+    image = torch.rand(2, 3, 8, 8, generator=torch.Generator(DEVICE).manual_seed(2))
     with torch.no_grad():
         close(ours(image).last_hidden_state, eager(image).last_hidden_state)
 
@@ -244,7 +263,7 @@ def test_a_quantised_cache() -> None:
 
 
 def asked(function: Any, queries: int, keys: int, first: int = 0, **options: Any) -> Any:
-    sizes = {"batch_size": 2, "q_length": queries, "kv_length": keys, "q_offset": first, "device": "cpu"}
+    sizes = {"batch_size": 2, "q_length": queries, "kv_length": keys, "q_offset": first, "device": DEVICE}
     return masks.make_mask(**sizes, mask_function=function, **options)
 
 

@@ -23,6 +23,7 @@ from .backward import ATTENTION_BACKWARD, Gradients, attention_backward
 from .block_maps import add_block_map
 from .block_mask import BlockMask, block_mask, unwrapped
 from .calls import ArrayRef, CallBuilder, Finish, LibraryFunction
+from .growth import Growth
 from .inputs import (
     AttentionInputs,
     AttentionOptions,
@@ -103,6 +104,8 @@ def _plan_attention(builder: CallBuilder, given: Any) -> Finish:
             rows = math.prod(inputs.out_shape[:3])
             merging = builder.choices.merge(choice.splits, rows, builder.device, after_split=True)
             add_merge(builder, state, inputs.sinks, out, lse, merging)
+        if inputs.are_as_given(builder):
+            builder.growth = Growth(problem, choice, *inputs.work_per_key)
     return tuple if given.return_lse else _first
 
 

@@ -17,7 +17,7 @@ torch: Any = pytest.importorskip("torch", reason="these are tests of monotile.tr
 transformers: Any = pytest.importorskip("transformers", reason="these are tests of monotile.transformers")
 import monotile.torch  # noqa: E402
 import monotile.transformers  # noqa: E402
-from monotile.transformers import masks  # noqa: E402
+from monotile.transformers import masks, paged  # noqa: E402
 
 monotile.transformers.register()
 
@@ -228,7 +228,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, run: Any) -> tuple[Any, int]:
 
 def test_a_model_that_chooses_classes_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     config = transformers.CONFIG_MAPPING["falcon"](**{n: size for n, size in SIZES.items() if n != "head_dim"})
-    with pytest.raises(KeyError, match="monotile"):
+    with pytest.raises(BadOption, match="table of its own, eager, sdpa"):
         transformers.AutoModelForCausalLM.from_config(config, attn_implementation="monotile")
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
     seen = torch.ones(2, 14, dtype=torch.int64)
@@ -238,17 +238,21 @@ def test_a_model_that_chooses_classes_by_name(monkeypatch: pytest.MonkeyPatch) -
     close(found, model(tokens(), attention_mask=seen).logits.detach(), seen.bool())
 
 
-def test_continuous_batching(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts of different lengths on a paged cache, as if each were alone."""
-    model, _ = pair(transformers.AutoModelForCausalLM, "llama")
-    prompts, few = [[5, 6, 7, 8], [9, 10, 11]], {"max_new_tokens": 4, "do_sample": False}
+@pytest.mark.parametrize("name", ["llama", "gpt_oss"])
+def test_continuous_batching(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of different lengths on a paged cache, as if each were alone, without a mask; windows and sinks too."""
+    model, _ = pair(transformers.AutoModelForCausalLM, name, **DECODERS[name])
+    prompts, few = [[*range(5, 17)], [9, 10, 11]], {"max_new_tokens": 4, "do_sample": False}
     alone = [model.generate(torch.tensor([p]), **few)[0, len(p) :].tolist() for p in prompts]
-    model.set_attn_implementation("sdpa")
     limits = transformers.ContinuousBatchingConfig(num_blocks=8, max_batch_tokens=32, page_size=16)
     settings = transformers.GenerationConfig(**few, eos_token_id=63, pad_token_id=0)
     options = {"generation_config": settings, "continuous_batching_config": limits, "progress_bar": False}
-    found, calls = counted(monkeypatch, lambda: model.generate_batch(prompts, **options))
-    assert calls >= 8
+    packed: list[int] = []
+    plain = monotile.attention_varlen
+    monkeypatch.setattr(paged, "attention_varlen", lambda q, *a, **o: packed.append(len(q)) or plain(q, *a, **o))
+    with monotile.transformers.continuous_batching(model):
+        found = model.generate_batch(prompts, **options)
+    assert packed == [15, 15, *[2] * 6] and model.config._attn_implementation == "eager"
     assert [r.generated_tokens for r in sorted(found.values(), key=lambda r: -len(r.prompt_ids))] == alone
 
 

@@ -108,6 +108,11 @@ class AttentionInputs:
         lead = self.lead if self.lead is not None else shape[: int(self.batched)]
         return builder.result((*lead, *shape[1:]), dtype).reshaped(*shape)
 
+    def output_by_position(self, builder: CallBuilder) -> ArrayRef:
+        """The output, which the caller sees as (..., Nq, Hq, Dv)."""
+        B, Hq, Nq, Dv = self.out_shape
+        return self.result(builder, (B, Nq, Hq, Dv), self.out_dtype).permuted(0, 2, 1, 3)
+
     def broadcast_mask(self) -> ArrayRef | None:
         return None if self.mask is None else self.mask.broadcast((*self.q.shape[:3], self.k.shape[2]))
 

@@ -147,6 +147,7 @@ def _add_attention(
     args = grouped(inputs.q), keys, values, mask, block_map, sinks, *outputs, *state, *DENSE[:11], *fields
     scalars = SCALE, Nq, choice.first_block, choice.blocks_per_split
     consts = {"options": options, "covered": covered, **inputs.stored.constants}
+    consts |= {"glance": 0} if block_map is None else {}
     builder.launch(attention_kernel, *args, *scalars, choice=choice, threads=threads, **consts)
 
 

@@ -44,6 +44,10 @@ BACKWARD_GLUON, BACKWARD_GLUON_MAPPED = 512, 256  # head size up to which its Gl
 # both or of neither, else Triton keeps every operand twice.
 BACKWARD_ROWS = ((64, 128), (64, 64), (32, 64), (32, 32), (16, 32), (16, 16))
 BACKWARD_KEYS = ((64, 128), (64, 64), (32, 32), (16, 32), (16, 16))
+# With mma.sync operands are in registers, too: of 128 keys, or of 128 rows with block cases, the assembler keeps 32
+# registers and spills 6 to 8 KB (compiled for sm_80 and sm_120 at D 64 and 128; of 64 it spills 600 bytes at most).
+BACKWARD_ROWS_MMA_SYNC = ((64, 64), (32, 64), (32, 32), (16, 32), (16, 16))
+BACKWARD_KEYS_MMA_SYNC = ((32, 64), (32, 32), (16, 32), (16, 16))
 BACKWARD_FLOAT32 = ((64, 32, 32), (256, 16, 32), (1024, 16, 16))
 # Up to this many keys the start and end of a CTA count for more than a slightly slower loop, and CTAs are persistent.
 # Measured at D 128 to 192; at D 256, and for most calls at D 64, they are slower or no faster. With softcap, which is
@@ -191,9 +195,11 @@ class NvidiaChoices(Choices):
         if able and size <= (BACKWARD_GLUON_MAPPED if problem.has_block_map else BACKWARD_GLUON):
             chosen = next(choice for most, choice in backward_table() if size <= most)
             return chosen if problem.source == "dense" else _in_spans(chosen)
-        (keys, owned_rows), (rows, owned_keys) = (
-            _backward_tile(problem, *kind) for kind in ((BACKWARD_ROWS, 1), (BACKWARD_KEYS, 2))
-        )
+        mma_sync = gpu(problem.device).architecture in MMA_SYNC
+        for_rows = BACKWARD_ROWS_MMA_SYNC if mma_sync and problem.has_block_map else BACKWARD_ROWS
+        for_keys = BACKWARD_KEYS_MMA_SYNC if mma_sync else BACKWARD_KEYS
+        keys, owned_rows = _backward_tile(problem, for_rows, 1)
+        rows, owned_keys = _backward_tile(problem, for_keys, 2)
         why = "fit shared memory and registers; nothing was measured"
         return BackwardChoice(
             BackwardBlocks({"BR": owned_rows, "BK": keys}, why=f"{owned_rows} rows by {keys} keys {why}"),

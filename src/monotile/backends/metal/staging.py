@@ -105,7 +105,9 @@ class StagedOperands:
         loads = [op.result for op in ir.walk(body) if op.kind in ("load", "gather") and op.result is not left]
         loads = [value for value in loads if value not in inlined]
         loaded = max((math.prod(v.shape) * max(v.dtype.bytes, 2) / 4 for v in loads if len(v.shape) == 2), default=0)
-        return (carried + max(others, default=0) + loaded) / lanes + math.prod(left.shape) / lanes * left.dtype.bytes / 4
+        return (carried + max(others, default=0) + loaded) / lanes + math.prod(
+            left.shape
+        ) / lanes * left.dtype.bytes / 4
 
 
 class Staging:

@@ -195,7 +195,10 @@ class MatrixDots:
         that is held in registers, or else the line that loads one."""
         writer, rows = self.writer, sums.rows
         if not held:
-            writer.line(unrolled([("i", rows)] if rows > 1 else []) + left)
+            if rows > 1:
+                writer.open_unrolled("i", rows)
+            writer.line(left)
+            writer.close(rows > 1)
         opened = self._open_columns(sums)
         writer.line(right)
         matrix = left if held else "left[i]" if rows > 1 else "left"
@@ -221,7 +224,7 @@ class MatrixDots:
         if sums.columns > 1:
             self.writer.open_unrolled("j", sums.columns)
         over = self.layout.column_simdgroups
-        uneven = over > 1 and -(-sums.n // 8) % over != 0
+        uneven = sums.n > 1 and over > 1 and -(-sums.n // 8) % over != 0  # all lanes hold a single column
         if uneven:
             self.writer.open(f"if ({self.operands.first_column(sums.n)} < {sums.n})")
         return uneven + (sums.columns > 1)

@@ -250,6 +250,7 @@ class Staging:
 
         self.threadgroup.before_write(tile)
         self.registers.for_each(layout, shape, body, run=2)
+        self.threadgroup.note_write(tile)  # the barrier that reads of other tiles need comes before the write
 
     def copy_elements(
         self, value: Value, tile: ThreadgroupTile, rows: int, columns: int, first: tuple[str, str] = ("", "")

@@ -57,6 +57,9 @@ class ThreadgroupMemory:
     def before_write(self, tile: ThreadgroupTile) -> None:
         if self.is_pending(tile):
             self.barrier()
+        self.note_write(tile)
+
+    def note_write(self, tile: ThreadgroupTile) -> None:
         self.accesses.writes.append((tile.start, tile.end))
 
     def before_read(self, *tiles: ThreadgroupTile) -> None:

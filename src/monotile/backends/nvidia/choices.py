@@ -56,6 +56,7 @@ TWO_FIT = 16384  # bytes of a tile of keys: up to here, two decode CTAs fit a mu
 TILE_BYTES = 32768  # of a decode tile of keys, which fits shared memory beside its values
 MAPPED_CTAS = 8  # CTAs to a multiprocessor of few rows with a block map: those whose keys are hidden end at once
 MAPPED_REGISTERS = 168  # of their threads: three fit a multiprocessor, where block cases would take registers for two
+GLANCE = 256  # blocks of a map that a program looks at at once, to find those of its split
 MERGE_SPAN = 32  # columns of a row in one program of a merge: GPUs need many programs
 MERGE_TILE = 2048  # elements that one warp merges at a time
 MERGED_ALONE = 128  # up to this many rows, a row is shared out by columns
@@ -156,7 +157,12 @@ class NvidiaChoices(Choices):
             schedule = replace(schedule, waits_for_previous=True, max_registers=MAPPED_REGISTERS)
             why = "few rows with a block map: derived, not measured"
         chosen = AttentionChoice(blocks, schedule, why)
-        return chosen if fixed else chosen.divided(problem, -(-length // chosen.key_block))
+        if fixed:
+            return chosen
+        chosen = chosen.divided(problem, -(-length // chosen.key_block))
+        if problem.has_block_map and chosen.splits:
+            chosen = replace(chosen, blocks={**blocks, "glance": GLANCE})
+        return chosen
 
     def few_rows(self, problem: AttentionProblem, *, unsplit: bool) -> Choice:
         """BK and the schedule for rows without matrix units."""
@@ -199,6 +205,11 @@ class NvidiaChoices(Choices):
     def marks_covered(self, problem: AttentionProblem) -> bool:
         """The map reads whole blocks of the mask anyway."""
         return problem.mask is not None and not problem.mask_mod
+
+    def covers(self, problem: AttentionProblem) -> bool:
+        """Values need no copy in which hidden ones are zeroed then, and iterations overlap. Where positions hide keys,
+        too, the map alone does not tell that some row sees a key."""
+        return problem.mask is None and not problem.has_positions and not self._is_few(problem)
 
     def merge(self, parts: int, rows: int, device: str, *, after_split: bool = False) -> Choice:
         """All parts at once where that is possible: a second iteration waits for memory once more. Few rows are shared

@@ -203,14 +203,10 @@ def _apart(b: Builder, value: Value, sign: int, infinities: Infinities) -> Value
 
 
 def _reduced(b: Builder, op: Op, infinities: Infinities) -> Value | None:
-    """A maximum or minimum starts from an infinity, also that of one element."""
-    (operand,), axis, fold = op.operands, op.attrs["axis"], op.attrs["fold"]
+    """A maximum or minimum starts from an infinity, which its operand meets."""
     for sign in _identity(op):
-        kept = _apart(b, operand, sign, infinities)
-        if operand.shape[axis] == 1:
-            start = b.const(sign * math.inf, float32)
-            return b.reduce(fold, b.binary(fold, operand if kept is None else kept, start), axis)
-        return None if kept is None else b.reduce(fold, kept, axis)
+        kept = _apart(b, op.operands[0], sign, infinities)
+        return None if kept is None else b.reduce(op.attrs["fold"], kept, op.attrs["axis"])
     return None
 
 

@@ -231,6 +231,14 @@ def read_options(given: MaskingOptions) -> Options:
     return Options(causal, left, right, softcap, given.score_mod, given.mask_mod, given.negative)
 
 
+def on_one_diagonal(options: Options, inputs: AttentionInputs) -> Options:
+    """Return the options with the usual alignment where there are as many queries as keys: both are the same, and one
+    program serves them."""
+    if options.causal == "upper_left" and inputs.q.shape[2] == inputs.k.shape[2]:
+        return options._replace(causal="lower_right")
+    return options
+
+
 CAUSAL = {True: "lower_right", False: None, "lower_right": "lower_right", "upper_left": "upper_left"}
 
 

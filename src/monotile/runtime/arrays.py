@@ -44,6 +44,9 @@ class Numpy:
     def stack(self, arrays: list[Any], axis: int) -> Any:
         return np.stack(arrays, axis)
 
+    def sum(self, array: Any, axes: tuple[int, ...]) -> Any:
+        return array.sum(axes, dtype=np.float32).astype(array.dtype)
+
     def give_back(self, array: Any) -> Any:
         return array if self.home is None else _into_library(self.home, array)
 
@@ -97,6 +100,9 @@ class Torch:
     def stack(self, arrays: list[Any], axis: int) -> Any:
         return self.torch.stack([a.detach() for a in arrays], axis)
 
+    def sum(self, array: Any, axes: tuple[int, ...]) -> Any:
+        return array.sum(axes)
+
     def give_back(self, array: Any) -> Any:
         return array
 
@@ -146,6 +152,9 @@ class Mlx:
 
     def stack(self, arrays: list[Any], axis: int) -> Any:
         return self.core.stack(arrays, axis)
+
+    def sum(self, array: Any, axes: tuple[int, ...]) -> Any:
+        return array.sum(axes)
 
     def give_back(self, array: Any) -> Any:
         return array

@@ -258,7 +258,7 @@ def test_continuous_batching(name: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_quantised_cache() -> None:
     eager, ours = pair(transformers.AutoModelForCausalLM, "llama")
-    if not hasattr(transformers.cache_utils, "FP8QuantizedLayer"):
+    if not hasattr(transformers.cache_utils, "Fp8QuantizedLayer"):
         pytest.skip("this version of Transformers has no backend of a quantised cache in itself")
     cache = {"cache_implementation": "quantized", "cache_config": {"backend": "fp8"}}
     options = {"max_new_tokens": 6, "do_sample": False, **cache}

@@ -22,7 +22,7 @@ from ..launch.signature import check_threads, read_scalar
 from ..runtime import arrays, tensors
 from ..runtime.arrays import Library
 from ..runtime.tensors import Layouts, View
-from .growth import Family, Growth, family_key
+from .growth import GrowingCall, Growth, family_key
 from .kept_maps import MapMaker, MapStore
 from .launches import SCALE, PlannedLaunch, steps_of
 
@@ -261,7 +261,7 @@ class LibraryFunction:
     def __init__(self, names: Sequence[str], Options: Any, plan: Callable[[CallBuilder, Any], Finish]) -> None:
         self.names, self.Options, self.plan = names, Options, plan
         self.calls: dict[Any, PreparedCall] = {}
-        self.families: dict[Any, Family] = {}
+        self.families: dict[Any, GrowingCall] = {}
 
     def call(
         self, given: Sequence[Array | None], layouts: Layouts, options: tuple[Any, ...], scale: float | None = None,
@@ -346,7 +346,7 @@ class LibraryFunction:
         if builder.growth is not None and key is not None:
             if len(self.families) >= MAX_PREPARED:
                 self.families.clear()
-            self.families[key] = Family(prepared, builder)
+            self.families[key] = GrowingCall(prepared, builder)
         return prepared
 
 

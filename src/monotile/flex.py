@@ -27,7 +27,7 @@ Mod = Callable[..., Any]
 _of_torch: weakref.WeakKeyDictionary[Any, BlockMask | None] = weakref.WeakKeyDictionary()
 
 
-@with_clear_errors  # type: ignore[untyped-decorator]
+@with_clear_errors
 def flex_attention(
     query: Tensor, key: Tensor, value: Tensor, score_mod: Mod | None = None, block_mask: Any = None,
     scale: float | None = None, enable_gqa: bool = False, return_lse: bool = False, kernel_options: Any = None,

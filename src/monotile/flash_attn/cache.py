@@ -16,7 +16,7 @@ from .dense import check_rank, flash_attn_func
 from .options import Wanted, Window, interval_mod, intervals, score_options, visible_options
 
 
-@with_clear_errors  # type: ignore[untyped-decorator]
+@with_clear_errors
 def flash_attn_with_kvcache(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = None, v: Tensor | None = None,
     rotary_cos: Tensor | None = None, rotary_sin: Tensor | None = None, cache_seqlens: int | Tensor | None = None,

@@ -22,7 +22,7 @@ from .options import (
 )
 
 
-@with_clear_errors  # type: ignore[untyped-decorator]
+@with_clear_errors
 def flash_attn_varlen_func(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
     dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
@@ -106,7 +106,7 @@ def _in_pages(
     return o[at], lse.transpose(1, 2)[at].transpose(0, 1)
 
 
-@with_clear_errors  # type: ignore[untyped-decorator]
+@with_clear_errors
 def flash_attn_varlen_kvpacked_func(
     q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
     dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
@@ -122,7 +122,7 @@ def flash_attn_varlen_kvpacked_func(
     )  # fmt: skip
 
 
-@with_clear_errors  # type: ignore[untyped-decorator]
+@with_clear_errors
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float = 0.0, softmax_scale: float | None = None,
     causal: bool = False, window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,

@@ -16,7 +16,7 @@ from ..library.torch_calls import with_clear_errors
 _patching = threading.Lock()
 
 
-@with_clear_errors  # type: ignore[untyped-decorator]
+@with_clear_errors
 def scaled_dot_product_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,

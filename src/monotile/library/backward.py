@@ -77,12 +77,12 @@ def attention_backward(
     torch tensors that require grad need no call of it: `attention` is differentiable there.
 
     Args:
-        do: gradient of the output (B, Hq, Nq, Dv).
-        q: queries (B, Hq, Nq, D).
-        k: keys (B, Hkv, Nk, D).
-        v: values (B, Hkv, Nk, Dv).
+        do: gradient of the output (..., Hq, Nq, Dv).
+        q: queries (..., Hq, Nq, D).
+        k: keys (..., Hkv, Nk, D).
+        v: values (..., Hkv, Nk, Dv).
         o: output of the forward call.
-        lse: its logsumexp (B, Hq, Nq), from `return_lse=True`.
+        lse: its logsumexp (..., Hq, Nq), from `return_lse=True`.
         dlse: gradient of the logsumexp; 0 if left out.
         mask_grad: also return the gradient of an additive mask.
         causal, scale, mask, window, softcap, sinks, score_mod, mask_mod, backend, threads: as in `attention`.

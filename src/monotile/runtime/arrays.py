@@ -212,6 +212,8 @@ def host_view(name: str, array: Any) -> Any:
     except (TypeError, ValueError, BufferError, RuntimeError, AttributeError) as error:
         if _is_on_host(array):  # of a type that DLPack knows and NumPy does not: bfloat16
             return np.asarray(array)
+        if "Tracer" in type(array).__name__:
+            raise ArgumentKind(f"{name!r} is traced by JAX; in jit, grad and vmap use monotile.jax.attention") from None
         raise ArgumentKind(f"{name!r} is not an array monotile can read: {error}; pass NumPy or torch arrays") from None
 
 

@@ -317,7 +317,7 @@ class LibraryFunction:
         adopted = [None if a is None else lib.adopt(n, a) for n, a in zip(self.names, given, strict=False)]
         if any(a is not b for a, b in zip(adopted, given, strict=True)):
             block_mask = captured.block_mask if captured is not None else None
-            return _given_back(lib, self.call(adopted, tensors.layouts(adopted), options, scale, block_mask))
+            return arrays.given_back(lib, self.call(adopted, tensors.layouts(adopted), options, scale, block_mask))
         try:
             views = {n: None if a is None else tensors.read(n, a) for n, a in zip(self.names, given, strict=False)}
             prepared = self._prepare(lib, views, captured, options)
@@ -348,11 +348,3 @@ class LibraryFunction:
                 self.families.clear()
             self.families[key] = GrowingCall(prepared, builder)
         return prepared
-
-
-def _given_back(lib: Library, result: Any) -> Any:
-    """Results as arrays of the caller's library."""
-    if not isinstance(result, tuple):
-        return lib.give_back(result)
-    found: list[Any] = [None if array is None else lib.give_back(array) for array in result]
-    return type(result)(*found) if hasattr(result, "_fields") else tuple(found)

@@ -181,6 +181,14 @@ def library(name: str, array: Any, backend: str | None = None) -> Library:
     raise ArgumentKind(f"{name!r} must be an array, found {type(array).__name__}; pass NumPy arrays or torch tensors")
 
 
+def given_back(lib: Library, result: Any) -> Any:
+    """Results as arrays of the caller's library."""
+    if not isinstance(result, tuple):
+        return lib.give_back(result)
+    found: list[Any] = [None if array is None else lib.give_back(array) for array in result]
+    return type(result)(*found) if hasattr(result, "_fields") else tuple(found)
+
+
 def takes_mlx(backend: Any) -> bool:
     return backend is None or backend == "metal"
 

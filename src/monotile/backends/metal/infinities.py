@@ -90,6 +90,8 @@ class Infinities:
             low, high = (-1, 1) if kind == "max" else (1, -1)
             both = operands[0] & operands[1] & {low}
             return both | ((operands[0] | operands[1]) & {high})
+        if kind == "reduce" and op.attrs["fold"] != "sum":  # of nothing but NaN: an infinity
+            return operands[0] | {-1 if op.attrs["fold"] == "max" else 1}
         if kind in SHAPE_ONLY or kind == "reduce":
             return operands[0]
         if kind in ("add", "fma", "sub", "neg", "abs"):

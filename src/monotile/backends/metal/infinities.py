@@ -57,6 +57,13 @@ class Infinities:
     def of(self, value: Value) -> Signs:
         return self.signs.get(value, NONE)
 
+    def in_store(self, value: Value) -> bool:
+        """True if an infinity may be stored: also a maximum or minimum of nothing but NaN."""
+        op = value.op
+        while op is not None and op.kind in SHAPE_ONLY:
+            op = op.operands[0].op
+        return bool(self.of(value)) or (op is not None and op.kind == "reduce" and op.attrs["fold"] != "sum")
+
     def _visit(self, op: Op) -> None:
         if op.kind in ("for", "if"):
             self._visit_blocks(op)
@@ -90,8 +97,6 @@ class Infinities:
             low, high = (-1, 1) if kind == "max" else (1, -1)
             both = operands[0] & operands[1] & {low}
             return both | ((operands[0] | operands[1]) & {high})
-        if kind == "reduce" and op.attrs["fold"] != "sum":  # of nothing but NaN: an infinity
-            return operands[0] | {-1 if op.attrs["fold"] == "max" else 1}
         if kind in SHAPE_ONLY or kind == "reduce":
             return operands[0]
         if kind in ("add", "fma", "sub", "neg", "abs"):

@@ -118,7 +118,7 @@ class Values:
                 indices = [registers.with_offset(index, shape, str(e)) for e in range(run)]
             elements = [expressions.at(value, each, axis) for each in indices]
             texts = [bare(dialect.cast(element, value.dtype, tensor.dtype)) for element in elements]
-            if tensor.dtype.name == "float32" and self.analysis.infinities.of(value):
+            if tensor.dtype.name == "float32" and self.analysis.infinities.in_store(value):
                 texts = [f"as_type<float>({dialect.use('with_infinities')}(as_type<uint>({t})))" for t in texts]
             line = f"{place} = {dialect.to_memory(texts[0], tensor.dtype)};"
             if run > 1:

@@ -23,6 +23,7 @@ from .inputs import (
     unit_last,
 )
 from .launches import SCALE
+from .ragged_spans import add_spans
 
 Array = Any
 Window = tuple[int | None, int | None] | None
@@ -66,7 +67,7 @@ def attention_backward(
     mask_grad: bool = False, causal: bool | str = False, scale: float | None = None, mask: Array | None = None,
     window: Window = None, softcap: float | None = None, sinks: Array | None = None,
     score_mod: Callable[..., Any] | None = None, mask_mod: Callable[..., Any] | BlockMask | None = None,
-    backend: str | None = None, threads: int | None = None,
+    deterministic: bool = True, backend: str | None = None, threads: int | None = None,
 ) -> Gradients:  # fmt: skip
     """Return the gradients of `attention` with these arguments, where it returned `o` and `lse`.
 
@@ -81,6 +82,7 @@ def attention_backward(
         lse: its logsumexp (B, Hq, Nq), from `return_lse=True`.
         dlse: gradient of the logsumexp; 0 if left out.
         mask_grad: also return the gradient of an additive mask.
+        deterministic: True for the same bits in every run. False allows sums in any order on a GPU; so far none is.
         causal, scale, mask, window, softcap, sinks, score_mod, mask_mod, backend, threads: as in `attention`.
 
     Returns:
@@ -92,8 +94,7 @@ def attention_backward(
         >>> monotile.attention_backward(np.ones_like(o), q, q, q, o, lse).dq.shape
         (1, 2, 5, 64)
     """
-    if not isinstance(mask_grad, bool):
-        raise BadOption(f"mask_grad is True or False, found {mask_grad!r}")
+    check_bools(mask_grad=mask_grad, deterministic=deterministic)
     scale, window, softcap, negative = read_scoring(causal, scale, window, softcap)
     blocks = None
     if mask_mod is not None:
@@ -155,7 +156,7 @@ class BackwardCall:
 
     def add_queries(self, dq: ArrayRef, blocks: BackwardBlocks) -> None:
         block_map, covered = self._block_map(blocks)
-        args = *self._scores(block_map), dq, SCALE
+        args = *self._scores(block_map), self._spans(blocks, "BR"), dq, SCALE
         consts = {"options": self.options, "covered": covered}
         self.builder.launch(backward_queries, *args, choice=blocks, threads=self.threads, **consts)
 
@@ -167,7 +168,7 @@ class BackwardCall:
         workspace = self.builder.temporary(self.inputs.q.shape, float32) if summed_apart else None
         consts = {"options": self.options, "covered": covered, "all_sighted": self._all_sighted()}
         for part in ((dk, None), (None, dv)) if choice.apart else ((dk, dv),):
-            args = *self._scores(block_map), *part, dq, workspace, SCALE
+            args = *self._scores(block_map), self._spans(blocks, "BK"), *part, dq, workspace, SCALE
             self.builder.launch(backward_keys, *args, choice=blocks, threads=self.threads, **consts)
 
     def _all_sighted(self) -> bool:
@@ -201,6 +202,16 @@ class BackwardCall:
         inputs, rows = self.inputs, self.rows
         return rows.do, inputs.q, inputs.k, inputs.v, self.mask, block_map, rows.lse, self.delta, *self.offsets
 
+    def _spans(self, blocks: BackwardBlocks, side: str) -> ArrayRef | None:
+        """The table of spans of queries (`side` "BR") or keys ("BK") of ragged sequences, where there is to be one."""
+        of_queries, of_keys = self.offsets
+        if of_queries is None or of_keys is None:
+            return None
+        queries, keys = self.inputs.q.shape[2], self.inputs.k.shape[2]
+        if side == "BR":
+            return add_spans(self.builder, blocks, side, (queries, keys), (of_queries, of_keys))
+        return add_spans(self.builder, blocks, side, (keys, queries), (of_keys, of_queries))
+
     def _block_map(self, blocks: BackwardBlocks) -> tuple[ArrayRef | None, bool]:
         """The block map for these blocks, which kernels with the same blocks share."""
         if self.offsets[0] is not None:
@@ -224,6 +235,12 @@ def _read_rows(builder: CallBuilder, inputs: AttentionInputs) -> RowGradients:
 
     do, o = (unit_last(builder, batched(name)) for name in ("do", "o"))
     return RowGradients(do, o, batched("lse"), batched("dlse") if "dlse" in builder.inputs else None)
+
+
+def check_bools(**given: Any) -> None:
+    for name, value in given.items():
+        if not isinstance(value, bool):
+            raise BadOption(f"{name} is True or False, found {value!r}")
 
 
 def check_rows(builder: CallBuilder, out: tuple[int, ...], sums: tuple[int, ...], dtype: DType) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .budget import Budget, live_registers
 from .preamble import MetaEntry
 
 INCLUDES = """#include <metal_stdlib>
@@ -28,6 +29,10 @@ class MetalSource:
     integers: tuple[str, ...]
     floats: tuple[str, ...]
     threadgroup_bytes: int
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(self.threads, live_registers(self.body.split("\n")), self.threadgroup_bytes)
 
     @property
     def head(self) -> str:

@@ -39,7 +39,7 @@ SHARED_MARGIN = 4096  # barriers, reductions, conversions of vectors
 STAGED_BLOCK = 32  # keys: blocks are made smaller down to here to have two stages of them
 # Of the backward pass: elements of a program's sums in registers, and rows or keys that it takes at a time and owns.
 BACKWARD_SUMS = 32768
-BACKWARD_GLUON = 512  # head size up to which its Gluon modules fit
+BACKWARD_GLUON, BACKWARD_GLUON_MAPPED = 512, 256  # head size up to which its Gluon modules fit; with a block map
 # Products whose rows are taken and owned alternate in the kernel that owns keys: Hopper's matrix units take 64 rows of
 # both or of neither, else Triton keeps every operand twice.
 BACKWARD_ROWS = ((64, 128), (64, 64), (32, 64), (32, 32), (16, 32), (16, 16))
@@ -56,6 +56,7 @@ TWO_FIT = 16384  # bytes of a tile of keys: up to here, two decode CTAs fit a mu
 TILE_BYTES = 32768  # of a decode tile of keys, which fits shared memory beside its values
 MAPPED_CTAS = 8  # CTAs to a multiprocessor of few rows with a block map: those whose keys are hidden end at once
 MAPPED_REGISTERS = 168  # of their threads: three fit a multiprocessor, where block cases would take registers for two
+GLANCE = 256  # blocks of a map that a program looks at at once, to find those of its split
 MERGE_SPAN = 32  # columns of a row in one program of a merge: GPUs need many programs
 MERGE_TILE = 2048  # elements that one warp merges at a time
 MERGED_ALONE = 128  # up to this many rows, a row is shared out by columns
@@ -83,11 +84,22 @@ class NvidiaChoices(Choices):
                 return few
         chosen = row_kinds.model(problem).choose(problem, row_kinds.kinds(problem, self.row_blocks(problem)))
         schedule = chosen.schedule
+        if problem.source == "ragged" and schedule is not None:
+            return self._in_spans(problem, chosen)
         if chosen.splits and schedule is not None:
             chosen = replace(
                 chosen, schedule=replace(schedule, persistent=False, edge_stages=1, triggers_dependents=True)
             )
         return chosen
+
+    def _in_spans(self, problem: AttentionProblem, chosen: AttentionChoice) -> AttentionChoice:
+        """Let the consumers of a CTA own the blocks of one span of a ragged sequence. Rows of splits, which a plan
+        places, are computed in plain Triton."""
+        if chosen.splits:
+            plain = row_kinds.kinds(problem, Choice(_fitting(problem).blocks, why="a plan places the rows"))
+            return row_kinds.model(problem).choose(problem, plain)
+        schedule = replace(chosen.schedule, persistent=False)
+        return replace(chosen, blocks={**chosen.blocks, "together": schedule.consumers}, schedule=schedule)
 
     def _is_few(self, problem: AttentionProblem) -> bool:
         """True for few rows; where nothing was measured, also for few queries of each head."""
@@ -118,7 +130,7 @@ class NvidiaChoices(Choices):
         ):  # measured without zeroed copies of V
             return tuned
         fitting = _fitting(problem)
-        if problem.source != "dense":
+        if problem.source == "paged":
             return Choice(fitting.blocks, why=f"{problem.source} keys are read without descriptors: {fitting.why}")
         if target.architecture != MEASURED:
             return Choice(fitting.blocks, why=f"no schedule was measured on {target.name}: {fitting.why}")
@@ -145,7 +157,12 @@ class NvidiaChoices(Choices):
             schedule = replace(schedule, waits_for_previous=True, max_registers=MAPPED_REGISTERS)
             why = "few rows with a block map: derived, not measured"
         chosen = AttentionChoice(blocks, schedule, why)
-        return chosen if fixed else chosen.divided(problem, -(-length // chosen.key_block))
+        if fixed:
+            return chosen
+        chosen = chosen.divided(problem, -(-length // chosen.key_block))
+        if problem.has_block_map and chosen.splits:
+            chosen = replace(chosen, blocks={**blocks, "glance": GLANCE})
+        return chosen
 
     def few_rows(self, problem: AttentionProblem, *, unsplit: bool) -> Choice:
         """BK and the schedule for rows without matrix units."""
@@ -169,13 +186,11 @@ class NvidiaChoices(Choices):
         queries has one."""
         size = max(problem.head_size, problem.value_size)
         measured = problem.dtype.bytes == 2 and gpu(problem.device).architecture == MEASURED
-        hides = (
-            problem.mask is not None or problem.mask_mod
-        )  # by block cases, which Gluon modules have in one loop only
         aligned = all(side * problem.dtype.bytes % ALIGNMENT == 0 for side in (problem.head_size, problem.value_size))
-        able = measured and support.version_supported() and problem.source == "dense" and aligned and not hides
-        if able and size <= BACKWARD_GLUON:
-            return next(choice for most, choice in backward_table() if size <= most)
+        able = measured and support.version_supported() and problem.source != "paged" and aligned
+        if able and size <= (BACKWARD_GLUON_MAPPED if problem.has_block_map else BACKWARD_GLUON):
+            chosen = next(choice for most, choice in backward_table() if size <= most)
+            return chosen if problem.source == "dense" else _in_spans(chosen)
         (keys, owned_rows), (rows, owned_keys) = (
             _backward_tile(problem, *kind) for kind in ((BACKWARD_ROWS, 1), (BACKWARD_KEYS, 2))
         )
@@ -188,6 +203,11 @@ class NvidiaChoices(Choices):
     def marks_covered(self, problem: AttentionProblem) -> bool:
         """The map reads whole blocks of the mask anyway."""
         return problem.mask is not None and not problem.mask_mod
+
+    def covers(self, problem: AttentionProblem) -> bool:
+        """Values need no copy in which hidden ones are zeroed then, and iterations overlap. Where positions hide keys,
+        too, the map alone does not tell that some row sees a key."""
+        return problem.mask is None and not problem.has_positions and not self._is_few(problem)
 
     def merge(self, parts: int, rows: int, device: str, *, after_split: bool = False) -> Choice:
         """All parts at once where that is possible: a second iteration waits for memory once more. Few rows are shared
@@ -213,6 +233,16 @@ class NvidiaChoices(Choices):
         few = rows <= MASK_FEW_ROWS and gpu(device).architecture == MEASURED
         schedule = Schedule(1, triggers_dependents=True) if few else None
         return Choice({"SPAN": 1}, schedule, "a program for each block")
+
+
+def _in_spans(choice: BackwardChoice) -> BackwardChoice:
+    """The consumers of a CTA own the blocks of one span of a ragged sequence."""
+
+    def together(blocks: BackwardBlocks) -> BackwardBlocks:
+        return replace(blocks, blocks={**blocks.blocks, "together": blocks.schedule.consumers})
+
+    assert choice.rows is not None
+    return replace(choice, rows=together(choice.rows), keys=together(choice.keys))
 
 
 def _backward_tile(problem: AttentionProblem, tiles: tuple[tuple[int, int], ...], sums: int) -> tuple[int, int]:

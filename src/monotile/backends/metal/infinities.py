@@ -57,6 +57,14 @@ class Infinities:
     def of(self, value: Value) -> Signs:
         return self.signs.get(value, NONE)
 
+    def in_store(self, value: Value) -> Signs:
+        """Return the signs of infinities that may be stored: also of a maximum or minimum of nothing but NaN."""
+        op = value.op
+        while op is not None and op.kind in SHAPE_ONLY:
+            op = op.operands[0].op
+        fold = op.attrs["fold"] if op is not None and op.kind == "reduce" else "sum"
+        return self.of(value) | {"sum": NONE, "max": frozenset({-1}), "min": frozenset({1})}[fold]
+
     def _visit(self, op: Op) -> None:
         if op.kind in ("for", "if"):
             self._visit_blocks(op)

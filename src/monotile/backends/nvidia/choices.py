@@ -54,7 +54,8 @@ MIN_SPLIT = 128  # keys of a split: fewer do not outweigh its output
 LONG_SPLIT = 512  # keys of a split: with this many, two CTAs on a multiprocessor beat one with twice the keys
 TWO_FIT = 16384  # bytes of a tile of keys: up to here, two decode CTAs fit a multiprocessor
 TILE_BYTES = 32768  # of a decode tile of keys, which fits shared memory beside its values
-MAPPED_CTAS = 8  # CTAs to a multiprocessor of few rows with a block map: those whose keys are hidden end at once
+MAPPED_CTAS = 2  # CTAs to a multiprocessor of few rows with a block map, which divide what it shows
+LEAST_ROWS = 2  # of 16 bits: one row would be multiplied without matrix units, which takes up to twice as long
 MAPPED_REGISTERS = 168  # of their threads: three fit a multiprocessor, where block cases would take registers for two
 GLANCE = 256  # blocks of a map that a program looks at at once, to find those of its split
 MERGE_SPAN = 32  # columns of a row in one program of a merge: GPUs need many programs
@@ -70,6 +71,10 @@ APART = Choice(
 APART_WIDE = Choice({"BR": 64, "BK": 32}, Schedule(8, 1, consumers=1, edge_stages=1), "32 keys fit shared memory")
 # At D 64 two consumers with persistent tiles are faster than three up to this many keys, with causality.
 SHORT_NARROW = 2048
+
+# Head size, and keys up to which small CTAs in plain Triton are faster, without and with causality.
+SHORT_KEYS = ((64, 1024, 2048), (128, 512, 1024))
+SHORT_PLAIN = Choice({"BR": 64, "BK": 64}, Schedule(4, 3), "measured on an H200, small CTAs for few keys")
 
 Table = tuple[tuple[int, Choice], ...]  # choices up to a head size
 
@@ -139,8 +144,10 @@ class NvidiaChoices(Choices):
         if not support.version_supported():
             return Choice(fitting.blocks, why=f"no schedule was measured with this Triton: {fitting.why}")
         short = problem.keys <= (SHORT_CAUSAL if problem.causal is not None else SHORT)
+        if self._is_short(problem):
+            return SHORT_PLAIN
         if problem.zeroes_values:
-            table = zeroing_table(problem.mask is not None)
+            table = zeroing_table(problem.has_block_map)
         else:
             narrow = problem.causal is not None and problem.keys <= SHORT_NARROW
             table = forward_table(persistent=short or problem.softcap is not None, narrow=narrow)
@@ -148,10 +155,19 @@ class NvidiaChoices(Choices):
             table += ((576, IN_KEYS if problem.values_in_keys else apart),)
         return _up_to(size, table) or Choice(fitting.blocks, why=f"no row for head size {size}: {fitting.why}")
 
+    def _is_short(self, problem: AttentionProblem) -> bool:
+        """True where several small CTAs on a multiprocessor, of which one starts while others compute, beat one with a
+        producer warp."""
+        if problem.zeroes_values or problem.source != "dense" or 2 * problem.queries < problem.keys:
+            return False
+        full, causal = next(((full, causal) for most, full, causal in SHORT_KEYS if problem.head_size <= most), (0, 0))
+        return problem.keys <= (full if problem.causal is None else causal)
+
     def _split_few(self, problem: AttentionProblem, fixed: bool) -> AttentionChoice:
         length = split_length(problem, self.few_rows(problem, unsplit=True).blocks["BK"] or 0)
         found = self.few_rows(problem, unsplit=not fixed and length >= problem.visible_keys)
-        blocks = {"BR": row_block(problem.rows), "BK": found.blocks["BK"], "packed": True}
+        rows = max(row_block(problem.rows), LEAST_ROWS if problem.dtype.bytes == 2 else 1)
+        blocks = {"BR": rows, "BK": found.blocks["BK"], "packed": True}
         schedule, why = found.schedule, found.why
         if problem.has_block_map and schedule is not None:
             schedule = replace(schedule, waits_for_previous=True, max_registers=MAPPED_REGISTERS)
@@ -160,9 +176,7 @@ class NvidiaChoices(Choices):
         if fixed:
             return chosen
         chosen = chosen.divided(problem, -(-length // chosen.key_block))
-        if problem.has_block_map and chosen.splits:
-            chosen = replace(chosen, blocks={**blocks, "glance": GLANCE})
-        return chosen
+        return replace(chosen, blocks={**blocks, "glance": GLANCE}) if problem.has_block_map else chosen
 
     def few_rows(self, problem: AttentionProblem, *, unsplit: bool) -> Choice:
         """BK and the schedule for rows without matrix units."""
@@ -226,7 +240,7 @@ class NvidiaChoices(Choices):
         """Without a limit the edges, which seldom run, take all registers, and only two CTAs fit a multiprocessor. Few
         rows have one block in a program: others would wait for memory one after the other."""
         few = BQ <= MASK_FEW_ROWS
-        limited = Schedule(4, max_registers=128, triggers_dependents=few)
+        limited = Schedule(1 if few else 4, max_registers=128, triggers_dependents=few)
         columns = max(1, MASK_COLUMNS // BK) * BK if not few else BK
         known = gpu(device).architecture == MEASURED
         return Choice({"STRIP": BQ, "SPAN": columns}, limited if known else None, "whole blocks are read")
@@ -342,7 +356,14 @@ def zeroing_table(masked: bool) -> Table:
     three, two = Schedule(4, 3, consumers=3, registers=152), Schedule(4, 3, consumers=2, registers=240)
     return (
         (64, Choice({"BR": 64, "BK": 128}, two if masked else three, why)),
-        (128, Choice({"BR": 64, "BK": 128}, Schedule(4, 2, consumers=2, registers=240 if masked else 232), why)),
+        (
+            128,
+            Choice(
+                {"BR": 64, "BK": 128},
+                Schedule(4, 2, consumers=2, registers=240 if masked else 232, edge_stages=1),
+                why,
+            ),
+        ),
         (256, Choice({"BR": 64, "BK": 32}, Schedule(4, 2, consumers=2, registers=232), why)),
         (512, Choice({"BR": 64, "BK": 32}, Schedule(8, 1, consumers=1), why)),
         (576, Choice({"BR": 64, "BK": 32}, Schedule(8, 1, consumers=1), "fits shared memory")),

@@ -103,6 +103,9 @@ def test_few_rows_with_a_block_map_divide_what_it_shows() -> None:
         assert choice.splits and choice.blocks["glance"] > 0 and "glance" not in whole.blocks
         assert choice.row_block == whole.row_block and choice.key_block == whole.key_block
         assert "glance" not in NvidiaChoices().attention(given, 512).blocks
+    for rows, early in ((1, True), (64, False)):
+        for map_ in (NvidiaChoices().mod_blocks(rows, "sm_90"), NvidiaChoices().mask_blocks(rows, 64, "sm_90")):
+            assert (map_.schedule is not None and map_.schedule.triggers_dependents) == early
 
 
 def test_short_prefill_has_small_ctas_and_long_prefill_producers() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ....ir import Kernel, Op, Tensor, Value, constant, view_of
+from ....ir import Kernel, Op, Spread, Tensor, Value, constant, spreads, view_of
 from ....ir import starts as ir_starts
 from ....ir.affine import linear
 from ....ir.intervals import nonnegative
@@ -111,15 +111,27 @@ class Memory:
             terms.append(str(fixed))
         return TileOrigin(self.pointer(tensor), terms)
 
-    def offsets(self, tensor: Tensor, extents: tuple[int | None, ...]) -> str:
-        """Return the offsets of a tile's elements from its first one; nothing for a single element."""
+    def offsets(
+        self,
+        tensor: Tensor,
+        extents: tuple[int | None, ...],
+        repeated: tuple[Spread | None, ...] | None = None,
+        parts: int = 1,
+    ) -> str:
+        """Return the offsets of a tile's elements from its first one; nothing for a single element. `repeated` are the
+        sides whose elements repeat those of memory. With `parts`, the offsets of the bytes that each has."""
         axes = [axis for axis, extent in enumerate(extents) if extent is not None]
         terms, spans = [], []
         for place, axis in enumerate(axes):
-            side = padded(extents[axis] or 1)
-            iota, stride = self.iota(side), self.stride(tensor, axis)
+            spread_side, stride = repeated[axis] if repeated else None, self.stride(tensor, axis)
+            side = padded(spread_side.extent if spread_side else extents[axis] or 1)
+            if stride == 1:
+                side *= parts
+            elif parts > 1:
+                stride = stride * parts if isinstance(stride, int) else f"({stride} * {parts})"
+            iota = self.iota(side) if spread_side is None else self._repeated(spread_side)
             if isinstance(stride, str):
-                spans.append((self.word_at[tensor.index] + 1 + tensor.rank + axis, side - 1))
+                spans.append((self.word_at[tensor.index] + 1 + tensor.rank + axis, (side - 1) * parts))
                 far = self.wide
             else:
                 far = abs(stride) * (side - 1) >= INT32_SPAN // 2
@@ -129,6 +141,13 @@ class Memory:
         self.spans.append(spans)
         return " + ".join(terms)
 
+    def _repeated(self, side: Spread) -> str:
+        """Return the positions in memory of a side's elements."""
+        at = self.iota(padded(side.extent))
+        at = at if side.factor == 1 else f"{at} * {side.factor}"
+        at = at if side.offset == 0 else f"{at} + {side.offset}"
+        return f"(({at}) // {side.divisor})"
+
     # ---- masks -------------------------------------------------------------------------------------------------------
 
     def length(self, op: Op, axis: int, text: Callable[[Value], Text]) -> Text:
@@ -136,13 +155,18 @@ class Memory:
         view = view_of(op, axis)
         return self.dim(op.attrs["tensor"], axis) if view is None else text(view[1])
 
-    def mask(self, op: Op, starts: list[Text], text: Callable[[Value], Text]) -> str:
-        """Return the mask of a load or store: inside the tensor and not padding; empty where the whole tile is."""
-        extents = op.attrs["extents"]
+    def mask(self, op: Op, starts: list[Text], text: Callable[[Value], Text], *, packed: bool = False) -> str:
+        """Return the mask of a load or store: inside the tensor and not padding; empty where the whole tile is. The
+        elements that a tile repeats are inside; `packed`: the mask of those in memory."""
+        sides = (None,) * len(op.attrs["extents"]) if packed or op.kind != "load" else spreads(op)
+        extents = tuple(s.extent if s else e for s, e in zip(sides, op.attrs["extents"], strict=True))
         rank = sum(extent is not None for extent in extents)
         scalars, tiles, place = [], [], 0
         for axis, extent in enumerate(extents):
-            tests = self._tests(op, axis, starts[axis], text)
+            if sides[axis] is not None:
+                tests = [f"{self.iota(padded(extent))} < {extent}"] if padded(extent) != extent else []
+            else:
+                tests = self._tests(op, axis, starts[axis], text)
             if extent is None:
                 scalars += [f"({t})" for t in tests]
             else:

@@ -161,7 +161,7 @@ def seen_rows(
 
 
 @kernel
-def repeat_columns(x: Tensor["M W"], y: Tensor["M N"], *, M: Const, N: Const, times: Const):
+def repeat_columns(x: Tensor["M W"], y: Tensor["M N"], *, M: Const, N: Const, W: Const, times: Const):
     rows, columns = arange(M), arange(N)
     y[rows, columns] = x[rows[:, None], (columns * 3 // (3 * times))[None, :]]
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ....ir import Kernel, Op, Spread, Tensor, Value, constant, spreads, view_of
 from ....ir import starts as ir_starts
 from ....ir.affine import linear
-from ....ir.intervals import nonnegative
+from ....ir.intervals import interval, nonnegative
 from ....passes.facts import loop_of
 from .padding import padded
 from .text import Dialect, Names, Text
@@ -211,8 +211,8 @@ class Memory:
         shape = (value or op.result).shape
         tensor: Tensor = op.attrs["tensor"]
         checked = op.attrs.get("checked") or (True,) * tensor.rank
-        terms = [self.pointer(tensor)]
-        tests: dict[bool, list[str]] = {True: [], False: []}  # of scalars, of tiles
+        terms: dict[bool, list[str]] = {True: [self.pointer(tensor)], False: []}  # of scalars, of tiles
+        tests: dict[bool, list[str]] = {True: [], False: []}
         for axis, value in enumerate(ir_starts(op)):
             index, stride, view = text(value), self.stride(tensor, axis), view_of(op, axis)
             known = constant(value)
@@ -220,12 +220,18 @@ class Memory:
                 index = Text(f"{self.tl}.full([], {index}, {self.tl}.int32)")
             if known != 0 and stride != 0:
                 wide = f"{index}.to({self.tl}.int64)"
-                terms.append(wide if stride == 1 else f"{wide} * {stride}")
+                terms[not index.shape].append(wide if stride == 1 else f"{wide} * {stride}")
             if view is not None:
-                terms += self.origin(tensor, [], {axis: text(view[0])}).terms
-            found = [f"({index} >= 0)", f"({index} < {self.length(op, axis, text)})"] if checked[axis] else []
-            tests[not index.shape] += found
-        return " + ".join(terms), self._all_of(tests[True], [*tests[False], *self.padding_mask(shape)], shape)
+                terms[True] += self.origin(tensor, [], {axis: text(view[0])}).terms
+            if checked[axis]:
+                tests[not index.shape] += self._gather_tests(index, value, self.length(op, axis, text))
+        return " + ".join([*terms[True], *terms[False]]), self._all_of(tests[True], [*tests[False], *self.padding_mask(shape)], shape)
+
+    def _gather_tests(self, index: Text, value: Value, length: Text) -> list[str]:
+        """Return the tests of positions that are not known to be inside."""
+        least, most = interval(value, self.loops)
+        inside = isinstance(length.constant, int) and most < length.constant
+        return ([] if least >= 0 else [f"({index} >= 0)"]) + ([] if inside else [f"({index} < {length})"])
 
     def _all_of(self, scalars: list[str], tiles: list[str], extents: tuple[int | None, ...]) -> str:
         """Join tests to a mask. A bool that is broadcast over a tile becomes an integer in Triton's interpreter, which

@@ -19,6 +19,7 @@ from .descriptors import Descriptors
 from .elementwise import Form
 from .functions import FUNCTIONS
 from .memory import Memory, spread
+from .load_levels import load_levels
 from .padding import holds_zero, identity, padded, padded_shape
 from .spread_loads import doublings
 from .text import TRITON, Dialect, Names, SourceLines, Text, literal, meet, shape_text
@@ -451,8 +452,11 @@ class TritonRenderer:
         return f"python_int({self.value(value)})"
 
     def _stages(self, loop: Op) -> str:
-        masked = loop.attrs.get("edge") and self.schedule.edge_stages
-        return f", num_stages={self.schedule.edge_stages}" if masked else ""
+        """Return the stages of a loop that has others than the kernel: Triton divides them among loads that place
+        others."""
+        masked, levels = loop.attrs.get("edge") and self.schedule.edge_stages, load_levels(loop)
+        stages = (self.schedule.edge_stages if masked else self.schedule.num_stages) - 1
+        return f", num_stages={stages * levels + 1}" if masked or levels > 1 else ""
 
     def branch(self, op: Op) -> None:
         names = [self.names.fresh(result.hint or "picked") for result in op.results]

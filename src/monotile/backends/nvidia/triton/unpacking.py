@@ -24,8 +24,7 @@ from .padding import padded
 LEAST_ROWS, LEAST_COLUMNS = 32, 64  # of a tile: what was run on an H200
 NIBBLE, BYTE = 4, 8
 BF16_CAPABLE, FP8_CAPABLE = 80, 89  # compute capabilities that convert or multiply these types
-# 0x43 above a byte below 128 is the bfloat16 128 + byte. A byte's upper nibble left in place counts 16 times.
-MAGIC, LOWER, UPPER = "0x43434343", 128.0, 16.0
+MAGIC, MAGIC_VALUE = "0x43434343", 128.0  # 0x43 above a byte below 128 is the bfloat16 128 + byte
 
 
 @dataclass(frozen=True)
@@ -165,17 +164,16 @@ def _even_steps(numbers: tuple[int, ...]) -> Assembly | None:
     """Numbers in even steps are one fma of the codes, where bfloat16 has its constants."""
     values = np.array(numbers, np.uint16).view(to_numpy(bfloat16)).astype(np.float64)
     first, step = values[0], values[1] - values[0]
-    constants = [step, step / UPPER, first - LOWER * step, first - LOWER / UPPER * step]
-    rounded = np.array(constants).astype(to_numpy(bfloat16))
+    constants = np.array([step, first - MAGIC_VALUE * step])
+    rounded = constants.astype(to_numpy(bfloat16))
     if not np.array_equal(values, first + step * np.arange(16)) or (rounded.astype(np.float64) != constants).any():
         return None
-    low, high, low_start, high_start = (int(x) for x in rounded.view(np.uint16))
-    lines = [
-        f"prmt.b32 t, $in, {MAGIC}, 0x4{n}4{n}; and.b32 t, t, 0x43f0430f; fma.rn.bf16x2 ${n}, t, s, o;"
-        for n in range(4)
-    ]
-    constants_text = f"mov.b32 s, {_pair(low, high)}; mov.b32 o, {_pair(low_start, high_start)};"
-    return Assembly(tuple(lines), f".reg .b32 t, s, o; {constants_text}", True, 4)
+    factor, start = (f"{int(x) << 16 | int(x):#010x}" for x in rounded.view(np.uint16))
+    lines = ["shr.u32 u, $in, 4;"]
+    for n in range(4):
+        lines += [f"prmt.b32 t, $in, u, 0x0{n + 4}0{n};", "lop3.b32 t, t, 0x000f000f, 0x43004300, 0xea;"]
+        lines += [f"fma.rn.bf16x2 ${n}, t, s, o;"]
+    return Assembly(tuple(lines), f".reg .b32 t, u, s, o; mov.b32 s, {factor}; mov.b32 o, {start};", True, 4)
 
 
 def _odd_table(numbers: tuple[int, ...]) -> Assembly | None:
@@ -211,10 +209,6 @@ def _table(numbers: tuple[int, ...]) -> Assembly:
 
 def _joined(n: int) -> list[str]:
     return [f"prmt.b32 ${n}, l, h, 0x5140;", f"prmt.b32 ${n + 1}, l, h, 0x7362;"]
-
-
-def _pair(low: int, high: int) -> str:
-    return f"{high << 16 | low:#010x}"
 
 
 def _bytes(numbers: tuple[int, ...]) -> tuple[list[str], list[str]]:

@@ -39,6 +39,7 @@ class AttentionProblem:
     values_in_keys: bool = False  # values are the first columns of the keys, and read with them
     value_size: int = 0  # Dv
     source: str = "dense"  # of the keys; "ragged": views of sequences; "paged": pages behind a table
+    quantized: bool = False  # keys or values are stored in fewer bits
 
     @property
     def group(self) -> int:
@@ -210,6 +211,10 @@ class Choices:
         """BS (parts of a row taken at once) and SPAN (columns of a row in one program) of a merge. Results depend on
         BS, which follows from the number of parts alone."""
         return Choice({"BS": 64, "SPAN": None})
+
+    def rotation(self, rows: int) -> Choice:
+        """BR (rows) and SPAN (columns) of a program that multiplies `rows` rows of each head by one matrix."""
+        return Choice({"BR": row_block(rows, (1, 16)), "SPAN": None})
 
     def mask_blocks(self, BQ: int, BK: int, device: str) -> Choice:
         """STRIP (rows read at a time) and SPAN (columns in one program) of the block map of a mask."""

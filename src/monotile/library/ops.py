@@ -36,6 +36,7 @@ from .mask_maps import MASK_BLOCKS, mask_blocks
 from .merging import MERGE, MERGE_LSE, Partials, add_merge, merge, merge_lse, new_partials
 from .paged import PAGED, attention_paged, paged_append
 from .quantized_inputs import codecs_of
+from .rotations import before_rotation, rotate_back
 from .splits import recommended_splits
 from .varlen import VARLEN, attention_varlen
 from .varlen_backward import VARLEN_BACKWARD, attention_varlen_backward
@@ -92,17 +93,19 @@ def _plan_attention(builder: CallBuilder, given: Any) -> Finish:
     codecs = codecs_of(given)
     inputs = read_inputs(builder, values_in_keys=given.values_in_keys, codecs=codecs, broadcasts=codecs == (None, None))
     threads = builder.threads_for(inputs.flops, inputs.bytes)
-    out = inputs.result(builder, inputs.out_shape, inputs.out_dtype)
+    out = inputs.result(builder, inputs.out_shape, inputs.dtype)
     lse = inputs.result(builder, inputs.out_shape[:3], float32) if given.return_lse else None
     if 0 not in inputs.out_shape:
         problem = inputs.problem(options)
         choice = builder.choices.attention(problem)
         state = new_partials(builder.temporary, inputs.out_shape, choice.splits) if choice.splits else None
-        _add_attention(builder, inputs, options, choice, state or (out, lse), threads)
+        found = before_rotation(builder, out, codecs[1])
+        _add_attention(builder, inputs, options, choice, state or (found, lse), threads)
         if state is not None:
             rows = math.prod(inputs.out_shape[:3])
             merging = builder.choices.merge(choice.splits, rows, builder.device, after_split=True)
-            add_merge(builder, state, inputs.sinks, out, lse, merging)
+            add_merge(builder, state, inputs.sinks, found, lse, merging)
+        rotate_back(builder, found, out, codecs[1])
     return tuple if given.return_lse else _first
 
 
@@ -172,7 +175,8 @@ def decode_partials(
 
 def _plan_partials(builder: CallBuilder, given: Any) -> Finish:
     options = read_options(given)
-    inputs = read_inputs(builder, codecs=codecs_of(given))
+    codecs = codecs_of(given)
+    inputs = read_inputs(builder, codecs=codecs)
     splits, keys = given.splits, inputs.k.shape[2]
     if splits is None:
         splits, keys_per_split = recommended_splits(keys, inputs.out_shape[2], "cpu"), KEYS_PER_SPLIT
@@ -183,7 +187,9 @@ def _plan_partials(builder: CallBuilder, given: Any) -> Finish:
         threads = builder.threads_for(inputs.flops, inputs.bytes)
         choice = builder.choices.attention(inputs.problem(options), keys_per_split)
         choice = choice.in_splits(splits, keys_per_split)
-        _add_attention(builder, inputs, options, choice, state, threads)
+        found = state._replace(o=before_rotation(builder, state.o, codecs[1]))
+        _add_attention(builder, inputs, options, choice, found, threads)
+        rotate_back(builder, found.o, state.o, codecs[1])
     return Partials._make
 
 

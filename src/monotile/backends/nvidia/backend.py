@@ -24,7 +24,9 @@ from .schedule import Schedule
 from .sides import split_sides
 
 LEAST_TRITON = (3, 2)
-OPTIONS = pipeline.PipelineOptions(peel_bounds=True, early=(spread_repeated,), last=(orient_dots, split_sides, split_columns))
+OPTIONS = pipeline.PipelineOptions(
+    peel_bounds=True, early=(spread_repeated,), last=(orient_dots, split_sides, split_columns)
+)
 
 
 class NvidiaBackend(Backend):

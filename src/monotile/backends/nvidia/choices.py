@@ -54,6 +54,9 @@ MIN_SPLIT = 128  # keys of a split: fewer do not outweigh its output
 LONG_SPLIT = 512  # keys of a split: with this many, two CTAs on a multiprocessor beat one with twice the keys
 TWO_FIT = 16384  # bytes of a tile of keys: up to here, two decode CTAs fit a multiprocessor
 TILE_BYTES = 32768  # of a decode tile of keys, which fits shared memory beside its values
+LEAST_ROWS = (
+    2  # of few: one row would be multiplied without matrix units, in 50 us where these take 36 (D 128, N 32768)
+)
 MAPPED_CTAS = 8  # CTAs to a multiprocessor of few rows with a block map: those whose keys are hidden end at once
 MAPPED_REGISTERS = 168  # of their threads: three fit a multiprocessor, where block cases would take registers for two
 MERGE_SPAN = 32  # columns of a row in one program of a merge: GPUs need many programs
@@ -139,7 +142,7 @@ class NvidiaChoices(Choices):
     def _split_few(self, problem: AttentionProblem, fixed: bool) -> AttentionChoice:
         length = split_length(problem, self.few_rows(problem, unsplit=True).blocks["BK"] or 0)
         found = self.few_rows(problem, unsplit=not fixed and length >= problem.visible_keys)
-        blocks = {"BR": row_block(problem.rows), "BK": found.blocks["BK"], "packed": True}
+        blocks = {"BR": max(LEAST_ROWS, row_block(problem.rows)), "BK": found.blocks["BK"], "packed": True}
         schedule, why = found.schedule, found.why
         if problem.has_block_map and schedule is not None:
             schedule = replace(schedule, waits_for_previous=True, max_registers=MAPPED_REGISTERS)
@@ -158,7 +161,13 @@ class NvidiaChoices(Choices):
         fitting = Choice({"BK": keys}, why=f"{keys} keys fit {TILE_BYTES >> 10} KiB; no schedule was measured")
         if target.architecture != MEASURED or dtype.bytes != 2:
             return fitting
-        return _up_to(size, decode_table(unsplit)) or fitting
+        if problem.source == "paged":
+            return _up_to(size, paged_table()) or fitting
+        return _up_to(size, decode_table(unsplit, quantized=problem.quantized)) or fitting
+
+    def page_block(self, page: int, block: int) -> int:
+        """Blocks as of dense keys: rows of several pages are copied to shared memory as those of one are."""
+        return block
 
     def balance(self, problem: AttentionProblem) -> tuple[int, int]:
         """Derived, not measured: four waves, so that the last one is short."""
@@ -199,6 +208,10 @@ class NvidiaChoices(Choices):
             return Choice(blocks)
         why = "it starts before the launch whose parts it reads has ended, and waits for it" if after_split else ""
         return Choice(blocks, Schedule(4 if few else 1, waits_for_previous=after_split), why)
+
+    def rotation(self, rows: int) -> Choice:
+        """Few columns to a program: GPUs need many programs."""
+        return Choice({**super().rotation(rows).blocks, "SPAN": MERGE_SPAN})
 
     def mask_blocks(self, BQ: int, BK: int, device: str) -> Choice:
         """Without a limit the edges, which seldom run, take all registers, and only two CTAs fit a multiprocessor. Few
@@ -336,11 +349,26 @@ def backward_table() -> tuple[tuple[int, BackwardChoice], ...]:
 
 
 @cache
-def decode_table(unsplit: bool) -> Table:
+def paged_table() -> Table:
+    """Two stages of large blocks: pages of 16, 64 and 256 positions are read at 0.92, 0.94 and 0.98 of the rate of
+    dense keys, where 64 keys in 3 stages have 0.77, 0.88 and 0.85."""
+    schedule = Schedule(4, 2, edge_stages=1, triggers_dependents=True)
+    why = "measured on an H200 at D 128"
+    return (
+        (128, Choice({"BK": 128}, schedule, why)),
+        (256, Choice({"BK": 64}, schedule, why)),
+        (512, Choice({"BK": 32}, schedule, why)),
+    )
+
+
+@cache
+def decode_table(unsplit: bool, quantized: bool = False) -> Table:
     """Edges that are not pipelined make the code shorter, which counts where CTAs are short. They also take less shared
     memory, so that three CTAs fit a multiprocessor; many long ones are better taken two by two."""
     why = "measured on an H200" + (", keys unsplit since there are many heads" if unsplit else "")
     schedule = Schedule(4, 3, edge_stages=0 if unsplit else 1, triggers_dependents=True)
+    if quantized:
+        return ((128, Choice({"BK": 128}, schedule, why)), (256, Choice({"BK": 64}, schedule, why)))
     return (
         (64, Choice({"BK": 128}, schedule, why)),
         (128, Choice({"BK": 64}, schedule, why)),

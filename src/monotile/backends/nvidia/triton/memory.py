@@ -225,7 +225,9 @@ class Memory:
                 terms[True] += self.origin(tensor, [], {axis: text(view[0])}).terms
             if checked[axis]:
                 tests[not index.shape] += self._gather_tests(index, value, self.length(op, axis, text))
-        return " + ".join([*terms[True], *terms[False]]), self._all_of(tests[True], [*tests[False], *self.padding_mask(shape)], shape)
+        return " + ".join([*terms[True], *terms[False]]), self._all_of(
+            tests[True], [*tests[False], *self.padding_mask(shape)], shape
+        )
 
     def _gather_tests(self, index: Text, value: Value, length: Text) -> list[str]:
         """Return the tests of positions that are not known to be inside."""

@@ -18,8 +18,8 @@ from .barriers import barriers
 from .descriptors import Descriptors
 from .elementwise import Form
 from .functions import FUNCTIONS
-from .memory import Memory, spread
 from .load_levels import load_levels
+from .memory import Memory, spread
 from .padding import holds_zero, identity, padded, padded_shape
 from .spread_loads import doublings
 from .text import TRITON, Dialect, Names, SourceLines, Text, literal, meet, shape_text

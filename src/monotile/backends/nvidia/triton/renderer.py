@@ -358,15 +358,15 @@ class TritonRenderer:
 
     def unpack(self, op: Op) -> None:
         """Write a tile of numbers as assembly on the bytes of its codes."""
-        load, assembly = self.unpackings.made[op]
+        load, assembly, pure = self.unpackings.made[op]
         codes = self.names.fresh(f"{load.attrs['tensor'].name}_tile")
         self.lines.add(f"{codes} = {self.load_text(load, *self._place(load, packed=True, in_bytes=True))}")
-        text = assembly.call(codes)
+        text = assembly.call(codes, pure=pure)
         if assembly.pairs:
             low, high = self.names.fresh("low"), self.names.fresh("high")
             self.lines.add(f"{low}, {high} = {HALVES.format(text)}")
             text = f"{self.tl}.reshape({self.tl}.join({low}, {high}), {shape_text(padded_shape(op.result.shape))})"
-            text = WHOLE.format(text)
+            text = WHOLE.format(text, pure)
         self.define(op.result, text, stem="numbers")
 
     def masked_load(self, op: Op, select: Op) -> None:

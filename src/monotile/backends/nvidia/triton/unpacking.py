@@ -4,9 +4,10 @@ A number that depends on nothing but the bits of a code in memory is made of the
 register, a few instructions for all of them, where Triton takes each element apart. Nibbles are looked up by `prmt`, or
 become the mantissa of a bfloat16 whose exponent is known, and one fma puts them in their place.
 
-The assembly is said to have effects, which it has not: so Triton leaves it in the layout in which the codes were
-loaded, in vectors, and brings the numbers to the dots by `ldmatrix`. Else it would bring the codes there, byte by byte
-where the dot contracts rows."""
+Where a dot contracts the columns, it reads neighbours together: Triton brings the codes to the layout of its operand,
+and the assembly runs there. Where it contracts the rows, codes would come there byte by byte: such assembly is said to
+have effects, which it has not, so that Triton leaves it in the layout in which the codes were loaded, in vectors, and
+brings the numbers to the dot by `ldmatrix`."""
 
 from __future__ import annotations
 
@@ -36,19 +37,19 @@ class Assembly:
     pairs: bool  # a byte is two numbers, in one register; else it is one
     results: int
 
-    def call(self, codes: str) -> str:
+    def call(self, codes: str, *, pure: bool) -> str:
         text = " ".join(self.lines).replace("$in", f"${self.results}")
         outputs = ",".join(["=r"] * self.results)
         kind = "tl.int32" if self.pairs else "tl.bfloat16"
         asm = f'"{{{{ {self.registers} {text} }}}}"'.replace("{{", "{").replace("}}", "}")
-        return f'tl.inline_asm_elementwise({asm}, "{outputs},r", [{codes}], dtype={kind}, is_pure=False, pack=4)'
+        return f'tl.inline_asm_elementwise({asm}, "{outputs},r", [{codes}], dtype={kind}, is_pure={pure}, pack=4)'
 
 
 HALVES = (
     'tl.inline_asm_elementwise("mov.b32 {{$0, $1}}, $2;", "=h,=h,r", [{0}], dtype=(tl.bfloat16, tl.bfloat16), '
     "is_pure=True, pack=1)"
 )
-WHOLE = 'tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [{0}], dtype=tl.bfloat16, is_pure=False, pack=2)'
+WHOLE = 'tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [{0}], dtype=tl.bfloat16, is_pure={1}, pack=2)'
 
 
 class Unpacking(NamedTuple):
@@ -56,6 +57,7 @@ class Unpacking(NamedTuple):
 
     load: Op
     assembly: Assembly
+    pure: bool = False  # Triton may move it
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def unpackings(kernel: Kernel, uses: Mapping[Value, list[Op]], threads: int, cap
         if op.kind == "cast" and op.result.dtype is bfloat16 and _is_large(op.result, threads):
             found = _unpacking(op, capability)
             if found is not None:
-                made[op] = found
+                made[op] = found._replace(pure=_contracts_columns(op.result, uses))
     return Unpackings(made, frozenset(_replaced(made, uses)))
 
 
@@ -84,6 +86,15 @@ def _is_large(value: Value, threads: int) -> bool:
     if len(shape) != 2 or any(padded(side) != side for side in shape):
         return False
     return shape[0] >= LEAST_ROWS and shape[1] >= LEAST_COLUMNS and shape[0] * shape[1] >= 2 * BYTE * threads
+
+
+def _contracts_columns(value: Value, uses: Mapping[Value, list[Op]]) -> bool:
+    """Return True if dots contract the columns of a tile, and nothing else reads it."""
+    turned = uses.get(value, [])
+    return all(
+        op.kind == "trans" and all(dot.kind == "dot" and dot.operands[1] is op.result for dot in uses[op.result])
+        for op in turned
+    )
 
 
 def _unpacking(cast: Op, capability: int) -> Unpacking | None:

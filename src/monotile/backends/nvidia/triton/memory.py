@@ -115,23 +115,23 @@ class Memory:
         self,
         tensor: Tensor,
         extents: tuple[int | None, ...],
-        repeated: tuple[Spread | None, ...] | None = None,
-        parts: int = 1,
+        sides: tuple[Spread | None, ...],
+        parts: int = 0,
     ) -> str:
-        """Return the offsets of a tile's elements from its first one; nothing for a single element. `repeated` are the
-        sides whose elements repeat those of memory. With `parts`, the offsets of the bytes that each has."""
+        """Return the offsets of a tile's elements from its first one; nothing for a single element. `sides` repeat
+        elements of memory; with `parts`, the offsets of those elements, or of that many bytes of each."""
         axes = [axis for axis, extent in enumerate(extents) if extent is not None]
         terms, spans = [], []
         for place, axis in enumerate(axes):
-            spread_side, stride = repeated[axis] if repeated else None, self.stride(tensor, axis)
-            side = padded(spread_side.extent if spread_side else extents[axis] or 1)
-            if stride == 1:
-                side *= parts
+            repeated, stride = sides[axis], self.stride(tensor, axis)
+            side = padded(repeated.extent if repeated and not parts else extents[axis] or 1)
+            if parts and stride == 1:
+                side = (extents[axis] or 1) * parts  # a power of two, which needs no padding
             elif parts > 1:
                 stride = stride * parts if isinstance(stride, int) else f"({stride} * {parts})"
-            iota = self.iota(side) if spread_side is None else self._repeated(spread_side)
+            iota = self._repeated(repeated) if repeated and not parts else self.iota(side)
             if isinstance(stride, str):
-                spans.append((self.word_at[tensor.index] + 1 + tensor.rank + axis, (side - 1) * parts))
+                spans.append((self.word_at[tensor.index] + 1 + tensor.rank + axis, (side - 1) * max(1, parts)))
                 far = self.wide
             else:
                 far = abs(stride) * (side - 1) >= INT32_SPAN // 2
@@ -158,13 +158,14 @@ class Memory:
     def mask(self, op: Op, starts: list[Text], text: Callable[[Value], Text], *, packed: bool = False) -> str:
         """Return the mask of a load or store: inside the tensor and not padding; empty where the whole tile is. The
         elements that a tile repeats are inside; `packed`: the mask of those in memory."""
-        sides = (None,) * len(op.attrs["extents"]) if packed or op.kind != "load" else spreads(op)
+        sides = spreads(op)
         extents = tuple(s.extent if s else e for s, e in zip(sides, op.attrs["extents"], strict=True))
         rank = sum(extent is not None for extent in extents)
         scalars, tiles, place = [], [], 0
         for axis, extent in enumerate(extents):
             if sides[axis] is not None:
-                tests = [f"{self.iota(padded(extent))} < {extent}"] if padded(extent) != extent else []
+                padding = not packed and padded(extent) != extent
+                tests = [f"{self.iota(padded(extent))} < {extent}"] if padding else []
             else:
                 tests = self._tests(op, axis, starts[axis], text)
             if extent is None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ....dtypes import bfloat16, bool_, float32
 from ....errors import DeviceLimit, InternalError
-from ....ir import ELEMENTWISE, Block, Kernel, Op, Value, constant, starts, uses, view_of, walk
+from ....ir import ELEMENTWISE, Block, Kernel, Op, Value, constant, spreads, starts, uses, view_of, walk
 from ....ir.affine import linear
 from ....ir.intervals import interval, nonnegative
 from ....ir.matchers import accumulation
@@ -393,9 +393,8 @@ class TritonRenderer:
         tensor, texts = op.attrs["tensor"], [self.value(v) for v in starts(op)]
         views = {axis: self.value(span[0]) for axis in range(tensor.rank) if (span := view_of(op, axis))}
         origin = self.memory.origin(tensor, texts, views)
-        parts = tensor.dtype.bytes if in_bytes else 1
-        sides = None if packed else op.attrs.get("spread")
-        offsets = self.memory.offsets(tensor, op.attrs["extents"], sides, parts)
+        parts = tensor.dtype.bytes if in_bytes else int(packed)
+        offsets = self.memory.offsets(tensor, op.attrs["extents"], spreads(op), parts)
         at = origin.pointer
         if origin.terms:
             at = self.names.fresh(f"{tensor.name}_at")

@@ -7,7 +7,8 @@ copy or store, as part of a tile of which layout. These are errors, because a GP
   alignment;
 - reading bytes that nothing wrote, or that were written as a tile of another layout (recycled memory);
 - reading a copied tile before its barrier was waited for, or what another consumer stored;
-- writing a tile that a dot may still read."""
+- writing a tile that a dot may still read, unless that changes nothing: consumers may each write the same to a tile
+  that was copied for all of them, and read it then."""
 
 from __future__ import annotations
 
@@ -43,6 +44,7 @@ class Written(NamedTuple):
     thread: int
     barrier: Any = None  # of a copy
     phase: int = 0  # that the copy completes
+    updated: frozenset[int] = frozenset()  # threads that wrote to a copied tile
 
 
 class Allocation:
@@ -72,7 +74,23 @@ class Allocation:
             kept[span] = note
             self.written = kept
 
-    def check(self, span: tuple[int, int], tile: tuple[int, int, int, int]) -> None:
+    def update(self, tile: SharedTile, value: Any) -> bool:
+        """Write to a tile that was copied; False for another one."""
+        with self.lock:
+            note = self.written.get(tile.span)
+            if note is None or note.barrier is None or note.tile != tile.shape:
+                return False
+            self.check(tile.span, tile.shape, updating=True)
+            new = value.to(tile.memory.dtype).contiguous()
+            if not torch.equal(new.view(torch.uint8), tile.memory.contiguous().view(torch.uint8)):
+                low, high = tile.span
+                if any(first < high and low < end for first, end, _ in self.readers):
+                    raise SharedMemoryError(f"bytes {tile.span} are changed while a dot may still read them")
+                tile.memory.copy_(new)
+            self.written[tile.span] = note._replace(updated=note.updated | {threading.get_ident()})
+            return True
+
+    def check(self, span: tuple[int, int], tile: tuple[int, int, int, int], *, updating: bool = False) -> None:
         """Check that a tile may be read by this thread."""
         with self.lock:
             note = self.written.get(span)
@@ -84,6 +102,8 @@ class Allocation:
                 raise SharedMemoryError(f"bytes {span} are read as a tile {tile}, but were written as {note.tile}")
             if note.barrier is not None and this_thread.seen.get(note.barrier, 0) <= note.phase:
                 raise SharedMemoryError(f"bytes {span} are read before the barrier of their copy was waited for")
+            if note.updated and threading.get_ident() not in note.updated and not updating:
+                raise SharedMemoryError(f"bytes {span} are read by a consumer that did not write to them as others did")
             if note.barrier is None and note.thread != threading.get_ident():
                 raise SharedMemoryError(f"bytes {span} are read by another consumer than the one that stored them")
 
@@ -139,10 +159,12 @@ class SharedTile:
         self.memory.copy_(value)
 
     def load(self, layout: Any) -> Any:
-        return self.read().clone()
+        self.allocation.check(self.span, self.shape, updating=True)
+        return self.memory.clone()
 
     def store(self, value: Any) -> None:
-        self.write(value)
+        if not self.allocation.update(self, value):
+            self.write(value)
 
     def begin_reading(self, dot: Any) -> None:
         with self.allocation.lock:

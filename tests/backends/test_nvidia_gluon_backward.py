@@ -16,6 +16,7 @@ from monotile.backends.nvidia.program import NvidiaProgram
 from monotile.backends.nvidia.schedule import Schedule
 from monotile.kernels.backward import backward_keys, backward_queries
 from monotile.kernels.scores import Options
+from monotile.kernels.visibility import FULL, HIDDEN, PARTIAL
 
 needs_gluon = pytest.mark.skipif(not support.version_supported(), reason="the Gluon text is for another Triton")
 NAN = float("nan")
@@ -39,10 +40,11 @@ def gradients(
     for x in (q, do):
         x[:, :, ~seen(rows, keys, **options).any(1)] = unseen
 
-    given = {"do": do, "q": q, "k": k, "v": v, "mask": None, "block_map": None, "lse": lse, "delta": delta}
+    block_map = map_of(rows, keys, blocks, heads[0], **options) if "mask_mod" in options else None
+    given = {"do": do, "q": q, "k": k, "v": v, "mask": None, "block_map": block_map, "lse": lse, "delta": delta}
     names = ("dq",) if owns == "queries" else ("dk", "dv")
     results = {name: torch.full_like(of, NAN) for name, of in zip(("dq", "dk", "dv"), (q, k, v), strict=True)}
-    tensors = given | {"q_offsets": None, "k_offsets": None} | {name: results[name] for name in names}
+    tensors = given | {"q_offsets": None, "k_offsets": None, "spans": None} | {name: results[name] for name in names}
     if owns == "keys":
         tensors |= {"dq": None, "workspace": None}
     kernel = backward_queries if owns == "queries" else backward_keys
@@ -55,10 +57,29 @@ def gradients(
     return max(float((tensors[name].double() - exact[name].nan_to_num(0)).abs().max()) for name in names)
 
 
-def seen(rows: int, keys: int, causal: str | None = None, left: int | None = None) -> Any:
+def map_of(rows: int, keys: int, blocks: tuple[int, int], heads: int, mask_mod: Any, **options: Any) -> Any:
+    """Return the block map of a mask_mod."""
+    counts = [-(-n // size) for n, size in zip((rows, keys), blocks, strict=True)]
+    found = torch.full((1, heads, *counts), FULL, dtype=torch.uint8)
+    for n in range(counts[0]):
+        for m in range(counts[1]):
+            i = torch.arange(n * blocks[0], min(rows, (n + 1) * blocks[0]))[:, None]
+            j = torch.arange(m * blocks[1], min(keys, (m + 1) * blocks[1]))[None, :]
+            visible = mask_mod(0, 0, i, j)
+            if not visible.all():
+                found[..., n, m] = PARTIAL if visible.any() else HIDDEN
+    return found
+
+
+def documents(b: Any, h: Any, i: Any, j: Any) -> Any:
+    return i // 90 == j // 90
+
+
+def seen(rows: int, keys: int, causal: str | None = None, left: int | None = None, mask_mod: Any = None) -> Any:
     i, j = torch.arange(rows)[:, None] + keys - rows, torch.arange(keys)[None, :]
     found = torch.ones(rows, keys, dtype=torch.bool)
     found &= (j <= i) if causal else found
+    found &= mask_mod(0, 0, torch.arange(rows)[:, None], j) if mask_mod is not None else found
     return found & (j >= i - left) if left is not None else found
 
 
@@ -79,6 +100,18 @@ CASES: dict[str, tuple[Schedule, dict[str, Any]]] = {
     "keys of other sizes": (Schedule(4, 2, consumers=2), {"D": 96, "Dv": 32}),
     "keys, more rows at a time": (Schedule(4, 2, consumers=2), {"blocks": (128, 64), "causal": "lower_right"}),
     "keys, warps that share rows": (Schedule(8, 1, consumers=1), {"D": 256, "Dv": 256, "causal": "lower_right"}),
+    "keys of a group, documents": (
+        Schedule(4, 2, consumers=2),
+        {"heads": (4, 2), "rows": 300, "keys": 300, "mask_mod": documents},
+    ),
+    "keys, documents, causal, three slots": (
+        Schedule(4, 3, consumers=2),
+        {"rows": 300, "keys": 270, "mask_mod": documents, "causal": "lower_right"},
+    ),
+    "queries, documents": (
+        Schedule(4, 2, consumers=3),
+        {"owns": "queries", "rows": 300, "keys": 300, "mask_mod": documents, "causal": "lower_right"},
+    ),
     "one key": (Schedule(4, 2, consumers=2), {"rows": 3, "keys": 1}),
     "queries": (Schedule(4, 2, consumers=2), {"owns": "queries"}),
     "queries, causal, overlapped": (

@@ -164,7 +164,7 @@ def backward_cases(backend: str) -> Iterator[Case]:
             sizes = {"BR": blocks.row_block, "BK": blocks.key_block} if backend != "cpu" else {"BR": 64, "BK": 64}
             block_map = tensor(uint8, B, HQ, -(-NQ // sizes["BR"]), -(-NK // sizes["BK"]))
             masks = (tensor(mask_dtype(mask), B, HQ, NQ, NK), block_map) if mask else (None, None)
-            scores, consts = (do, q, k, v, *masks, rows, rows, None, None), {"options": options, **sizes}
+            scores, consts = (do, q, k, v, *masks, rows, rows, None, None, None), {"options": options, **sizes}
             if kind == "queries":
                 kernel = backward_queries.ir(*scores, q, 0.1, **consts)
             elif kind == "keys":

@@ -131,7 +131,7 @@ class Float64:
         delta = np.full(lse.shape, np.nan)
         found = {f"d{n}": np.full(x.shape, np.nan) for n, x in self.inputs.items()}
         consts: dict[str, Any] = {"options": self.options, "BR": 4, "BK": 8}
-        scores, scale = [self.do, q, k, v, mask, None, lse, delta, None, None], [self.scale]
+        scores, scale = [self.do, q, k, v, mask, None, lse, delta, None, None, None], [self.scale]
         self.run(row_deltas, [self.do, o, self.dlse, delta], [], BR=4)
         self.run(backward_queries, [*scores, found["dq"]], scale, **consts)
         self.run(backward_keys, [*scores, found["dk"], found["dv"], None, None], scale, **consts)

@@ -16,7 +16,7 @@ from . import codecs, programs, scores, sequences, softmax
 from .visibility import FULL, by_block_case, by_position, is_additive, place_of, visible, visible_keys
 
 NOT_QUANTIZED = (None,) * 6  # the fields of quantised keys and values, in a call with plain ones
-DENSE = (None,) * 10 + NOT_QUANTIZED  # and the tensors of ragged and paged keys, in a call with dense ones
+DENSE = (None,) * 11 + NOT_QUANTIZED  # and the tensors of ragged and paged keys, in a call with dense ones
 
 
 @kernel
@@ -24,24 +24,24 @@ def attention(
     q: Tensor["B H R D"], k: Tensor["B Hkv Nk D"], v: Tensor["B Hkv Nk Dv"], mask: Tensor["B Hq Nq Nk"],
     block_map: Tensor["B H MR MK"], sinks: Tensor["Hq"], o: Tensor["B H R Dv"], lse: Tensor["B H R"],
     split_o: Tensor["B H R S Dv"], split_m: Tensor["B H R S"], split_l: Tensor["B H R S"],
-    q_offsets: Tensor["E"], k_offsets: Tensor["E"],
+    q_offsets: Tensor["E"], k_offsets: Tensor["E"], spans: Tensor["SF U"],
     k_pages: Tensor["P Hkv T D"], v_pages: Tensor["P Hkv T Dv"], page_table: Tensor["B M"], lengths: Tensor["B"],
     plan: Tensor["F SE"], slot_o: Tensor["SG SR W Dv"], slot_m: Tensor["SG SR W"], slot_l: Tensor["SG SR W"],
     k_codes: Tensor["B Hkv Nk KW"], k_scales: Tensor["B Hkv Nk KG"], k_zeros: Tensor["B Hkv Nk KG"],
     v_codes: Tensor["B Hkv Nk VW"], v_scales: Tensor["B Hkv Nk VG"], v_zeros: Tensor["B Hkv Nk VG"],
     scale: float, queries: int, first_block: int, blocks_per_split: int,
     *, options: Const, D: Const, Dv: Const, BR: Const, BK: Const, packed: Const = False, covered: Const = False,
-    T: Const = 0, k_codec: Const = None, v_codec: Const = None,
+    T: Const = 0, together: Const = 1, k_codec: Const = None, v_codec: Const = None,
     KW: Const = None, VW: Const = None, KG: Const = None, VG: Const = None,
 ):  # fmt: skip
     """Each program owns BR rows of one of H groups; packed, a group has `queries` rows of each query head. With
     `split_o` the keys are split: the program owns `blocks_per_split` blocks of BK keys, counted from `first_block`, and
     writes the softmax state of its split; with `plan` it owns a slot of balanced splits, and writes its state there.
     Else it owns all keys and writes the output. `v` left out: values are the first Dv columns of the keys. `covered`:
-    the block map tells COVERED blocks from PARTIAL ones. With `q_offsets` the one batch holds sequences one after the
-    other. With `page_table`, keys and values are in pages of T positions. With a codec they are quantised."""
+    the block map tells COVERED blocks from PARTIAL ones. With `q_offsets` the one batch holds sequences in a row, and
+    `together` programs share one of their `spans`. With `page_table`, keys are in pages of T positions."""
     k, v = k if k_codec is None else k_codes, v if v_codec is None else v_codes
-    keys = programs.KeyTensors(k, v, k_pages, v_pages, page_table, lengths, k_offsets, T)
+    keys = programs.KeyTensors(k, v, k_pages, v_pages, page_table, lengths, k_offsets, T, spans, together)
     q, o, lse, source, own, s, low, high = sequences.part_of_program(
         q, keys, o, lse, split_o, slot_o, plan, q_offsets, queries, first_block, blocks_per_split, BR, BK, packed
     )

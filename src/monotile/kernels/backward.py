@@ -73,6 +73,13 @@ def sees_some_key(options: Any, i: Any, Nq: Any, Nk: Any) -> Any:
     return sees
 
 
+def counts(options, at, as_it_is):
+    """True for pairs of a row and a key that are there and visible by position. That the row then sees some key is part
+    of it where this is a question: what `blocks` is told of a whole block, it takes as known in it."""
+    found = by_position(options, at) & at.inside
+    return found if as_it_is else found & sees_some_key(options, at.i, at.Nq, at.Nk)
+
+
 @kernel
 def row_deltas(
     do: Tensor["B H Nq Dv"], o: Tensor["B H Nq Dv"], dlse: Tensor["B H Nq"], delta: Tensor["B H Nq"],
@@ -117,21 +124,21 @@ class KeyPart(NamedTuple):
     sum_dq: Any
 
 
-def part_of_program(rows, k, v, dk, dv, dq, sum_dq, q_offsets, k_offsets, BK):
+def part_of_program(rows, k, v, dk, dv, dq, sum_dq, q_offsets, k_offsets, spans, BK, together):
     """Keys of a batch, or of a sequence between others. The first come first: under causality most rows see them."""
     if k_offsets is None:
         b, g, n = program_id(k.shape[0], k.shape[1], cdiv(k.shape[2], BK) if dq is None else 1)
         return KeyPart(b, b, g, n, rows.q.shape[2], rows, k, v, dk, dv, dq, sum_dq)
-    block = sequences.ragged_block(k, k_offsets, BK, whole=dq is not None)
-    start, end = key_sources.sequence_ends(q_offsets, block.sequence, rows.q)
-    rows = rows_between(rows, start, end)
+    block = sequences.ragged_block(k, k_offsets, rows.q, q_offsets, BK, spans, together, whole=dq is not None)
+    of = block.sequence
+    rows = rows_between(rows, of.other_start, of.other_end)
     if dq is not None:
-        dq, sum_dq = dq[:, :, start:end], sum_dq[:, :, start:end]
-    start, end = block.start, block.end
-    k, v = k[:, :, start:end], v[:, :, start:end]
-    dk, dv = keys_between(dk, start, end), keys_between(dv, start, end)
-    rows_end = where(block.used, rows.q.shape[2], 0)
-    return KeyPart(0, block.sequence, block.head, block.index, rows_end, rows, k, v, dk, dv, dq, sum_dq)
+        dq, sum_dq = dq[:, :, of.other_start : of.other_end], sum_dq[:, :, of.other_start : of.other_end]
+    k, v = k[:, :, of.start : of.end], v[:, :, of.start : of.end]
+    dk, dv = keys_between(dk, of.start, of.end), keys_between(dv, of.start, of.end)
+    index = block.span * together + block.place
+    rows_end = where(block.used & (index * BK < k.shape[2]), rows.q.shape[2], 0)
+    return KeyPart(0, of.number, block.head, index, rows_end, rows, k, v, dk, dv, dq, sum_dq)
 
 
 def score_gradients(rule, terms, K, V, at, mask, seen):
@@ -147,16 +154,16 @@ def score_gradients(rule, terms, K, V, at, mask, seen):
 def backward_queries(
     do: Tensor["B H Nq Dv"], q: Tensor["B H Nq D"], k: Tensor["B Hkv Nk D"], v: Tensor["B Hkv Nk Dv"],
     mask: Tensor["B H Nq Nk"], block_map: Tensor["B H MR MK"], lse: Tensor["B H Nq"], delta: Tensor["B H Nq"],
-    q_offsets: Tensor["E"], k_offsets: Tensor["E"], dq: Tensor["B H Nq D"], scale: float,
-    *, options: Const, D: Const, Dv: Const, BR: Const, BK: Const, covered: Const = False,
+    q_offsets: Tensor["E"], k_offsets: Tensor["E"], spans: Tensor["SF U"], dq: Tensor["B H Nq D"], scale: float,
+    *, options: Const, D: Const, Dv: Const, BR: Const, BK: Const, covered: Const = False, together: Const = 1,
 ):  # fmt: skip
     """Each program owns BR rows of a query head and sums over its keys. With `q_offsets` the one batch holds sequences
-    one after the other, and the rows are those of one of them."""
+    one after the other, and the rows are those of one of them: `together` programs own those of one of its `spans`."""
     of_rows = RowSources(do, q, lse, delta)
     if q_offsets is not None:
-        own, start, end, sees = sequences.ragged_rows(q, q_offsets, BR)
-        of_rows, dq = rows_between(of_rows, start, end), dq[:, :, start:end]
-        source = key_sources.ragged(k, v, k_offsets, own.b)
+        own, of, sees = sequences.ragged_rows(q, q_offsets, k, k_offsets, BR, spans, together)
+        of_rows, dq = rows_between(of_rows, of.start, of.end), dq[:, :, of.start : of.end]
+        source = key_sources.ragged(k, v, of.other_start, of.other_end)
         b, k, v, Nk = source.b, source.k, source.v, source.count
         high = where(sees, Nk, 0)
     else:
@@ -189,16 +196,17 @@ def backward_queries(
 def backward_keys(
     do: Tensor["B H Nq Dv"], q: Tensor["B H Nq D"], k: Tensor["B Hkv Nk D"], v: Tensor["B Hkv Nk Dv"],
     mask: Tensor["B H Nq Nk"], block_map: Tensor["B H MR MK"], lse: Tensor["B H Nq"], delta: Tensor["B H Nq"],
-    q_offsets: Tensor["E"], k_offsets: Tensor["E"],
+    q_offsets: Tensor["E"], k_offsets: Tensor["E"], spans: Tensor["SF U"],
     dk: Tensor["B Hkv Nk D"], dv: Tensor["B Hkv Nk Dv"], dq: Tensor["B H Nq D"], workspace: Tensor["B H Nq D"],
     scale: float,
-    *, options: Const, D: Const, Dv: Const, BR: Const, BK: Const, covered: Const = False, all_sighted: Const = False,
+    *, options: Const, D: Const, Dv: Const, BR: Const, BK: Const, covered: Const = False, together: Const = 1,
+    all_sighted: Const = False,
 ):  # fmt: skip
     """Each program owns BK keys of a KV head and sums over the rows of the query heads that read them: dk, dv or both.
     With `dq` it owns all keys of the KV head and adds up dq too, block after block, in float32: in `workspace`, or in
     dq itself. With `k_offsets` the one batch holds sequences in a row. `all_sighted`: every row sees some key."""
     sum_dq, rows = workspace if workspace is not None else dq, RowSources(do, q, lse, delta)
-    part = part_of_program(rows, k, v, dk, dv, dq, sum_dq, q_offsets, k_offsets, BK)
+    part = part_of_program(rows, k, v, dk, dv, dq, sum_dq, q_offsets, k_offsets, spans, BK, together)
     b, sequence, g, n, rows_end, of_rows, k, v, dk, dv, dq, sum_dq = part
     Nq, Nk, group = of_rows.q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
     rule, hides = scores.Rule(options, scale, is_additive(mask)), mask is not None or options.mask_mod is not None
@@ -228,7 +236,7 @@ def backward_keys(
                     sum_dq[b, h, rows] += dot(dX.astype(K.dtype), where(keys[:, None], K, 0.0))
                 return sums
 
-            for i in blocks(rows_end, BR, lambda rows: by_position(options, at(rows)) & at(rows).inside):
+            for i in blocks(rows_end, BR, lambda rows: counts(options, at(rows), hides or all_sighted)):
                 case = block_map[b, h, i // BR, n] if block_map is not None else None
                 sums = by_block_case(step, sums, i + arange(BR), case, hides, covered)
             return sums

@@ -3,7 +3,7 @@ nothing else of it; which source it is, is known at compile time."""
 
 from typing import Any, NamedTuple
 
-from monotile.language import arange, maximum, minimum, where
+from monotile.language import arange, maximum, minimum
 
 
 class Source(NamedTuple):
@@ -37,17 +37,10 @@ def of_batch(source, b):
     return source._replace(b=b, count=minimum(maximum(source.lengths[b], 0), most))
 
 
-def ragged(k, v, offsets, s):
-    """Sequence s of those that lie one after the other in batch 0."""
-    start, end = sequence_ends(offsets, s, k)
+def ragged(k, v, start, end):
+    """A sequence of those that lie one after the other in batch 0."""
     keys = k[:, :, start:end]
     return Source(keys, v[:, :, start:end] if v is not None else keys, keys.shape[2], 0)
-
-
-def sequence_ends(offsets, s, x):
-    """Where sequence s of x (1, heads, positions, ...) begins and ends; what is behind the last counts as one more."""
-    last = offsets.shape[0] - 1
-    return offsets[s], where(s < last, offsets[minimum(s + 1, last)], x.shape[2])
 
 
 def keys_at(source, head, first, positions):

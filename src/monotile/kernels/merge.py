@@ -2,7 +2,7 @@
 
 from monotile.language import Const, Tensor, arange, cdiv, float32, inf, int32, kernel, maximum, program_id, where
 
-from . import key_sources, softmax
+from . import softmax, spans
 from .balance import FIRST_SLOT, SEQUENCES, SPLITS
 
 
@@ -48,7 +48,7 @@ def merge_slots(
     s, position, Nq = b, i, N
     if q_offsets is not None:
         s = last_at_most(q_offsets, i)
-        start, end = key_sources.sequence_ends(q_offsets, s, out)
+        start, end = spans.sequence_ends(q_offsets, s, out)
         position, Nq = i - start.astype(int32), out[:, :, start:end].shape[2]
     heads = H // o.shape[0]
     row = h % heads * Nq + position if packed else position

@@ -47,6 +47,8 @@ class KeyTensors(NamedTuple):
     lengths: Any
     k_offsets: Any
     page: Any  # positions of a page
+    spans: Any  # of ragged sequences (spans.py), and the programs that share one
+    together: Any
 
 
 class Part(NamedTuple):

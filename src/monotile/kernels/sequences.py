@@ -6,14 +6,13 @@ own."""
 
 from typing import Any, NamedTuple
 
-from monotile.language import arange, cdiv, int32, maximum, minimum, program_id, where
+from monotile.language import cdiv, int32, maximum, minimum, program_id, where
 
 from . import key_sources, programs
 from .balance import FIRST_BLOCK, FIRST_SLOT, PER_SPLIT, SPLITS, slot_sequence
 from .programs import Part
 from .row_groups import row_block
-
-OFFSETS_AT_ONCE = 128
+from .spans import count_of_spans, numbered, sequence_at, sequence_ends
 
 
 def part_of_program(
@@ -35,9 +34,9 @@ def planned(q, keys, q_offsets, slot_o, plan, queries, BR, BK, packed):
     splits, place = maximum(plan[SPLITS, s], 1), slot - plan[FIRST_SLOT, s]
     low, per_split = plan[FIRST_BLOCK, s] * BK, plan[PER_SPLIT, s] * BK
     if q_offsets is not None:
-        start, end = key_sources.sequence_ends(q_offsets, s, q)
+        (start, end), of_keys = sequence_ends(q_offsets, s, q), sequence_ends(keys.k_offsets, s, keys.k)
         heads = q.shape[1] // slot_o.shape[0]
-        q, source = q[:, :, start:end], key_sources.ragged(keys.k, keys.v, keys.k_offsets, s)
+        q, source = q[:, :, start:end], key_sources.ragged(keys.k, keys.v, *of_keys)
         queries, count = q.shape[2], q.shape[2] * heads
         last = where(s < plan.shape[1] - 1, source.count, 0)  # rows behind the last sequence see nothing
     else:
@@ -51,58 +50,49 @@ def planned(q, keys, q_offsets, slot_o, plan, queries, BR, BK, packed):
 
 def ragged(q, keys, o, lse, q_offsets, BR):
     """A block of rows of the sequence that owns it, with all keys."""
-    own, start, end, sees = ragged_rows(q, q_offsets, BR)
-    sums = lse[:, :, start:end] if lse is not None else None
-    source = key_sources.ragged(keys.k, keys.v, keys.k_offsets, own.b)
+    own, of, sees = ragged_rows(q, q_offsets, keys.k, keys.k_offsets, BR, keys.spans, keys.together)
+    sums = lse[:, :, of.start : of.end] if lse is not None else None
+    source = key_sources.ragged(keys.k, keys.v, of.other_start, of.other_end)
     high = where(sees, source.count, 0)
-    return Part(q[:, :, start:end], o[:, :, start:end], sums, source, own, None, 0, high)
+    return Part(q[:, :, of.start : of.end], o[:, :, of.start : of.end], sums, source, own, None, 0, high)
 
 
-def ragged_rows(q, offsets, BR):
-    """This program's rows, the last of a sequence first, the positions between which the sequence lies, and whether
-    the rows see anything. Rows of a block that its sequence does not have lie past the sequence."""
-    block = ragged_block(q, offsets, BR)
-    index = where(block.index < block.count, block.count - 1 - block.index, block.count)
-    Nq = q[:, :, block.start : block.end].shape[2]
-    own = row_block(block.sequence, block.head, index, Nq, Nq, BR, False)
-    return own, block.start, block.end, block.used
+def ragged_rows(q, offsets, k, k_offsets, BR, spans, together):
+    """This program's rows, the last of a sequence first, the sequence, and whether the rows see anything. Rows of a
+    block that its sequence does not have lie past the sequence."""
+    block = ragged_block(q, offsets, k, k_offsets, BR, spans, together)
+    of = block.sequence
+    span = where(block.span < block.count, block.count - 1 - block.span, block.count)
+    Nq = q[:, :, of.start : of.end].shape[2]
+    own = row_block(of.number, block.head, span * together + block.place, Nq, Nq, BR, False)
+    return own, of, block.used & (own.index * BR < Nq)
 
 
 class RaggedBlock(NamedTuple):
     """A program's block of positions of a sequence."""
 
     head: Any
-    sequence: Any
-    index: Any  # of the block in its sequence; `count` for a block that the sequence does not have
-    count: Any  # blocks of the sequence
-    start: Any  # of the sequence, in the whole batch
-    end: Any
-    used: Any  # False for a block that the sequence does not have, and for those behind the last sequence
+    sequence: Any  # Sequence
+    span: Any  # of its sequence, in which the block lies; `count` for one that the sequence does not have
+    place: Any  # of the block in the span
+    count: Any  # spans of the sequence
+    used: Any  # False for a block of a span that the sequence does not have, and for those behind the last sequence
 
 
-def ragged_block(x, offsets, size, whole=False):
-    """The block of `size` positions of x (1, heads, positions, ...) that a program owns; or the first block of a
-    sequence, of which it owns the `whole`. Sequence s owns blocks from offsets[s] // size + s on: as many as its
-    positions need or one more, so that the number of all blocks follows from the number of positions. Positions behind
-    the last sequence count as one more sequence, of which nothing is seen."""
+def ragged_block(x, offsets, other, other_offsets, size, spans=None, together=1, whole=False):
+    """The block of `size` positions of x (1, heads, positions, ...) that a program owns: one of the `together` blocks
+    of a span (spans.py). Or the first block of a sequence, of which it owns the `whole`."""
+    length = size * together
     if whole:
         s, h = program_id(offsets.shape[0], x.shape[1])
-        slot = offsets[s].astype(int32) // size + s
+        of, place = numbered(s, x, offsets, other, other_offsets), 0
+        span = of.start.astype(int32) // length + s
     else:
-        h, slot = program_id(x.shape[1], x.shape[2] // size + offsets.shape[0])
-        s = sequence_of(slot, offsets, size)
-    start, end = key_sources.sequence_ends(offsets, s, x)
-    index, count = slot - (start.astype(int32) // size + s), cdiv(x[:, :, start:end].shape[2], size)
+        h, n = program_id(x.shape[1], count_of_spans(x.shape[2], offsets.shape[0] - 1, length) * together)
+        span, place = n // together, n % together
+        of = sequence_at(span, spans, x, offsets, other, other_offsets, length)
+    index = span - (of.start.astype(int32) // length + of.number)
+    count = cdiv(x[:, :, of.start : of.end].shape[2], length)
     there = (index >= 0) & (index < count)
-    used = there & (s < offsets.shape[0] - 1)
-    return RaggedBlock(h, s, where(there, index, count), count, start, end, used)
-
-
-def sequence_of(slot, offsets, size):
-    """The last sequence whose blocks begin at `slot` or before it."""
-    begun = 0
-    for j in range(0, offsets.shape[0], OFFSETS_AT_ONCE):
-        places = j + arange(OFFSETS_AT_ONCE)
-        first = offsets[places].astype(int32) // size + places
-        begun = begun + where((places < offsets.shape[0]) & (first <= slot), 1, 0).sum()
-    return maximum(begun - 1, 0)
+    used = there & (of.number < offsets.shape[0] - 1)
+    return RaggedBlock(h, of, where(there, index, count), place, count, used)

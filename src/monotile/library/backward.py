@@ -23,6 +23,7 @@ from .inputs import (
     unit_last,
 )
 from .launches import SCALE
+from .ragged_spans import add_spans
 
 Array = Any
 Window = tuple[int | None, int | None] | None
@@ -155,7 +156,7 @@ class BackwardCall:
 
     def add_queries(self, dq: ArrayRef, blocks: BackwardBlocks) -> None:
         block_map, covered = self._block_map(blocks)
-        args = *self._scores(block_map), dq, SCALE
+        args = *self._scores(block_map), self._spans(blocks, "BR"), dq, SCALE
         consts = {"options": self.options, "covered": covered}
         self.builder.launch(backward_queries, *args, choice=blocks, threads=self.threads, **consts)
 
@@ -167,7 +168,7 @@ class BackwardCall:
         workspace = self.builder.temporary(self.inputs.q.shape, float32) if summed_apart else None
         consts = {"options": self.options, "covered": covered, "all_sighted": self._all_sighted()}
         for part in ((dk, None), (None, dv)) if choice.apart else ((dk, dv),):
-            args = *self._scores(block_map), *part, dq, workspace, SCALE
+            args = *self._scores(block_map), self._spans(blocks, "BK"), *part, dq, workspace, SCALE
             self.builder.launch(backward_keys, *args, choice=blocks, threads=self.threads, **consts)
 
     def _all_sighted(self) -> bool:
@@ -200,6 +201,16 @@ class BackwardCall:
         """The arrays that a tile of scores and its gradient are computed from."""
         inputs, rows = self.inputs, self.rows
         return rows.do, inputs.q, inputs.k, inputs.v, self.mask, block_map, rows.lse, self.delta, *self.offsets
+
+    def _spans(self, blocks: BackwardBlocks, side: str) -> ArrayRef | None:
+        """The table of spans of queries (`side` "BR") or keys ("BK") of ragged sequences, where there is to be one."""
+        of_queries, of_keys = self.offsets
+        if of_queries is None or of_keys is None:
+            return None
+        queries, keys = self.inputs.q.shape[2], self.inputs.k.shape[2]
+        if side == "BR":
+            return add_spans(self.builder, blocks, side, (queries, keys), (of_queries, of_keys))
+        return add_spans(self.builder, blocks, side, (keys, queries), (of_keys, of_queries))
 
     def _block_map(self, blocks: BackwardBlocks) -> tuple[ArrayRef | None, bool]:
         """The block map for these blocks, which kernels with the same blocks share."""

@@ -129,7 +129,7 @@ def _add_attention(
     mask = inputs.broadcast_mask()
     keys, values, *fields = inputs.stored.arguments(inputs.k, inputs.v if not inputs.values_in_keys else None)
     sinks = None if split else inputs.sinks
-    args = grouped(inputs.q), keys, values, mask, block_map, sinks, *outputs, *state, *DENSE[:10], *fields
+    args = grouped(inputs.q), keys, values, mask, block_map, sinks, *outputs, *state, *DENSE[:11], *fields
     scalars = SCALE, Nq, choice.first_block, choice.blocks_per_split
     consts = {"options": options, "covered": covered, **inputs.stored.constants}
     builder.launch(attention_kernel, *args, *scalars, choice=choice, threads=threads, **consts)

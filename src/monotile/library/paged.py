@@ -126,7 +126,7 @@ def _add(
     else:
         outputs = inputs.sinks, *map(grouped, target)
     keys, values, *fields = inputs.stored.arguments(inputs.k, None if inputs.values_in_keys else inputs.v)
-    args = grouped(inputs.q), None, None, None, None, *outputs, *(None,) * 5, keys, values, *places, *slots, *fields
+    args = grouped(inputs.q), None, None, None, None, *outputs, *(None,) * 6, keys, values, *places, *slots, *fields
     page = {} if inputs.stored.is_plain else {"T": inputs.k.shape[2], **inputs.stored.constants}
     builder.launch(attention_kernel, *args, SCALE, Nq, 0, 0, choice=choice, **page, **launch)
 

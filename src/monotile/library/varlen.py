@@ -31,6 +31,7 @@ from .inputs import (
     unit_last,
 )
 from .launches import SCALE
+from .ragged_spans import add_spans
 
 Array = Any
 NOT_PAGED = (None,) * 4
@@ -77,9 +78,10 @@ def _plan(builder: CallBuilder, given: AttentionOptions) -> Finish:
         else:
             choice = builder.choices.attention(replace(problem, kv_heads=Hq)).unpacked()
         outputs = (inputs.sinks, *target) if balanced is None else (None, None, None)
-        args: tuple[Any, ...] = inputs.q, inputs.k, values, None, None, *outputs, None, None, None, *offsets, *NOT_PAGED
+        spans = None if balanced is not None else add_spans(builder, choice, "BR", (Tq, inputs.k.shape[2]), offsets)
+        args: tuple[Any, ...] = inputs.q, inputs.k, values, None, None, *outputs, None, None, None, *offsets, spans
         slots = balanced.arguments if balanced is not None else NOT_BALANCED
-        args = *args, *slots, *NOT_QUANTIZED, SCALE, Tq, 0, 0
+        args = *args, *NOT_PAGED, *slots, *NOT_QUANTIZED, SCALE, Tq, 0, 0
         builder.launch(attention_kernel, *args, choice=choice, threads=threads, options=options)
         if balanced is not None:
             add_merge_slots(builder, balanced, offsets[0], inputs.sinks, target, choice)

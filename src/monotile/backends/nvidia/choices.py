@@ -86,11 +86,22 @@ class NvidiaChoices(Choices):
                 return few
         chosen = row_kinds.model(problem).choose(problem, row_kinds.kinds(problem, self.row_blocks(problem)))
         schedule = chosen.schedule
+        if problem.source == "ragged" and schedule is not None:
+            return self._in_spans(problem, chosen)
         if chosen.splits and schedule is not None:
             chosen = replace(
                 chosen, schedule=replace(schedule, persistent=False, edge_stages=1, triggers_dependents=True)
             )
         return chosen
+
+    def _in_spans(self, problem: AttentionProblem, chosen: AttentionChoice) -> AttentionChoice:
+        """Let the consumers of a CTA own the blocks of one span of a ragged sequence. Rows of splits, which a plan
+        places, are computed in plain Triton."""
+        if chosen.splits:
+            plain = row_kinds.kinds(problem, Choice(_fitting(problem).blocks, why="a plan places the rows"))
+            return row_kinds.model(problem).choose(problem, plain)
+        schedule = replace(chosen.schedule, persistent=False)
+        return replace(chosen, blocks={**chosen.blocks, "together": schedule.consumers}, schedule=schedule)
 
     def _is_few(self, problem: AttentionProblem) -> bool:
         """True for few rows; where nothing was measured, also for few queries of each head."""
@@ -121,7 +132,7 @@ class NvidiaChoices(Choices):
         ):  # measured without zeroed copies of V
             return tuned
         fitting = _fitting(problem)
-        if problem.source != "dense":
+        if problem.source == "paged":
             return Choice(fitting.blocks, why=f"{problem.source} keys are read without descriptors: {fitting.why}")
         if target.architecture != MEASURED:
             return Choice(fitting.blocks, why=f"no schedule was measured on {target.name}: {fitting.why}")
@@ -178,13 +189,13 @@ class NvidiaChoices(Choices):
         queries has one."""
         size = max(problem.head_size, problem.value_size)
         measured = problem.dtype.bytes == 2 and gpu(problem.device).architecture == MEASURED
-        hides = (
-            problem.mask is not None or problem.mask_mod
-        )  # by block cases, which Gluon modules have in one loop only
         aligned = all(side * problem.dtype.bytes % ALIGNMENT == 0 for side in (problem.head_size, problem.value_size))
-        able = measured and support.version_supported() and problem.source == "dense" and aligned and not hides
+        able = (
+            measured and support.version_supported() and problem.source != "paged" and aligned and problem.mask is None
+        )
         if able and size <= BACKWARD_GLUON:
-            return next(choice for most, choice in backward_table() if size <= most)
+            chosen = next(choice for most, choice in backward_table() if size <= most)
+            return chosen if problem.source == "dense" else _in_spans(chosen)
         (keys, owned_rows), (rows, owned_keys) = (
             _backward_tile(problem, *kind) for kind in ((BACKWARD_ROWS, 1), (BACKWARD_KEYS, 2))
         )
@@ -226,6 +237,16 @@ class NvidiaChoices(Choices):
         few = rows <= MASK_FEW_ROWS and gpu(device).architecture == MEASURED
         schedule = Schedule(1, triggers_dependents=True) if few else None
         return Choice({"SPAN": 1}, schedule, "a program for each block")
+
+
+def _in_spans(choice: BackwardChoice) -> BackwardChoice:
+    """The consumers of a CTA own the blocks of one span of a ragged sequence."""
+
+    def together(blocks: BackwardBlocks) -> BackwardBlocks:
+        return replace(blocks, blocks={**blocks.blocks, "together": blocks.schedule.consumers})
+
+    assert choice.rows is not None
+    return replace(choice, rows=together(choice.rows), keys=together(choice.keys))
 
 
 def _backward_tile(problem: AttentionProblem, tiles: tuple[tuple[int, int], ...], sums: int) -> tuple[int, int]:

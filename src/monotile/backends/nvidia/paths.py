@@ -69,6 +69,8 @@ def _select(kernel: Kernel, schedule: Schedule | None, target: Gpu, *, interpret
     found = pipeline_of(kernel)
     if isinstance(found, str):
         return LaunchPath(rule, None, found)
+    if found.sharing % schedule.consumers:
+        return LaunchPath(rule, None, "The blocks that a loop reads differ between the programs of one CTA.")
     for fitting in schedule.smaller():
         if shared_memory.needed(found, fitting) <= target.shared_bytes:
             return LaunchPath(fitting, found)

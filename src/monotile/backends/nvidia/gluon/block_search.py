@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ....ir import Kernel, Op, Value
+from ....ir import Kernel, Op, Value, starts, view_of
 from ..schedule import Schedule
 from ..triton.renderer import TritonRenderer
 from ..triton.text import GLUON, SourceLines, Text
 from .block_cases import BlockCases
 from .consumer_loops import ConsumerLoops
-from .pipeline import CASE_BITS, Pipeline, scalar_slice
+from .pipeline import CASE_BITS, Pipeline
 from .program_place import write_program_id
+from .scalars import scalar_slice
 
 FAR, NEAR = 2**31 - 1, -(2**31)
 
@@ -28,20 +29,20 @@ class ScalarWriter(TritonRenderer):
     def __init__(self, kernel: Kernel, schedule: Schedule, consumer: ConsumerLoops, number: str) -> None:
         super().__init__(kernel, schedule)
         self.memory, self.names, self.helpers = consumer.memory, consumer.names, consumer.helpers
-        self.number = number
+        self.kernel, self.number, self.guard = kernel, number, "in_grid"
 
     def program_id(self, op: Op) -> None:
         write_program_id(self, op, self.number)
 
     def load(self, op: Op) -> None:
-        """Load for an iteration that the consumer may not have: `in_range` says whether it does."""
+        """Load for a program or an iteration that the consumer may not have: the guard says whether it does."""
         address, mask = self._place(op)
-        guard = f"in_range & {mask}" if mask else "in_range"
+        guard = f"{self.guard} & {mask}" if mask else self.guard
         self.define(op.result, f"gl.load({address}, mask={guard}, other=0)", stem=op.attrs["tensor"].name)
 
     def write_needed(self, body: list[Op], values: Sequence[Value]) -> list[str]:
         """Write the ops that values need, and return the texts of the values."""
-        needed = {id(op) for op in scalar_slice(tuple(values)) or ()}
+        needed = {id(op) for op in scalar_slice(self.kernel, tuple(values)) or ()}
         for op in body:
             if id(op) in needed:
                 self.write(op)
@@ -52,7 +53,7 @@ class ScalarWriter(TritonRenderer):
         inside = {id(op) for op in cases.scalars}
         outer = [v for op in cases.scalars for v in op.operands if v.op is not None and id(v.op) not in inside]
         self.write_needed(body, outer)
-        self.table[cases.loop.blocks[0].params[0]] = Text("position")
+        self.table[cases.loop.blocks[0].params[0]], self.guard = Text("position"), "in_range"
         for op in cases.scalars:
             self.write(op)
         return [self.tensor(v) for v in cases.conditions]
@@ -81,21 +82,33 @@ class BlockSearch:
         self.outer_bounds = self._scalars("0", list(pipeline.outer.operands[:2] if pipeline.outer else ()))
 
     def _scalars(self, consumer: str, values: list[Value]) -> tuple[list[str], dict[Value, str]]:
+        writer, ops = self._writer(consumer)
+        texts = writer.write_needed(ops, [self.pipeline.program_id.results[-1], *values])[1:]
+        return writer.lines.lines, dict(zip(values, texts, strict=True))
+
+    def _writer(self, consumer: str) -> tuple[ScalarWriter, list[Op]]:
+        """Return a writer of one consumer's scalars, and the ops around the loops over blocks."""
         writer, ops = ScalarWriter(self.kernel, self.schedule, self.consumer, consumer), self.kernel.body.ops
         if self.pipeline.outer is not None:
             (body,) = self.pipeline.outer.blocks
             writer.table[body.params[0]], ops = Text("outer_index"), [*ops, *body.ops]
-        texts = writer.write_needed(ops, [self.pipeline.program_id.results[-1], *values])[1:]
-        return writer.lines.lines, dict(zip(values, texts, strict=True))
+        return writer, ops
 
     def _loops_with_cases(self) -> list[tuple[int, Op]]:
         return [(n, loop) for n, loop in enumerate(self.pipeline.loops) if id(loop) in self.pipeline.cases]
 
     def _conditions(self, cases: BlockCases) -> tuple[list[str], list[str]]:
-        writer = ScalarWriter(self.kernel, self.schedule, self.consumer, "consumer")
-        writer.write_needed(self.kernel.body.ops, [self.pipeline.program_id.results[-1]])
-        texts = writer.conditions(self.kernel.body.ops, cases)
-        return writer.lines.lines, texts
+        writer, ops = self._writer("consumer")
+        writer.write_needed(ops, [self.pipeline.program_id.results[-1]])
+        return writer.lines.lines, writer.conditions(ops, cases)
+
+    def _origin(self, load: Op, texts: dict[Value, str]) -> str:
+        """Write where a copy begins: in the tensor, also where positions count in a view of it."""
+        found = []
+        for axis, start in enumerate(starts(load)):
+            text, span = "position" if self._is_counter(start) else texts[start], view_of(load, axis)
+            found.append(text if span is None else f"{text} + {texts[span[0]]}")
+        return ", ".join(found)
 
     def _is_counter(self, value: Value) -> bool:
         return any(value is loop.blocks[0].params[0] for loop in self.pipeline.loops)
@@ -170,23 +183,23 @@ class BlockSearch:
                 case = f"gl.where(in_range & {text}, {number}, {case})"
             out.add(f"cases = cases | ({case} << {consumer * CASE_BITS})")
         out.add("return cases")
-        return self._function(f"cases_of_block_{n}", ["block", "first"], out.lines)
+        return self._function(f"cases_of_block_{n}", ["block", "first", "outer_index"], out.lines)
 
     def _next_block(self, n: int) -> str:
         """Write `next_block`: the next block that some consumer has a case for, and the cases. If the next one has
         none, it looks at 32 at once, of which the least distance with its cases is the nearest."""
         arguments, out, bits = self.tile_arguments, SourceLines(), CASE_BITS * self.schedule.consumers
         out.add(f"{self._cta_bound_names()} = cta_bounds({arguments})")
-        out.add(f"cases = cases_of_block_{n}(block, first_{n}, {arguments})")
+        out.add(f"cases = cases_of_block_{n}(block, first_{n}, outer_index, {arguments})")
         out.add(f"while (cases == 0) & (block < blocks_{n}):")
         out.add("    layout: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])")
         out.add("    distance = gl.arange(0, 32, layout=layout)")
-        out.add(f"    found = cases_of_block_{n}(block + 1 + distance, first_{n}, {arguments})")
+        out.add(f"    found = cases_of_block_{n}(block + 1 + distance, first_{n}, outer_index, {arguments})")
         out.add(f"    nearest = gl.min(gl.where(found != 0, (distance << {bits}) | found, {32 << bits}), 0)")
         out.add(f"    block = block + 1 + (nearest >> {bits})")
         out.add(f"    cases = nearest & {2**bits - 1}")
         out.add("return block, cases")
-        return self._function(f"next_block_{n}", ["block", "WARPS: gl.constexpr"], out.lines)
+        return self._function(f"next_block_{n}", ["block", "WARPS: gl.constexpr", "outer_index"], out.lines)
 
     def _cta_bound_names(self) -> str:
         return ", ".join(f"first_{n}, blocks_{n}" for n in range(len(self.pipeline.loops)))

@@ -16,8 +16,9 @@ from ..triton.padding import identity, padded, padded_shape
 from ..triton.renderer import TritonRenderer, all_literal
 from ..triton.text import GLUON, RegisterLayout, Text, meet, shape_text
 from . import masking, scaled_differences
-from .pipeline import Pipeline, depends
+from .pipeline import Pipeline
 from .program_place import write_program_id
+from .scalars import depends, past_view
 
 ExchangeKey = tuple[tuple[int, ...], DType, int]  # shape and element type of a tile, and its number in an iteration
 
@@ -233,13 +234,15 @@ class Consumer(TritonRenderer):
             else:
                 text = f"{self.pipeline.ring(op).name}_ring.index({self.slot})"
             self.table[op.result] = Text(f"{text}.reshape({shape_text(shape)})", shape, shared=True)
+            if op in self.pipeline.resident:
+                self._clear_past_view(op)
             return
         if op in self.pipeline.private:
             self._load_private(op, shape)
             return
         address, mask = self._place(op)
-        if self.outside_loops and any(depends(v, self.last, self.pipeline) for v in op.operands):
-            mask = f"({mask or all_elements(shape)}) & in_grid"
+        if self.outside_loops and any(depends(v, self.last, self.pipeline.program_id) for v in op.operands):
+            mask = f"({mask or all_elements(shape)}) & in_grid" if shape else f"({mask or 'in_grid'}) & in_grid"
         if self.exists:
             mask = f"({mask or all_elements(shape)}) & ({self.exists})"
         text = self.load_text(op, address, mask)
@@ -343,6 +346,20 @@ class Consumer(TritonRenderer):
         self.lines.add("fence_async_shared()")
         self.table[op.result] = Text(scratch, shape, shared=True)
 
+    def _clear_past_view(self, load: Op) -> None:
+        """Replace the rows of a copied tile that are outside its view by zero, where there are any. Consumers that
+        share the tile write the same to it."""
+        if (found := past_view(load)) is None:
+            return
+        (start, length, rows), shape = found, padded_shape(load.result.shape)
+        first, end = self.tensor(start), self.tensor(length)
+        layout = RegisterLayout(f"blocked_{shape[1]}")
+        row = f"({first} + gl.arange(0, {rows}, layout={layout.slice(1)}))[:, None]"
+        tile = self.table[load.result].text
+        self.lines.add(f"if ({first} < 0) | ({first} + {rows} > {end}):")
+        self.lines.add(f"    {tile}.store(gl.where(({row} >= 0) & ({row} < {end}), {tile}.load({layout}), 0.0))")
+        self.lines.add("    fence_async_shared()")
+
     def start_dot(self, op: Op, accumulator: str, left: str = "") -> str:
         """Write a dot that runs on."""
         self.wait_for(op.operands[1])
@@ -379,10 +396,13 @@ class Consumer(TritonRenderer):
         """Wait until the producer's copy of a right operand has arrived."""
         load = self.pipeline.ring_load(right)
         assert load is not None
-        name = self.pipeline.ring(load).barriers
-        if name not in self.waited:
-            self.lines.add(f"mbarrier.wait({name}_full.index({self.slot}), {self.phase})")
-            self.waited.add(name)
+        ring = self.pipeline.ring(load)
+        if ring.barriers not in self.waited:
+            self.lines.add(f"mbarrier.wait({ring.barriers}_full.index({self.slot}), {self.phase})")
+            self.waited.add(ring.barriers)
+        if f"{ring.name}_ring" not in self.waited:
+            self._clear_past_view(load)
+            self.waited.add(f"{ring.name}_ring")
 
     def block(self, block: Block) -> None:
         """Write a block. Its waits do not count after it: a branch may not be taken."""

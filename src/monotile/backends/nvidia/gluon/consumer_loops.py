@@ -14,6 +14,7 @@ from .block_cases import BlockCases
 from .iterations import IterationPlace, IterationRun, Iterations
 from .overlap import SplitBody
 from .pipeline import CASE_BITS
+from .scalars import past_view
 
 ARGUMENTS = "<arguments>"  # stands for the module's arguments, which are known when everything is written
 
@@ -89,10 +90,12 @@ class ConsumerLoops(Iterations):
         self.lines.add(f"blocks_done = blocks_done + blocks_{n}")
 
     def _split(self, op: Op) -> SplitBody | None:
-        """Split a body whose iterations are to overlap. Where late dots read the slots of early ones, that takes a slot
-        more than the two that are read, or nothing would be copied meanwhile."""
+        """Split a body whose iterations are to overlap, which is not for those that clear rows of fetched tiles. Where
+        late dots read the slots of early ones, that takes a slot more than the two that are read, or nothing would be
+        copied meanwhile."""
         parts = self.split_body(op)
-        if parts is None or (op.attrs.get("edge") and self.schedule.edge_stages == 1):
+        clears = any(o.kind == "load" and o.result in self.pipeline.shared and past_view(o) for o in op.blocks[0].ops)
+        if parts is None or clears or (op.attrs.get("edge") and self.schedule.edge_stages == 1):
             return None
         early, late = self.rings_of(item.dot for item in parts.early), self.rings_of(item.dot for item in parts.late)
         return parts if self.schedule.num_stages > 2 or not early & late else None
@@ -103,7 +106,9 @@ class ConsumerLoops(Iterations):
         self.lines.add(f"skip_blocks({first}, {last}, {rings})")
 
     def _loop_by_case(self, cases: BlockCases, n: int, carried: list[str]) -> None:
-        seek = f"block, cases = next_block_{n}({{}}, {self.schedule.num_warps}, {ARGUMENTS})"
+        seek = (
+            f"block, cases = next_block_{n}({{}}, {self.schedule.num_warps}, {self.pipeline.outer_index}, {ARGUMENTS})"
+        )
         place = IterationPlace(f"first_{n} + block * {cases.loop.attrs['step']}", "blocks_done")
         mine = f"(cases >> ({CASE_BITS} * CONSUMER)) & {2**CASE_BITS - 1}"
         self.lines.add(seek.format("gl.full([], 0, gl.int32)"))

@@ -43,7 +43,7 @@ SEARCHING_REGISTERS = 40  # of a producer that looks for the blocks it fetches
 def pipeline_of(kernel: Kernel) -> Pipeline | str:
     """Return a kernel's producer/consumer pipeline, or a sentence that says why it has none."""
     memory = Memory(kernel, Names(), TRITON, wide=False, emulate=False)
-    return analyse(kernel, Descriptors(kernel, memory, uses(kernel.body)))
+    return analyse(kernel, Descriptors(kernel, memory, uses(kernel.body), views=True))
 
 
 def render_gluon(kernel: Kernel, schedule: Schedule, pipeline: Pipeline, *, wide: bool = False) -> TritonSource:
@@ -97,7 +97,9 @@ class Module(BlockSearch):
         out = SourceLines()
         for width in sorted(self.pipeline.widths):
             out.add(f"mma_{width}: gl.constexpr = {self._mma_layout(width)}")
-        for width in {padded(ring.load.result.shape[1]) for ring in self.pipeline.zeroed_rings}:
+        for width in sorted({padded(op.result.shape[1]) for op in self.pipeline.fetched}):
+            if not any(f"blocked_{width}" in line for line in self.consumer.lines.lines):
+                continue
             across = min(32, width // 8)
             layout = f"gl.BlockedLayout([1, 8], [{32 // across}, {across}], [{self.schedule.num_warps}, 1], [1, 0])"
             out.add(f"blocked_{width}: gl.constexpr = {layout}")
@@ -189,7 +191,7 @@ class Module(BlockSearch):
             out.lines += [indent + line for line in lines]
             for op in self.pipeline.resident:
                 name = self.pipeline.name(op)
-                origin = ", ".join(texts[v] for v in op.operands)
+                origin = self._origin(op, texts)
                 if self.schedule.persistent:
                     out.add(f"mbarrier.wait({name}_empty.index({consumer}), (cta_tile & 1) ^ 1)")
                 out.add(f"mbarrier.expect({name}_ready.index({consumer}), {tile_bytes(op)})")
@@ -198,7 +200,7 @@ class Module(BlockSearch):
 
     def _fetch_by_case(self, out: SourceLines, n: int, loop: Op) -> None:
         """Fetch the blocks that some consumer has a case for, and the private tiles of those that read one."""
-        seek = f"block, cases = next_block_{n}({{}}, 1, {self.tile_arguments})"
+        seek = f"block, cases = next_block_{n}({{}}, 1, {self.pipeline.outer_index}, {self.tile_arguments})"
         out.add(seek.format("gl.full([], 0, gl.int32)"))
         out.add("while cases != 0:")
         out.depth += 1
@@ -221,7 +223,7 @@ class Module(BlockSearch):
             return
         op, (lines, texts) = self.pipeline.private[0], self.private_origins
         name = self.pipeline.name(op)
-        origin = ", ".join("position" if self._is_counter(v) else texts[v] for v in op.operands)
+        origin = self._origin(op, texts)
         for consumer in range(self.schedule.consumers):
             out.add(f"block_case = (cases >> {consumer * CASE_BITS}) & {2**CASE_BITS - 1}")
             out.add(f"if {' or '.join(f'(block_case == {number})' for number in reading)}:")
@@ -243,7 +245,7 @@ class Module(BlockSearch):
             f"mbarrier.expect({group}_full.index(slot), {sum(tile_bytes(ring.load) for ring in rings)})",
         ]
         for ring in rings:
-            origin = ", ".join("position" if self._is_counter(v) else texts[v] for v in ring.load.operands)
+            origin = self._origin(ring.load, texts)
             lines.append(self._copy(ring.name, origin, f"{group}_full.index(slot)", f"{ring.name}_ring.index(slot)"))
         return lines
 

@@ -7,11 +7,12 @@ consumers read the blocks that one *producer* warp copies to shared memory. That
 - dots of 16-bit floats with 64 or 128 rows, in loops that are not nested, or that lie in one other loop whose bounds
   are the same for every consumer;
 - right operands that are loads (or their transposes) at positions that are the same for every consumer of a CTA; a load
-  with some rows replaced by zero is first copied to a scratch tile of the consumer, with those rows zeroed;
+  with some rows replaced by zero is first copied to a scratch tile of the consumer, with those rows zeroed, and rows of
+  a tile that are past the end of a view are zeroed where they are;
 - left operands that are computed, or loads outside the loops;
 - loop bodies that do the same with every block, or choose by a chain of branches (block_cases.py);
-- loops whose bounds are arithmetic of lengths, scalars and places in the grid, and whose first position is a multiple
-  of the step, so that the consumers of a CTA read the same blocks.
+- loops whose bounds are arithmetic of lengths, scalars, places in the grid and elements of tables, and whose first
+  position is a multiple of the step, so that the consumers of a CTA read the same blocks.
 
 In loops with block cases, one more tile may be fetched for each consumer alone: its *private tile*. It lies in the
 memory of the scratch tile, which the consumer overwrites after it has read its private tile.
@@ -22,6 +23,7 @@ that accumulates dots over blocks fits."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import gcd
 
 from ....dtypes import bfloat16, float16
 from ....ir import MOVES, Block, Kernel, Op, Value, constant, walk
@@ -31,10 +33,10 @@ from ..triton.descriptors import Descriptors
 from ..triton.padding import padded
 from .block_cases import BlockCases, find_cases
 from .overlap import split
+from .scalars import is_multiple, scalar_slice, sharing
 
 SIDES = (16, 32, 64, 128, 256, 512)
 CASE_BITS = 4  # of one consumer, in the number that holds the cases of all consumers
-NOT_ARITHMETIC = ("load", "gather", "for", "if", "reduce", "dot", "store")
 # A tensor's number, the extents of its tiles, and where they start in dimensions along which they stay.
 TileKey = tuple[int, tuple[int | None, ...], tuple[int | float | None, ...]]
 
@@ -56,6 +58,7 @@ class Pipeline:
     loops: list[Op]
     outer: Op | None = None  # the loop that contains them, if there is one
     tensors: frozenset[str] = frozenset()  # names of the kernel's tensors
+    sharing: int = 0  # how many neighbouring programs read the same blocks, from a multiple of it on; 0: all
     rings: dict[TileKey, Ring] = field(default_factory=dict)
     resident: list[Op] = field(default_factory=list)  # loads outside the loops that dots read
     shared: set[Value] = field(default_factory=set)  # tiles that stay in shared memory, transposed ones included
@@ -65,6 +68,11 @@ class Pipeline:
     rows: int = 0
     widths: list[int] = field(default_factory=list)  # of the dots' results with their padding, in order
     names: dict[TileKey, str] = field(default_factory=dict)  # of the tiles that the producer copies
+
+    @property
+    def outer_index(self) -> str:
+        """Write the counter of the loop that contains the loops over blocks."""
+        return "0" if self.outer is None else "gl.cast(outer_index, gl.int32)"
 
     def ring(self, op: Op) -> Ring:
         return self.rings[tile_key(op)]
@@ -178,9 +186,7 @@ def analyse(kernel: Kernel, descriptors: Descriptors) -> Pipeline | str:
     problem = _position_problem(kernel, pipeline) or _tile_problem(kernel, pipeline)
     if problem is None:
         pipeline.cases = {id(loop): cases for loop in loops if (cases := find_cases(kernel, loop)) is not None}
-        if pipeline.cases and outer is not None:
-            return "A loop that chooses by block cases lies in another loop."
-        pipeline.private = _private_loads(pipeline, descriptors)
+        pipeline.private = _private_loads(kernel, pipeline, descriptors)
         _share_barriers(pipeline)
     return problem or pipeline
 
@@ -204,7 +210,7 @@ def _loops_with_dots(block: Block) -> list[Op]:
     return [op for op in block.ops if op.kind == "for" and any(o.kind == "dot" for o in walk(op.blocks[0]))]
 
 
-def _private_loads(pipeline: Pipeline, descriptors: Descriptors) -> list[Op]:
+def _private_loads(kernel: Kernel, pipeline: Pipeline, descriptors: Descriptors) -> list[Op]:
     """Return the loads of a tensor that block cases read in tiles of the shape of their scores, at most one in each:
     those of the first such tensor."""
     found: list[Op] = []
@@ -214,7 +220,8 @@ def _private_loads(pipeline: Pipeline, descriptors: Descriptors) -> list[Op]:
             for op in inside.ops:
                 if op.kind == "load" and len(op.result.shape) == 2 and op.result not in pipeline.shared:
                     positions = tuple(v for v in op.operands if v is not inside.params[0])
-                    plain = descriptors.can_copy(op) and scalar_slice(positions) is not None
+                    plain = "view" not in op.attrs and scalar_slice(kernel, positions) is not None
+                    plain = plain and descriptors.can_copy(op)
                     alike = not found or tile_key(found[0]) == tile_key(op)
                     if not plain or not alike or op.result.shape[0] != pipeline.rows:
                         return []
@@ -281,31 +288,31 @@ def load_of(value: Value) -> Op | None:
 
 
 def _position_problem(kernel: Kernel, pipeline: Pipeline) -> str | None:
-    """Check where tiles are read: blocks at the same positions for all consumers."""
-    last = pipeline.program_id.results[-1]
-    for ring in pipeline.rings.values():
-        if any(depends(v, last, pipeline) for v in ring.load.operands):
-            return "The blocks that a loop reads depend on the last program_id, so that consumers cannot share them."
+    """Check where tiles are read, and find which programs read the same blocks."""
+    shared = [v for ring in pipeline.rings.values() for v in ring.load.operands]
+    if any(scalar_slice(kernel, (v,)) is None for v in shared):
+        return "The position of a block that a loop reads is not plain scalar arithmetic."
     if pipeline.outer is not None:
-        low, high = pipeline.outer.operands[:2]
-        if scalar_slice((low, high)) is None or any(depends(v, last, pipeline) for v in (low, high)):
-            return "The bounds of the loop around the loops over blocks are not the same for every consumer."
+        shared += pipeline.outer.operands[:2]
+        if scalar_slice(kernel, pipeline.outer.operands[:2]) is None:
+            return "The bounds of the loop around the loops over blocks are not plain scalar arithmetic."
         inside = {id(op) for op in walk(pipeline.outer.blocks[0])}
         counter = pipeline.outer.blocks[0].params[0]
         for loop in pipeline.loops:
-            slice_ = scalar_slice(loop.operands[:2])
+            slice_ = scalar_slice(kernel, loop.operands[:2])
             if slice_ is None or any(id(op) in inside for op in slice_) or counter in loop.operands[:2]:
                 return "The bounds of a loop over blocks change from one iteration of the loop around it to the next."
     for loop in pipeline.loops:
         low, high = loop.operands[:2]
-        if scalar_slice((low, high)) is None or not is_multiple(low, loop.attrs["step"]):
+        if scalar_slice(kernel, (low, high)) is None or not is_multiple(low, loop.attrs["step"]):
             return (
                 "A loop's bounds are not plain scalar arithmetic, or its first position is not a multiple of its step."
             )
+    pipeline.sharing = gcd(*(sharing(v, pipeline.program_id) for v in shared))
     uses = [op for op in walk(kernel.body) for v in op.operands if v in pipeline.shared]
     if any(op.kind not in ("dot", "trans") and op.results[0] not in pipeline.zeroed for op in uses):
         return "A tile that a dot reads is also used by something other than a dot."
-    if any(scalar_slice(op.operands) is None for op in pipeline.resident):
+    if any(scalar_slice(kernel, op.operands) is None for op in pipeline.resident):
         return "The position of an operand that is loaded before the loops is not plain scalar arithmetic."
     return None
 
@@ -341,47 +348,3 @@ def _conditions(pipeline: Pipeline) -> set[Value]:
             found.add(value)
             stack += value.op.operands if value.op is not None else ()
     return found
-
-
-def scalar_slice(values: tuple[Value, ...]) -> list[Op] | None:
-    """Return the ops that scalars need, in no order; None when they need more than arithmetic. A block's parameter
-    needs none."""
-    found: dict[int, Op] = {}
-    stack = list(values)
-    while stack:
-        op = stack.pop().op
-        if op is None or id(op) in found:
-            continue
-        if op.kind in NOT_ARITHMETIC or any(v.shape for v in op.results):
-            return None
-        found[id(op)] = op
-        stack += op.operands
-    return list(found.values())
-
-
-def depends(value: Value, on: Value, pipeline: Pipeline) -> bool:
-    """Return True if a scalar may be computed from another; one that comes from memory or a loop may."""
-    if value is on:
-        return True
-    op = value.op
-    if op is None:
-        return not isinstance(value.owner, Block) or value is not value.owner.params[0]
-    if op is pipeline.program_id:
-        return False
-    return op.kind in NOT_ARITHMETIC or any(depends(v, on, pipeline) for v in op.operands)
-
-
-def is_multiple(value: Value, step: int) -> bool:
-    """Return True if a position is a multiple of the step. The end of int32 counts as one: a loop that begins there has
-    no iteration."""
-    known = constant(value)
-    if known is not None:
-        return known % step == 0 or known == 2**31 - 1
-    op = value.op
-    if op is None:
-        return False
-    if op.kind == "mul":
-        return any(is_multiple(v, step) for v in op.operands)
-    if op.kind in ("add", "sub", "max", "min"):
-        return all(is_multiple(v, step) for v in op.operands)
-    return op.kind == "cast" and op.operands[0].dtype.is_int and is_multiple(op.operands[0], step)

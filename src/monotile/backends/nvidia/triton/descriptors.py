@@ -50,8 +50,9 @@ def descriptor_name(tiles: str) -> str:
 class Descriptors:
     """Finds the loads that use a descriptor and writes the lines that make descriptors on the GPU."""
 
-    def __init__(self, kernel: Kernel, memory: Memory, uses: Mapping[Value, list[Op]]) -> None:
-        self.kernel, self.memory, self.uses = kernel, memory, uses
+    def __init__(self, kernel: Kernel, memory: Memory, uses: Mapping[Value, list[Op]], *, views: bool = False) -> None:
+        """`views`: whoever reads a copy takes care of what it has past the end of a view."""
+        self.kernel, self.memory, self.uses, self.views = kernel, memory, uses, views
         self.names: dict[tuple[int, tuple[int, ...]], str] = {}
         self.lines: list[str] = []
         self.described: dict[int, DescribedTensor] = {}
@@ -76,7 +77,7 @@ class Descriptors:
         last = tensor.rank - 1
         if tensor.index in self.kernel.written or not 2 <= tensor.rank <= MAX_DIMENSIONS or tensor.unit != last:
             return False
-        if "view" in op.attrs:  # a descriptor ends with its tensor, a view before it
+        if "view" in op.attrs and not self._can_copy_view(op):
             return False
         if (
             any(v.dtype is not int32 for v in op.operands)
@@ -91,6 +92,12 @@ class Descriptors:
         known = [s for s in tensor.strides[:-1] if s is not None]
         even = all(s >= 0 and s * tensor.dtype.bytes % ALIGNMENT == 0 for s in known)
         return even and rows <= MAX_ROWS and width * tensor.dtype.bytes >= 2 * ALIGNMENT
+
+    def _can_copy_view(self, op: Op) -> bool:
+        """A descriptor ends with its tensor, a view before it: rows past it may be copied, nothing else."""
+        axes, extents = op.attrs["view"], op.attrs["extents"]
+        rows = [axis for axis, extent in enumerate(extents) if extent is not None][:-1]
+        return self.views and list(axes) == rows and padded(extents[axes[0]]) == extents[axes[0]]
 
     @staticmethod
     def _padding_is_outside(op: Op, axis: int) -> bool:

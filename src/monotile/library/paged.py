@@ -104,7 +104,7 @@ def plan(builder: CallBuilder, given: Any) -> Finish:
 def _choose(builder: CallBuilder, problem: AttentionProblem, page: int) -> AttentionChoice:
     """Return the blocks for pages; whether keys are split is that of dense ones."""
     choice = builder.choices.attention(problem)
-    block = builder.choices.page_block(page, choice.key_block)
+    block = builder.choices.page_block(page, choice.key_block, quantized=problem.quantized)
     return replace(choice, blocks={**choice.blocks, "BK": block}, first_block=0, blocks_per_split=0)
 
 

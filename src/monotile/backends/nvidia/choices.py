@@ -176,9 +176,10 @@ class NvidiaChoices(Choices):
             return _up_to(size, paged_table()) or fitting
         return _up_to(size, decode_table(unsplit, quantized=problem.quantized)) or fitting
 
-    def page_block(self, page: int, block: int) -> int:
-        """Blocks as of dense keys: rows of several pages are copied to shared memory as those of one are."""
-        return block
+    def page_block(self, page: int, block: int, *, quantized: bool = False) -> int:
+        """Blocks as of dense keys: rows of several pages are copied to shared memory as those of one are. Codes are
+        unpacked where they lie one after the other."""
+        return super().page_block(page, block) if quantized else block
 
     def balance(self, problem: AttentionProblem) -> tuple[int, int]:
         """Derived, not measured: four waves, so that the last one is short."""

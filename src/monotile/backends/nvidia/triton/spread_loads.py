@@ -1,4 +1,4 @@
-"""Loads whose columns repeat elements of memory: `codes[rows[:, None], (arange(n) // 8)[None, :]]` has each one 8 times.
+"""Loads whose columns repeat elements of memory, as `codes[rows[:, None], (arange(n) // 8)[None, :]]` does.
 
 Packed codes are read so. A large tile is a load of the elements that there are, which is one of vectors and can be
 pipelined, and is doubled in registers until it is as wide. Others are loaded element by element.

@@ -145,9 +145,9 @@ SIGNED_BYTES = Assembly(  # 128 + the lower seven bits, less 128, or 256 where t
     ),
     ".reg .b32 a, b, c, d, m; mov.b32 m, 0xbf80bf80;", False, 2,
 )  # fmt: skip
-_SINGLE = tuple(
-    f"cvt.f32.f16 f{n}, h{n};" for n in range(4)
-) + ("cvt.rn.bf16x2.f32 $0, f1, f0;", "cvt.rn.bf16x2.f32 $1, f3, f2;")  # fmt: skip
+_SINGLE = (
+    *(f"cvt.f32.f16 f{n}, h{n};" for n in range(4)), "cvt.rn.bf16x2.f32 $0, f1, f0;", "cvt.rn.bf16x2.f32 $1, f3, f2;"
+)  # fmt: skip
 FLOAT_BYTES = {
     True: Assembly(
         (

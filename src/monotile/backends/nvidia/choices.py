@@ -269,7 +269,7 @@ def split_length(problem: AttentionProblem, block: int) -> int:
     """Return the keys of a split, in whole blocks, such that every multiprocessor has a CTA; two CTAs where two fit and
     have enough to do. Where a block map hides keys, visible ones may lie in few splits: these are short."""
     heads = max(1, problem.batch * problem.kv_heads)
-    two_fit = block * problem.head_size * problem.dtype.bytes <= TWO_FIT
+    two_fit = block * problem.head_size * (1 if problem.quantized else problem.dtype.bytes) <= TWO_FIT
     for together in (MAPPED_CTAS,) if problem.has_block_map else (2, 1) if two_fit else (1,):
         splits = max(1, round(together * gpu(problem.device).multiprocessors / heads))
         per_split = _round_up(_round_up(problem.visible_keys, splits) // splits, block)

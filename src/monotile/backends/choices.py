@@ -15,7 +15,7 @@ from ..dtypes import DType, bool_
 
 KEYS_PER_SPLIT = 512  # measured on CPUs: outweighs a part's output, small enough to share among cores
 WHOLE_PAGE = 16  # keys of a page, from which on blocks of its size are worth it
-ROW_BLOCKS = (1, 2, 4, 8)  # of few rows, which are multiplied without matrix units
+ROW_BLOCKS = (1, 2, 4, 8)  # of few rows
 
 
 @dataclass(frozen=True)

@@ -54,9 +54,7 @@ MIN_SPLIT = 128  # keys of a split: fewer do not outweigh its output
 LONG_SPLIT = 512  # keys of a split: with this many, two CTAs on a multiprocessor beat one with twice the keys
 TWO_FIT = 16384  # bytes of a tile of keys: up to here, two decode CTAs fit a multiprocessor
 TILE_BYTES = 32768  # of a decode tile of keys, which fits shared memory beside its values
-LEAST_ROWS = (
-    2  # of few: one row would be multiplied without matrix units, in 50 us where these take 36 (D 128, N 32768)
-)
+LEAST_ROWS = 2  # of 16-bit elements: one row would be multiplied without matrix units, in 50 us where these take 36
 MAPPED_CTAS = 8  # CTAs to a multiprocessor of few rows with a block map: those whose keys are hidden end at once
 MAPPED_REGISTERS = 168  # of their threads: three fit a multiprocessor, where block cases would take registers for two
 MERGE_SPAN = 32  # columns of a row in one program of a merge: GPUs need many programs
@@ -78,7 +76,7 @@ Table = tuple[tuple[int, Choice], ...]  # choices up to a head size
 
 class NvidiaChoices(Choices):
     def attention(self, problem: AttentionProblem, keys_per_split: int | None = None) -> AttentionChoice:
-        """Few rows are multiplied without matrix units; others in blocks for them, packed where a head has few."""
+        """Few rows have all query heads of a KV head in one small block; others have blocks by the model of times."""
         fixed = keys_per_split is not None
         if fixed or self._is_few(problem):
             few = self._split_few(problem, fixed)
@@ -153,7 +151,8 @@ class NvidiaChoices(Choices):
     def _split_few(self, problem: AttentionProblem, fixed: bool) -> AttentionChoice:
         length = split_length(problem, self.few_rows(problem, unsplit=True).blocks["BK"] or 0)
         found = self.few_rows(problem, unsplit=not fixed and length >= problem.visible_keys)
-        blocks = {"BR": max(LEAST_ROWS, row_block(problem.rows)), "BK": found.blocks["BK"], "packed": True}
+        rows = max(LEAST_ROWS if problem.dtype.bytes == 2 else 1, row_block(problem.rows))
+        blocks = {"BR": rows, "BK": found.blocks["BK"], "packed": True}
         schedule, why = found.schedule, found.why
         if problem.has_block_map and schedule is not None:
             schedule = replace(schedule, waits_for_previous=True, max_registers=MAPPED_REGISTERS)
@@ -162,7 +161,7 @@ class NvidiaChoices(Choices):
         return chosen if fixed else chosen.divided(problem, -(-length // chosen.key_block))
 
     def few_rows(self, problem: AttentionProblem, *, unsplit: bool) -> Choice:
-        """BK and the schedule for rows without matrix units."""
+        """BK and the schedule for few rows."""
         size, dtype = problem.head_size, problem.dtype
         tuned = tuning.lookup("decode", size, dtype.name, problem.device)
         if tuned is not None:

@@ -37,7 +37,7 @@ def library_on_gpu() -> None:
     if ON_GPU:
         import torch
 
-        torch.use_deterministic_algorithms(True)
+        torch.use_deterministic_algorithms(True, warn_only=True)
         for name in (
             "attention",
             "attention_backward",

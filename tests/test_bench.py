@@ -396,6 +396,21 @@ def test_snap_keeps_a_file_and_shows_it(tmp_path: Path) -> None:
     assert "pass a FILE" in monotile("snap", "--quick", code=1)
 
 
+def test_snap_joins_runs_on_several_numbers_of_threads(tmp_path: Path) -> None:
+    one, kept = report_of(a=(1.0, 0.01)), tmp_path / "kept.json"
+    four = {**one, "rows": [{**row, "threads": 4} for row in one["rows"]], "doubts": ["the load was 3"]}
+    paths = [tmp_path / name for name in ("one.json", "four.json", "other.json")]
+    for path, run in zip(paths, (one, four, {**four, "commit": "another"}), strict=True):
+        baselines.save(run, path)
+    monotile("snap", str(kept), "--from", str(paths[0]), "--from", str(paths[1]))
+    found = baselines.load(kept)
+    assert [row["threads"] for row in found["rows"]] == [1, 4] and found["doubts"] == ["the load was 3"]
+    kept.unlink()
+    for second, message in ((paths[0], "1 rows are in both files"), (paths[2], "runs with another commit")):
+        assert message in monotile("snap", str(kept), "--from", str(paths[0]), "--from", str(second), code=1)
+    assert not kept.exists()
+
+
 def test_a_file_that_is_no_report(tmp_path: Path) -> None:
     path = tmp_path / "some.json"
     for text, message in (

@@ -291,6 +291,7 @@ def test_few_keys_are_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, split = ["attention"], ["attention", "merge"]
     for Nk, names in ((0, whole), (1, whole), (512, whole), (513, split), (1100, split), (9000, split)):
         launched.clear()
+        ops.FUNCTIONS["attention"].families.clear()
         q, k, v = qkv(1, Nk, Hq=4, Hkv=2)
         close(monotile.attention(q, k, v), reference.attention(q, k, v)[0])
         assert launched == names
@@ -331,3 +332,39 @@ def test_reshaped_views_agree_with_numpy() -> None:
             steps = tuple(s * 4 for s in found.strides)
             np.testing.assert_array_equal(np.lib.stride_tricks.as_strided(source, shape, steps), expected)
     assert copied > 10
+
+
+def test_another_number_of_keys_is_another_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step of decoding has one key more: where the choice of blocks stays, the call is made of an earlier one. It
+    is as exact, with keys that grow, with a part of an allocated cache, and with splits; mistakes are still found."""
+    planned: list[int] = []
+    monkeypatch.setattr(calls.CallBuilder, "__init__", _counting(planned, calls.CallBuilder.__init__))
+    function = ops.FUNCTIONS["attention"]
+    monkeypatch.setattr(function, "families", {})
+    monkeypatch.setattr(function, "calls", {})
+    q, k, v = qkv(1, 1100, Hq=4, Hkv=2)
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"window": (40, 0), "return_lse": True},
+        {"threads": 1, "sinks": np.ones(4, np.float32)},
+    ]
+    for options in kinds:
+        planned.clear()
+        for Nk in (5, 6, 64, 65, 1000, 1099, 1100):
+            scoring = {name: options[name] for name in ("window", "sinks") if name in options}
+            expected, _ = reference.attention(q, k[:, :, :Nk], v[:, :, :Nk], **scoring)
+            for grown in (np.ascontiguousarray, lambda a: a):
+                keys, values = grown(k[:, :, :Nk]), grown(v[:, :, :Nk])
+                found = monotile.attention(q, keys, values, **options)
+                close(found[0] if options.get("return_lse") else found, expected)
+        assert 2 <= len(planned) <= 9  # of 13 different calls
+    with pytest.raises(errors.LengthsDiffer, match="positions"):
+        monotile.attention(q, k[:, :, :7], v[:, :, :8])
+
+
+def _counting(planned: list[int], plain: Any) -> Any:
+    def counted(self: Any, *args: Any) -> None:
+        planned.append(1)
+        plain(self, *args)
+
+    return counted

@@ -291,6 +291,8 @@ def test_the_schema_finds_mistakes() -> None:
         {"math_modes": ["none"]},
         {"color": 1},
         {"grid": [1, 1, 1]},
+        {"registers_per_thread": "many"},
+        {"threadgroups_per_core": 0},
     ):
         assert list(json_schema.mistakes({**found, "kernels": [{**entry, **broken}]}, SCHEMA)), broken
     assert list(json_schema.mistakes({**found, "kernels": [{"name": "merge"}]}, SCHEMA))

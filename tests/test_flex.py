@@ -8,14 +8,17 @@ from typing import Any
 import pytest
 
 from monotile.errors import BadOption, HeadsDoNotDivide, MaskShape, NoGradient
+from usable import DEVICE, ON_GPU
 
 torch: Any = pytest.importorskip("torch", reason="these are tests of monotile.flex")
 from torch.nn.attention import flex_attention as torchs  # noqa: E402
 
 from monotile.flex import and_masks, create_block_mask, flex_attention, or_masks  # noqa: E402
 
+if ON_GPU:
+    torch.set_default_device(DEVICE)
 N = 160
-GENERATOR = torch.Generator().manual_seed(0)
+GENERATOR = torch.Generator(DEVICE).manual_seed(0)
 Q, K, V = (torch.randn(2, h, N, 16, generator=GENERATOR) for h in (4, 2, 2))
 BIAS, SLOPES = torch.randn(2 * N, generator=GENERATOR), torch.rand(4, generator=GENERATOR)
 DOCUMENT = torch.arange(N).expand(2, N) // torch.tensor([[37], [50]])
@@ -77,10 +80,10 @@ def test_score_mods(score_mod: Any) -> None:
 def test_mask_mods(name: str) -> None:
     """The block mask is torch's or monotile's; results and logsumexp are the same."""
     sides = 2 if name == "documents" else None, 4 if name == "prefix" else None, N, N
-    theirs = torchs.create_block_mask(MASKS[name], *sides, device="cpu")
+    theirs = torchs.create_block_mask(MASKS[name], *sides, device=DEVICE)
     request = torchs.AuxRequest(lse=True)
     wanted, aux = torchs.flex_attention(Q, K, V, None, theirs, enable_gqa=True, return_aux=request)
-    for blocks in (theirs, create_block_mask(MASKS[name], *sides, device="cpu", BLOCK_SIZE=64)):
+    for blocks in (theirs, create_block_mask(MASKS[name], *sides, device=DEVICE, BLOCK_SIZE=64)):
         o, found = flex_attention(Q, K, V, None, blocks, enable_gqa=True, return_aux=request)
         assert torch.allclose(o, wanted, atol=1e-5)
         assert torch.allclose(found.lse, aux.lse, atol=1e-5) and found.max_scores is None
@@ -128,7 +131,7 @@ def test_mistakes() -> None:
     with pytest.raises(BadOption, match="plain Python function, found partial"):
         flex_attention(K, K, V, functools.partial(relative))
     with pytest.raises(BadOption, match="sliced"):
-        flex_attention(K, K, V, None, torchs.create_block_mask(causal, None, None, N, N, device="cpu")[:, :, :1])
+        flex_attention(K, K, V, None, torchs.create_block_mask(causal, None, None, N, N, device=DEVICE)[:, :, :1])
     learned = torch.zeros(N, requires_grad=True)
 
     def trained(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:

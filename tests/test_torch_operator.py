@@ -9,15 +9,19 @@ import pytest
 import monotile
 from monotile.errors import MonotileError, NoGradient
 from monotile.language import tanh, where
+from usable import DEVICE, ON_GPU
 
 torch: Any = pytest.importorskip("torch", reason="these are tests of the torch operator")
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
+if ON_GPU:
+    torch.set_default_device(DEVICE)
+COMPILER = "inductor" if ON_GPU else "aot_eager"
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 
 
 def leaves(dtype: Any = torch.float32, Hq: int = 4, Hkv: int = 2, Nq: int = 9, Nk: int = 13, D: int = 16) -> list[Any]:
-    generator = torch.Generator().manual_seed(5)
+    generator = torch.Generator(DEVICE).manual_seed(5)
     shapes = (2, Hq, Nq, D), (2, Hkv, Nk, D), (2, Hkv, Nk, D)
     return [torch.randn(s, generator=generator).to(dtype).requires_grad_() for s in shapes]
 
@@ -172,7 +176,7 @@ def test_compiled_in_one_graph() -> None:
     def model(q: Any, k: Any, v: Any) -> Any:
         return monotile.attention(q * 2.0, k, v, causal=True, window=(4, 0)) + 1.0
 
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(model, fullgraph=True, backend=COMPILER)
     assert torch.equal(compiled(*tensors), model(*tensors))
     found = gradients(weighted(compiled(*tensors)), tensors)
     assert all(torch.equal(a, b) for a, b in zip(found, gradients(weighted(model(*tensors)), tensors), strict=True))
@@ -186,7 +190,7 @@ def test_a_score_mod_in_a_compiled_graph() -> None:
     def bend(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
         return score * 2.0
 
-    compiled = torch.compile(lambda *t: monotile.attention(*t, score_mod=bend), fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(lambda *t: monotile.attention(*t, score_mod=bend), fullgraph=True, backend=COMPILER)
     assert torch.equal(compiled(*tensors), monotile.attention(*tensors, score_mod=bend))
 
 
@@ -220,7 +224,7 @@ def test_export() -> None:
 @pytest.mark.parametrize("grad", [False, True])
 def test_autocast(grad: bool) -> None:
     tensors = leaves() if grad else [t.detach() for t in leaves()]
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
         found = monotile.attention(*tensors)
     assert found.dtype == torch.bfloat16
     assert torch.equal(found, monotile.attention(*[t.to(torch.bfloat16) for t in tensors]))

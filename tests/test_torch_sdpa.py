@@ -7,16 +7,19 @@ from typing import Any
 import pytest
 
 from monotile.errors import BadOption, HeadsDoNotDivide, MaskShape, MonotileError
+from usable import DEVICE, ON_GPU
 
 torch: Any = pytest.importorskip("torch", reason="these are tests of monotile.torch")
 import monotile.torch  # noqa: E402
 
+if ON_GPU:
+    torch.set_default_device(DEVICE)
 F = torch.nn.functional
 torchs = F.scaled_dot_product_attention
 
 
 def draw(*shape: int, dtype: Any = torch.float32) -> Any:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape) + sum(shape))).to(dtype)
+    return torch.randn(shape, generator=torch.Generator(DEVICE).manual_seed(len(shape) + sum(shape))).to(dtype)
 
 
 def same(q: Any, k: Any, v: Any, **options: Any) -> None:
@@ -113,7 +116,7 @@ def test_the_module() -> None:
     assert (module(x) - wanted).abs().max() < 1e-5
     module(x).sum().backward()
     assert all(p.grad is not None for p in module.parameters())
-    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(module, fullgraph=True, backend="inductor" if ON_GPU else "aot_eager")
     assert (compiled(x) - wanted).abs().max() < 1e-5
     with pytest.raises(HeadsDoNotDivide, match="divisor"):
         monotile.torch.Attention(32, 4, kv_heads=3)

@@ -11,15 +11,18 @@ from typing import Any
 import pytest
 
 from monotile.errors import BadOption
+from usable import DEVICE, ON_GPU
 
 torch: Any = pytest.importorskip("torch", reason="these are tests of monotile.transformers")
 transformers: Any = pytest.importorskip("transformers", reason="these are tests of monotile.transformers")
 import monotile.torch  # noqa: E402
 import monotile.transformers  # noqa: E402
-from monotile.transformers import masks  # noqa: E402
+from monotile.transformers import masks, paged  # noqa: E402
 
 monotile.transformers.register()
 
+if ON_GPU:
+    torch.set_default_device(DEVICE)
 TOKENS, HIDDEN = 64, 32
 SIZES = {
     "vocab_size": TOKENS, "hidden_size": HIDDEN, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -76,7 +79,7 @@ def pair(family: Any, name: str, **sizes: Any) -> tuple[Any, Any]:
 
 
 def tokens(batch: int = 2, length: int = 14) -> Any:
-    return torch.randint(2, TOKENS - 2, (batch, length), generator=torch.Generator().manual_seed(1))
+    return torch.randint(2, TOKENS - 2, (batch, length), generator=torch.Generator(DEVICE).manual_seed(1))
 
 
 def close(found: Any, wanted: Any, where: Any = ...) -> None:
@@ -93,6 +96,22 @@ def test_a_decoder(name: str) -> None:
     wanted, found = (m.generate(x, attention_mask=seen, **options) for m in (eager, ours))
     assert (found.sequences == wanted.sequences).all()
     close(torch.stack(found.logits), torch.stack(wanted.logits))
+
+
+@pytest.mark.skipif(not ON_GPU, reason="float32 says the same on a CPU, in less time")
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_decoder_in_bfloat16(name: str) -> None:
+    """Prefill with padding on the left, then a token at a time: as near to float32 as eager is."""
+    eager, ours = pair(transformers.AutoModelForCausalLM, name, **DECODERS[name])
+    x, seen = tokens(length=20), torch.ones(2, 20, dtype=torch.int64)
+    seen[1, :5] = 0
+    ends = 0, *range(14, 21)
+    with torch.no_grad():
+        wanted = _in_chunks(eager, x, seen, ends)[seen.bool()]
+        rounded, found = (_in_chunks(m.bfloat16(), x, seen, ends)[seen.bool()].float() for m in (eager, ours))
+    errors = [float((logits - wanted).square().mean().sqrt()) for logits in (rounded, found)]
+    print(name, errors, float(wanted.square().mean().sqrt()))
+    assert errors[1] <= 1.5 * errors[0]
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "llama4_text"])
@@ -191,7 +210,7 @@ def test_images() -> None:
     """A vision transformer: no mask, as many keys as there are patches."""
     sizes = {"image_size": 8, "patch_size": 2, "num_channels": 3, **ENCODER}
     eager, ours = pair(transformers.AutoModel, "vit", **sizes)
-    image = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(2))
+    image = torch.rand(2, 3, 8, 8, generator=torch.Generator(DEVICE).manual_seed(2))
     with torch.no_grad():
         close(ours(image).last_hidden_state, eager(image).last_hidden_state)
 
@@ -209,7 +228,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, run: Any) -> tuple[Any, int]:
 
 def test_a_model_that_chooses_classes_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     config = transformers.CONFIG_MAPPING["falcon"](**{n: size for n, size in SIZES.items() if n != "head_dim"})
-    with pytest.raises(KeyError, match="monotile"):
+    with pytest.raises(BadOption, match="table of its own, eager, sdpa"):
         transformers.AutoModelForCausalLM.from_config(config, attn_implementation="monotile")
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
     seen = torch.ones(2, 14, dtype=torch.int64)
@@ -219,17 +238,21 @@ def test_a_model_that_chooses_classes_by_name(monkeypatch: pytest.MonkeyPatch) -
     close(found, model(tokens(), attention_mask=seen).logits.detach(), seen.bool())
 
 
-def test_continuous_batching(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts of different lengths on a paged cache, as if each were alone."""
-    model, _ = pair(transformers.AutoModelForCausalLM, "llama")
-    prompts, few = [[5, 6, 7, 8], [9, 10, 11]], {"max_new_tokens": 4, "do_sample": False}
+@pytest.mark.parametrize("name", ["llama", "gpt_oss"])
+def test_continuous_batching(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of different lengths on a paged cache, as if each were alone, without a mask; windows and sinks too."""
+    model, _ = pair(transformers.AutoModelForCausalLM, name, **DECODERS[name])
+    prompts, few = [[*range(5, 17)], [9, 10, 11]], {"max_new_tokens": 4, "do_sample": False}
     alone = [model.generate(torch.tensor([p]), **few)[0, len(p) :].tolist() for p in prompts]
-    model.set_attn_implementation("sdpa")
     limits = transformers.ContinuousBatchingConfig(num_blocks=8, max_batch_tokens=32, page_size=16)
     settings = transformers.GenerationConfig(**few, eos_token_id=63, pad_token_id=0)
     options = {"generation_config": settings, "continuous_batching_config": limits, "progress_bar": False}
-    found, calls = counted(monkeypatch, lambda: model.generate_batch(prompts, **options))
-    assert calls >= 8
+    packed: list[int] = []
+    plain = monotile.attention_varlen
+    monkeypatch.setattr(paged, "attention_varlen", lambda q, *a, **o: packed.append(len(q)) or plain(q, *a, **o))
+    with monotile.transformers.continuous_batching(model):
+        found = model.generate_batch(prompts, **options)
+    assert packed == [15, 15, *[2] * 6] and model.config._attn_implementation == "eager"
     assert [r.generated_tokens for r in sorted(found.values(), key=lambda r: -len(r.prompt_ids))] == alone
 
 
@@ -244,7 +267,7 @@ def test_a_quantised_cache() -> None:
 
 
 def asked(function: Any, queries: int, keys: int, first: int = 0, **options: Any) -> Any:
-    sizes = {"batch_size": 2, "q_length": queries, "kv_length": keys, "q_offset": first, "device": "cpu"}
+    sizes = {"batch_size": 2, "q_length": queries, "kv_length": keys, "q_offset": first, "device": DEVICE}
     return masks.make_mask(**sizes, mask_function=function, **options)
 
 

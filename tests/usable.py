@@ -11,6 +11,7 @@ from monotile import MonotileError, backends
 from monotile.library import registry
 
 ON_GPU = os.environ.get("MONOTILE_TEST_GPU") == "1"  # the library's tests on an NVIDIA GPU, too
+DEVICE = "cuda" if ON_GPU else "cpu"  # of torch tensors in tests of what is under other libraries' names
 # Triton's interpreter takes arrays in this machine's memory; it has to be asked for before Triton is imported.
 TRITON = ("nvidia",) if ON_GPU or os.environ.get("TRITON_INTERPRET") == "1" else ()
 # A vector unit that is asked for concerns the cpu backend alone; the others are tested without it.

@@ -121,13 +121,14 @@ def attention_backward(
     do: A, q: A, k: A, v: A, o: A, lse: Array, *, dlse: Array | None = ..., mask_grad: bool = ...,
     causal: bool | str = ..., scale: float | None = ..., mask: Array | None = ..., window: Window | None = ...,
     softcap: float | None = ..., sinks: Array | None = ..., score_mod: Mod | None = ...,
-    mask_mod: Mod | BlockMask | None = ..., backend: str | None = ..., threads: int | None = ...,
+    mask_mod: Mod | BlockMask | None = ..., deterministic: bool = ..., backend: str | None = ...,
+    threads: int | None = ...,
 ) -> Gradients[A]: ...
 def attention_varlen_backward(
     do: A, q: A, k: A, v: A, o: A, lse: Array, q_offsets: Array, k_offsets: Array, *, dlse: Array | None = ...,
     causal: bool | str = ..., scale: float | None = ..., window: Window | None = ..., softcap: float | None = ...,
-    sinks: Array | None = ..., score_mod: Mod | None = ..., mask_mod: Mod | None = ..., check: bool = ...,
-    backend: str | None = ..., threads: int | None = ...,
+    sinks: Array | None = ..., score_mod: Mod | None = ..., mask_mod: Mod | None = ...,
+    deterministic: bool = ..., check: bool = ..., backend: str | None = ..., threads: int | None = ...,
 ) -> Gradients[A]: ...
 @overload
 def decode_partials(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # one object each: keys of calls have several, whose hashes should cost nothing
 class DType:
     """One element type. `kind` is float, int or bool; `bits` is its size in memory."""
 
@@ -17,7 +17,7 @@ class DType:
     kind: str
     bits: int
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         return max(1, self.bits // 8)
 
@@ -38,7 +38,7 @@ class DType:
     def is_unsigned(self) -> bool:
         return self.name.startswith("uint")
 
-    @property
+    @cached_property
     def limits(self) -> tuple[int, int]:
         """Least and greatest value of an integer type."""
         if self.is_unsigned:
@@ -47,6 +47,9 @@ class DType:
 
     def __repr__(self) -> str:
         return self.name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _by_name, (self.name,)
 
 
 float32 = DType("float32", "float", 32)
@@ -65,6 +68,10 @@ ALL = (float32, float16, bfloat16, float8_e4m3fn, float8_e5m2, int64, int32, uin
 FLOATS = (float32, float16, bfloat16)  # that attention computes with
 FP8 = (float8_e4m3fn, float8_e5m2)
 BY_NAME = {d.name: d for d in ALL}
+
+
+def _by_name(name: str) -> DType:
+    return BY_NAME[name]
 
 
 def computed(dtype: DType) -> DType:

@@ -3,7 +3,8 @@
 The text that a processor with AMX runs is run here, word for word, but for the names of the intrinsics and one more
 argument: the tile registers, which are memory of the kernel. Registers that were not configured as the compiler does it
 trap. The sums are those of the manual: of the 32 steps of an instruction the even and the odd ones are added by FMAs,
-both sums to each other, and that to the register; what is below 2^-126 is zero before and after each operation.
+both sums to each other, and that to the register; what is below 2^-126 is zero before and after each operation. Sums
+of bytes are int32 and exact.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from monotile.backends.cpu.compiler import to_llvm
 from monotile.backends.cpu.host import host
 from monotile.backends.cpu.target import target, why_not
 
-NAMES = ("ldtilecfg", "tilerelease", "tilezero", "tileloadd64", "tilestored64", "tdpbf16ps")
+BYTE_NAMES = ("tdpbssd", "tdpbsud", "tdpbusd", "tdpbuud")
+NAMES = ("ldtilecfg", "tilerelease", "tilezero", "tileloadd64", "tilestored64", "tdpbf16ps", *BYTE_NAMES)
 
 
 def emulated(text: str, scratch_bytes: int = 0) -> str:
@@ -37,12 +39,27 @@ def emulated(text: str, scratch_bytes: int = 0) -> str:
             lines.append("  %registers = alloca [8256 x i8], align 64")
             lines.append(f"  call void @llvm.memset.p0.i64(ptr %scratch, i8 255, i64 {scratch_bytes}, i1 false)")
     expected = ", ".join(f"i8 {byte}" for byte in amx.CONFIGURATION)
-    lines += [line for line in FUNCTIONS.replace("EXPECTED", expected).split("\n") if not _declared(line, lines)]
+    functions = FUNCTIONS.replace("EXPECTED", expected) + "".join(map(_byte_products, BYTE_NAMES))
+    lines += [line for line in functions.split("\n") if not _declared(line, lines)]
     return "\n".join(lines)
 
 
 def _declared(line: str, lines: list[str]) -> bool:
     return line.startswith("declare") and line in lines
+
+
+def _byte_products(name: str) -> str:
+    """Return the function that adds products of bytes, signed (s) or not (u), four of each word."""
+    left, right = (("ashr" if letter == "s" else "lshr") for letter in name[4:6])
+    lines, total = [], "%sum"
+    for n in range(4):
+        for operand, shift in (("x", left), ("y", right)):
+            lines.append(f"  %{operand}_{n}_up = shl <16 x i32> %{operand}, splat (i32 {24 - 8 * n})")
+            lines.append(f"  %{operand}_{n} = {shift} <16 x i32> %{operand}_{n}_up, splat (i32 24)")
+        lines.append(f"  %product_{n} = mul <16 x i32> %x_{n}, %y_{n}")
+        lines.append(f"  %sum_{n} = add <16 x i32> {total}, %product_{n}")
+        total = f"%sum_{n}"
+    return BYTE_PRODUCTS.replace("NAME", name).replace("STEPS", "\n".join(lines))
 
 
 class EmulatedBackend(CpuBackend):
@@ -204,4 +221,39 @@ end:
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 declare void @llvm.trap()
 declare <16 x float> @llvm.fabs.v16f32(<16 x float>)
+"""
+BYTE_PRODUCTS = """
+define internal void @emulated_NAME(ptr %registers, i8 %sums, i8 %left, i8 %right) nounwind noinline {
+entry:
+  %c = call ptr @emulated_register(ptr %registers, i8 %sums)
+  %a = call ptr @emulated_register(ptr %registers, i8 %left)
+  %b = call ptr @emulated_register(ptr %registers, i8 %right)
+  br label %rows
+rows:
+  %m = phi i64 [ 0, %entry ], [ %m_next, %row_end ]
+  %a_row = getelementptr <16 x i32>, ptr %a, i64 %m
+  %c_row = getelementptr <16 x i32>, ptr %c, i64 %m
+  %old = load <16 x i32>, ptr %c_row, align 64
+  br label %steps
+steps:
+  %k = phi i64 [ 0, %rows ], [ %k_next, %steps ]
+  %sum = phi <16 x i32> [ %old, %rows ], [ %sum_3, %steps ]
+  %word_at = getelementptr i32, ptr %a_row, i64 %k
+  %word = load i32, ptr %word_at, align 4
+  %one = insertelement <16 x i32> poison, i32 %word, i64 0
+  %x = shufflevector <16 x i32> %one, <16 x i32> poison, <16 x i32> zeroinitializer
+  %y_at = getelementptr <16 x i32>, ptr %b, i64 %k
+  %y = load <16 x i32>, ptr %y_at, align 64
+STEPS
+  %k_next = add i64 %k, 1
+  %more_steps = icmp ult i64 %k_next, 16
+  br i1 %more_steps, label %steps, label %row_end
+row_end:
+  store <16 x i32> %sum_3, ptr %c_row, align 64
+  %m_next = add i64 %m, 1
+  %more_rows = icmp ult i64 %m_next, 16
+  br i1 %more_rows, label %rows, label %end
+end:
+  ret void
+}
 """

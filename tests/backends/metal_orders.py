@@ -15,15 +15,16 @@ from monotile.backends.metal import backend as metal_backend
 from monotile.backends.metal import on_cpu
 from monotile.backends.metal.runner import launch
 from monotile.cli import catalogue
+from monotile.launch.kernel import Kernel
 from monotile.library import ops
 
 Array = np.ndarray[Any, Any]
 
 
-def forget() -> None:
-    """Drop the programs compiled for another order or other block sizes."""
+def forget(*others: Kernel) -> None:
+    """Drop the programs compiled for another order or other block sizes, of the library and of other kernels."""
     backends.get.cache_clear()
-    for kernel in catalogue.kernels().values():
+    for kernel in (*catalogue.kernels().values(), *others):
         kernel._programs.clear()
         kernel._templates.clear()
         kernel._plans.clear()

@@ -170,6 +170,17 @@ def block_states(mask: Any, BK: int) -> Any:
     return torch.where(whole, FULL, torch.where(some, torch.where(covered, COVERED, PARTIAL), HIDDEN)).to(torch.uint8)
 
 
+@compiled
+@needs_gluon
+def test_no_block_behind_many_hidden_ones_is_missed() -> None:
+    """The search looks at 32 blocks at once: the next to be found lies behind the last of them, or is the last."""
+    mask = torch.zeros(64, 70 * 32, dtype=torch.bool)
+    mask[:, 33 * 32 : 34 * 32], mask[:, 66 * 32 + 5] = True, True
+    given = {"mask": mask, "block_map": block_states(mask, 32)}
+    given = {name: tensor.expand(2, 1, *tensor.shape).contiguous() for name, tensor in given.items()}
+    assert attend(two(), 16, 16, 64, 70 * 32, **given) < 0.01
+
+
 def masked(rows: int, keys: int, BK: int, kind: str = "bool") -> dict[str, Any]:
     """A mask with a key that no row sees, and its block map."""
     mask = torch.rand(rows, keys, generator=torch.Generator().manual_seed(1)) < 0.6

@@ -24,7 +24,7 @@ NAN = float("nan")
 
 def gradients(
     schedule: Schedule, *, D: int = 64, Dv: int = 64, heads: tuple[int, int] = (1, 1), rows: int = 130, keys: int = 150,
-    blocks: tuple[int, int] = (64, 64), owns: str = "keys", unseen: float = 0.0, **options: Any,
+    blocks: tuple[int, int] = (64, 64), owns: str = "keys", unseen: float = 0.0, mask: Any = None, **options: Any,
 ) -> float:  # fmt: skip
     """Return the greatest error of the gradients that the module of a schedule gives. `unseen` is what q and do hold in
     rows that see no key."""
@@ -33,15 +33,21 @@ def gradients(
     k, v = (torch.randn(1, heads[1], keys, n).bfloat16() for n in (D, Dv))
     wide = [x.double().requires_grad_() for x in (q, k, v)]
     K, V = (x.repeat_interleave(heads[0] // heads[1], 1) for x in wide[1:])
-    S = (wide[0] @ K.transpose(2, 3) * D**-0.5).masked_fill(~seen(rows, keys, **options), -torch.inf)
+    shown = seen(rows, keys, **options)
+    shown = shown if mask is None else shown & documents(0, 0, *grid(rows, keys))
+    S = (wide[0] @ K.transpose(2, 3) * D**-0.5).masked_fill(~shown, -torch.inf)
     O = torch.softmax(S, 3).nan_to_num(0) @ V
     (O * do.double()).sum().backward()
     lse, delta = torch.logsumexp(S, 3).detach().float(), (O * do.double()).sum(3).detach().float()
     for x in (q, do):
-        x[:, :, ~seen(rows, keys, **options).any(1)] = unseen
+        x[:, :, ~shown.any(1)] = unseen
 
-    block_map = map_of(rows, keys, blocks, heads[0], **options) if "mask_mod" in options else None
-    given = {"do": do, "q": q, "k": k, "v": v, "mask": None, "block_map": block_map, "lse": lse, "delta": delta}
+    block_map = map_of(rows, keys, blocks, heads[0], options.get("mask_mod", documents))
+    block_map = block_map if mask is not None or "mask_mod" in options else None
+    if mask is not None:  # its kind: bool, or float for an additive one
+        hides = documents(0, 0, *grid(rows, keys)).expand(1, heads[0], rows, keys).contiguous()
+        mask = hides if mask is bool else torch.where(hides, 0.0, -torch.inf).bfloat16()
+    given = {"do": do, "q": q, "k": k, "v": v, "mask": mask, "block_map": block_map, "lse": lse, "delta": delta}
     names = ("dq",) if owns == "queries" else ("dk", "dv")
     results = {name: torch.full_like(of, NAN) for name, of in zip(("dq", "dk", "dv"), (q, k, v), strict=True)}
     tensors = given | {"q_offsets": None, "k_offsets": None, "spans": None} | {name: results[name] for name in names}
@@ -57,7 +63,11 @@ def gradients(
     return max(float((tensors[name].double() - exact[name].nan_to_num(0)).abs().max()) for name in names)
 
 
-def map_of(rows: int, keys: int, blocks: tuple[int, int], heads: int, mask_mod: Any, **options: Any) -> Any:
+def grid(rows: int, keys: int) -> tuple[Any, Any]:
+    return torch.arange(rows)[:, None], torch.arange(keys)[None, :]
+
+
+def map_of(rows: int, keys: int, blocks: tuple[int, int], heads: int, mask_mod: Any) -> Any:
     """Return the block map of a mask_mod."""
     counts = [-(-n // size) for n, size in zip((rows, keys), blocks, strict=True)]
     found = torch.full((1, heads, *counts), FULL, dtype=torch.uint8)
@@ -112,6 +122,15 @@ CASES: dict[str, tuple[Schedule, dict[str, Any]]] = {
         Schedule(4, 2, consumers=3),
         {"owns": "queries", "rows": 300, "keys": 300, "mask_mod": documents, "causal": "lower_right"},
     ),
+    "keys of a group, a bool mask": (
+        Schedule(4, 2, consumers=2),
+        {"heads": (2, 1), "rows": 136, "keys": 192, "mask": bool, "unseen": NAN},
+    ),
+    "keys, an additive mask, causal": (
+        Schedule(4, 2, consumers=2),
+        {"rows": 136, "keys": 200, "mask": float, "causal": "lower_right"},
+    ),
+    "queries, a bool mask": (Schedule(4, 2, consumers=2), {"owns": "queries", "keys": 192, "mask": bool}),
     "one key": (Schedule(4, 2, consumers=2), {"rows": 3, "keys": 1}),
     "queries": (Schedule(4, 2, consumers=2), {"owns": "queries"}),
     "queries, causal, overlapped": (

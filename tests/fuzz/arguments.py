@@ -80,8 +80,6 @@ class Arguments:
         self.scope[-1].append(value)
         return value
 
-    # ---- the program -------------------------------------------------------------------------------------------------
-
     # ---- arguments ---------------------------------------------------------------------------------------------------
 
     def argument(self, n: int, output: bool) -> None:
@@ -185,6 +183,20 @@ class Arguments:
     def fits(self, argument: Argument, shape: tuple[int, ...]) -> bool:
         return argument.owned is None or all(side <= argument.share for side in shape)
 
+    def view(self, argument: Argument) -> tuple[dict[str, Any], tuple[Value, ...]]:
+        """Make, sometimes, views along some dimensions: the attribute of an access in them, and their spans."""
+        b, axes, spans = self.b, [], []
+        for axis, length in enumerate(argument.view(argument.base).shape):
+            if axis == argument.owned or not self.chance(0.08):
+                continue
+            most = b.value(b.dim(argument.tensor, axis), int32)
+            first, end = (
+                b.cast(b.binary("min", b.binary("max", self.start(length), 0), most), int32) for _ in range(2)
+            )
+            axes.append(axis)
+            spans += [first, b.binary("max", b.binary("sub", end, first), 0)]
+        return ({"view": tuple(axes)} if axes else {}), tuple(spans)
+
     def load(self) -> None:
         readable = [a for a in self.arguments if not a.approximate]
         argument = self.pick(readable)
@@ -195,7 +207,9 @@ class Arguments:
             shape = tuple(self.pick(sides) for _ in range(min(tensor.rank, self.pick((1, 2)))))
         starts, extents = self.place(argument, shape)
         type_ = Type(tensor.dtype, tuple(e for e in extents if e is not None))
-        op = self.b.emit("load", starts, type_, tensor=tensor, extents=extents, checked=(True,) * tensor.rank)
+        view, spans = self.view(argument)
+        checked = (True,) * tensor.rank
+        op = self.b.emit("load", (*starts, *spans), type_, tensor=tensor, extents=extents, checked=checked, **view)
         self.keep(op.result, HELD)
 
     def store(self, argument: Argument | None = None) -> None:
@@ -217,7 +231,9 @@ class Arguments:
         if value is None:
             return
         starts, extents = self.place(argument, value.shape)
-        self.b.emit("store", (value, *starts), tensor=tensor, extents=extents, checked=(True,) * tensor.rank)
+        view, spans = self.view(argument)
+        checked = (True,) * tensor.rank
+        self.b.emit("store", (value, *starts, *spans), tensor=tensor, extents=extents, checked=checked, **view)
 
     def scatter(self) -> None:
         """Store a tile at positions that are no two alike: strided, backwards, masked; maybe transposed."""
@@ -228,7 +244,7 @@ class Arguments:
             return
         value, b = self.converted(self.held(value), tensor.dtype), self.b
         axes = self.rng.sample(range(tensor.rank), len(value.shape))
-        indices = []
+        indices, beside = [], list[int]()
         for d in range(tensor.rank):
             start = self.start(lengths[d])
             if d == argument.owned:
@@ -239,11 +255,21 @@ class Arguments:
                 continue
             along = axes.index(d)
             side = value.shape[along]
-            step = self.pick((1, -1) if d == argument.owned else (1, 2, 3, -1))
-            index = b.binary("add", b.binary("mul", b.arange(side), step), side - 1 if step < 0 else 0)
+            room = argument.share // side if d == argument.owned else 9
+            step = self.pick([step for step in (1, 2, 2, 3, 4, -1, -2) if abs(step) <= room])
+            index = b.binary("add", b.binary("mul", b.arange(side), step), (side - 1) * -step if step < 0 else 0)
             index = b.binary("add", b.expand(index, 1 - along) if len(value.shape) == 2 else index, start)
-            indices.append(b.where(self.test(value.shape), index, -1) if self.chance(0.3) else index)
-        b.emit("scatter", (value, *indices), tensor=tensor)
+            masked = self.chance(0.3)
+            if abs(step) > 1 and not masked:
+                beside.append(d)
+            indices.append(b.where(self.test(value.shape), index, -1) if masked else index)
+        view, spans = self.view(argument)
+        b.emit("scatter", (value, *indices, *spans), tensor=tensor, **view)
+        if beside and self.chance(0.6):  # the positions between them, perhaps by another value
+            other = self.value(lambda v: v.shape == value.shape) or value
+            other = self.converted(self.held(other), tensor.dtype)
+            indices[beside[0]] = b.binary("add", indices[beside[0]], 1)
+            b.emit("scatter", (other, *indices, *spans), tensor=tensor, **view)
 
     def gather(self) -> None:
         readable = [a for a in self.arguments if not a.approximate and not (a.output and self.grid)]
@@ -262,12 +288,14 @@ class Arguments:
             else:
                 along = self.rng.randrange(len(shape))
                 index = self.b.arange(shape[along])
-                index = self.b.binary("mul", index, self.pick((1, 2, -1, 3)))
-                index = self.b.binary("add", index, self.pick((0, 1, -1, 5)))
+                index = self.b.binary("mul", index, self.pick((1, 2, 2, -1, 3, 4, -2)))
+                index = self.b.binary("add", index, self.pick((0, 1, -1, 5, self.start(9))))
                 indices.append(self.b.expand(index, 1 - along) if len(shape) == 2 else index)
         indices = [self.b.cast(i, int32) if i.dtype.is_narrow else i for i in indices]
         found = self.b.broadcast_shape(tuple(indices))
-        op = self.b.emit("gather", tuple(indices), Type(argument.tensor.dtype, found), tensor=argument.tensor)
+        view, spans = self.view(argument)
+        kind = Type(argument.tensor.dtype, found)
+        op = self.b.emit("gather", (*indices, *spans), kind, tensor=argument.tensor, **view)
         self.keep(op.result, HELD)
 
 

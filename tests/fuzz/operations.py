@@ -64,6 +64,11 @@ class Operations(Arguments):
         if roll < 0.2:
             self.keep(b.binary(self.pick(("add", "sub", "mul")), x, self.pick((0, 1, 2, 3))), 3 * limit + 3)
             return
+        if roll < 0.23:
+            power = self.pick((0, 2, 3, 4))
+            x = self.held(x, 8)
+            self.keep(composed.power(b, x, power), 8**power)
+            return
         if roll < 0.3 and x.dtype.is_int and self.chance(0.5):
             self.bits(x)
             return
@@ -175,8 +180,11 @@ class Operations(Arguments):
         self.keep(self.b.reduce(fold, x, axis), self.bound[x] * (x.shape[axis] if fold == "sum" else 1))
 
     def dot(self) -> None:
-        """Multiply float tiles in scope, perhaps a tile with itself; another tile may be added."""
+        """Multiply tiles in scope, perhaps a tile with itself; another tile may be added."""
         b = self.b
+        if self.chance(0.2):
+            self.integer_dot()
+            return
         x = self.value(lambda v: len(v.shape) == 2 and v.dtype is not bool_)
         if x is None:
             return
@@ -206,6 +214,19 @@ class Operations(Arguments):
             if other is not None and self.bound[other] + bound < EXACT:
                 sides = (result, other) if self.chance(0.5) else (other, result)
                 self.keep(b.binary("add", *sides), self.bound[other] + bound)
+
+    def integer_dot(self) -> None:
+        """Multiply tiles of int8 and uint8; one that is not is cast, which keeps its low bits."""
+        b, kinds = self.b, (int8, uint8)
+        x = self.value(lambda v: len(v.shape) == 2 and v.dtype in kinds) or self.value(lambda v: len(v.shape) == 2)
+        if x is None:
+            return
+        x = b.trans(x) if self.chance(0.3) else x
+        y = self.value(lambda v: len(v.shape) == 2 and x.shape[1] in v.shape)
+        y = b.trans(x) if y is None or self.chance(0.2) else y
+        y = y if y.shape[0] == x.shape[1] else b.trans(y)
+        x, y = (v if v.dtype in kinds else b.cast(v, self.pick(kinds)) for v in (x, y))
+        self.keep(b.dot(x, y), 255 * 255 * x.shape[1])
 
     def arange(self) -> None:
         value = self.b.binary("add", self.b.arange(self.pick(self.sides)), self.start(9))

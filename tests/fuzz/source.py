@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monotile.ir import Block, Kernel, Op, Value, starts
+from monotile.ir import Block, Kernel, Op, Value, starts, view_of
 
 UNARY = {"neg": "-{}", "not": "~{}"}
 BINARY = {
@@ -13,7 +13,7 @@ CALLS = {"max": "maximum", "min": "minimum"}
 
 
 def source(kernel: Kernel) -> str:
-    """Return the source. Views are not shown: the fuzz makes none."""
+    """Return the source."""
     return _Writer(kernel).text()
 
 
@@ -75,7 +75,10 @@ class _Writer:
         texts = [self.value(v) for v in starts(op)]
         extents = op.attrs.get("extents", (None,) * len(texts))
         items = [t if e is None else f"{t} + arange({e})" for t, e in zip(texts, extents, strict=True)]
-        return f"{op.attrs['tensor'].name}[{', '.join(items)}]"
+        views = [view_of(op, axis) for axis in range(len(texts))]
+        spans = ["" if v is None else f"{self.value(v[0])} : {self.value(v[0])} + {self.value(v[1])}" for v in views]
+        part = f"[{', '.join(span or ':' for span in spans)}]" if any(spans) else ""
+        return f"{op.attrs['tensor'].name}{part}[{', '.join(items)}]"
 
     def loop(self, op: Op, indent: str) -> None:
         (body,), (low, high, *inits) = op.blocks, op.operands

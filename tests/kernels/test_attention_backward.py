@@ -17,7 +17,7 @@ from monotile.errors import ArgumentRank, ArgumentShape, BadOption, MixedDTypes,
 
 FAST = settings(deadline=None, derandomize=True, max_examples=5, suppress_health_check=list(HealthCheck))
 DTYPES = ("float32", "float16", "bfloat16")
-SIZES = (1, 3, 16, 33, 64, 80, 96, 128, 192, 256, 512, 576)
+SIZES = (1, 3, 33, 64, 80, 128, 192, 256, 512, 576)
 LENGTHS = st.tuples(st.sampled_from([0, 1, 2, 9, 33, 65, 130]), st.sampled_from([0, 1, 13, 64, 65, 129, 200]))
 
 
@@ -55,7 +55,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@settings(FAST, max_examples=3)
+@settings(FAST, max_examples=2)
 @given(lengths=LENGTHS, B=st.integers(1, 2))
 def test_options(name: str, lengths: tuple[int, int], B: int, backend: str) -> None:
     check_gradients(*qkv(*lengths, B=B, Hq=4, Hkv=2), backend, **OPTIONS[name])

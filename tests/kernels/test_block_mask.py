@@ -135,7 +135,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-PAIRS = [(name, other) for n, name in enumerate(MODS) for m, other in enumerate(TOGETHER) if (n + m) % 2 == 0]
+PAIRS = [*zip(MODS, TOGETHER, strict=True), ("documents", "everything"), ("prefix", "causal")]
 
 
 @pytest.mark.parametrize(("name", "together"), PAIRS)

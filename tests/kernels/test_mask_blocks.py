@@ -11,7 +11,11 @@ import monotile
 from arrays import Array, numpy_type
 from kernels.cases import normal
 from monotile.kernels import reference
+from monotile.kernels.attention import DENSE
+from monotile.kernels.attention import attention as attention_kernel
+from monotile.kernels.mask_blocks import cover_blocks, mod_blocks
 from monotile.kernels.mask_blocks import mask_blocks as mask_blocks_kernel
+from monotile.kernels.scores import Options
 
 
 def patches(shape: tuple[int, ...], kind: str, seed: int) -> Array:
@@ -82,6 +86,39 @@ def test_a_key_that_only_some_strips_hide() -> None:
     expected, _ = reference.attention(q, k, v, mask=mask)
     v[:, :, 5] = np.nan
     np.testing.assert_allclose(monotile.attention(q, k, v, mask=mask, backend="cpu"), expected, atol=2e-6)
+
+
+def test_a_key_that_some_row_of_the_head_sees_is_covered() -> None:
+    """Also where no row of its block sees it. A key that no row sees leaves its column of blocks PARTIAL."""
+    N, document, dead = 700, (np.arange(700) // 50).astype(np.int32), np.arange(700) == 333
+    for mod in (
+        lambda b, h, q, k: document[q] == document[k],
+        lambda b, h, q, k: (document[q] == document[k]) & ~dead[k],
+    ):
+        found = np.zeros((1, 1, 44, 22), np.uint8)
+        given = {"mask_mod": mod, "BR": 16, "BK": 32, "packed": False, "backend": "cpu"}
+        mod_blocks(found, N, N, N, SPAN=16, **given)
+        plain = found.copy()
+        cover_blocks(found, N, N, N, **given)
+        seen = mod(0, 0, np.arange(N)[:, None], np.arange(N)[None, :]).any(axis=0)
+        columns = np.pad(seen, (0, 4), constant_values=True).reshape(22, 32).all(axis=1)
+        np.testing.assert_array_equal(found, np.where((plain == 1) & columns, 3, plain))
+
+
+def test_splits_of_what_a_map_shows() -> None:
+    """Splits divide the blocks between the first and the last visible one, wherever these lie; the rest is empty."""
+    q, k, v = normal(2, 1, 4, 16), normal(2, 1, 800, 16), normal(2, 1, 800, 16)
+    mask = np.zeros((2, 4, 1, 800), bool)
+    mask[0, :, :, 333:420], mask[0, 1, :, 700], mask[1, 2, :, 795] = True, True, True
+    block_map = reference.mask_blocks(mask.reshape(2, 1, 4, 800), 4, 16)
+    for splits in (1, 7, 60):
+        o, m, l = (np.full((2, 1, 4, splits, *last), np.nan, np.float32) for last in ((16,), (), ()))
+        tensors = q, k, v, mask, block_map, None, None, None, o, m, l, *DENSE
+        constants = {"options": Options(), "D": 16, "Dv": 16, "BR": 4, "BK": 16, "packed": True, "glance": 16}
+        attention_kernel(*tensors, 0.25, 1, 0, 1, **constants, backend="cpu")
+        found, _ = monotile.merge(o, m, l, backend="cpu")
+        expected, _ = reference.attention(q.reshape(2, 4, 1, 16), k, v, mask=mask)
+        np.testing.assert_allclose(found.reshape(expected.shape), expected, atol=2e-6)
 
 
 def test_strided_masks(backend: str) -> None:

@@ -26,13 +26,13 @@ from monotile.language import Const, Tensor, arange, blocks, cdiv, dot, kernel, 
 
 RUNNABLE = runnable()
 OPTIONS = [{}, {"causal": "upper_left"}]
+DTYPES = ("float32", "bfloat16")
 every_unit = pytest.mark.parametrize("unit", RUNNABLE[1:] or RUNNABLE)  # the other tests of the library have its own
 with_options = pytest.mark.parametrize("options", OPTIONS, ids=["plain", "causal"])
 
 
 @every_unit
-@with_options
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("options", "dtype"), zip(OPTIONS, DTYPES, strict=True), ids=["plain", "causal"])
 def test_split_decode_of_a_row_depends_on_no_other_row(unit: str, options: dict[str, Any], dtype: str) -> None:
     """Row blocks of every size give the same bits: 1, 2, 3, 6 and 27 rows read a KV head."""
     q, k, v = qkv(9, 300, 24, Hq=3, dtype=dtype)
@@ -77,8 +77,7 @@ def rows_over_keys(
 
 
 @every_unit
-@pytest.mark.parametrize("causal", [False, True], ids=["plain", "causal"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("causal", "dtype"), zip((False, True), DTYPES, strict=True), ids=["plain", "causal"])
 @pytest.mark.parametrize("blocks", [(1, 3, 5, 8, 9, 12), (13, 16, 24, 32, 48, 64)], ids=["streamed", "panels"])
 def test_bits_do_not_depend_on_the_row_block(unit: str, causal: bool, dtype: str, blocks: tuple[int, ...]) -> None:
     """Streamed dots of any height add in one order; panels of one vector and of several, whole ones and the rest of a

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from arrays import numpy_type, poisoned, same
+from arrays import numpy_type, poisoned, random, same
 from monotile.language import (
     Const,
     Tensor,
@@ -29,6 +29,7 @@ from monotile.language import (
     where,
     zeros,
 )
+from usable import usable
 
 
 def whole(shape: tuple[int, ...], seed: int = 0) -> npt.NDArray[Any]:
@@ -401,3 +402,35 @@ def test_float_positions_outside_a_loop(backend: str, BR: int) -> None:
     q, k, y = whole((100, 16)), whole((48, 16), 1), poisoned(100)
     shifted_maxima(q, k, y, BR=BR, backend=backend)
     same(y, (q @ k.T).max(axis=1) + np.arange(100, dtype=np.float32))
+
+
+@kernel
+def shared_operands(x: Tensor["N N"], y: Tensor["N N"], *, N: Const):
+    ones = full((N, N), 1.0)
+    above = maximum(ones, x[:, :])
+    y[:, :] = dot(full((N, N), 1.0), ones)
+    x[:, :] = dot(above.T, ones)
+
+
+@pytest.mark.parametrize("backend", usable("interpreter", "cpu", "metal"))
+def test_operand_computed_from_another(backend: str) -> None:
+    """metal: no barrier behind a tile in threadgroup memory that was computed from another such tile."""
+    x, y = random((31, 31)), poisoned((31, 31))
+    expected = np.maximum(x, 1).sum(axis=0, dtype=np.float64)
+    shared_operands(x, y, backend=backend)
+    np.testing.assert_allclose(x, np.tile(expected[:, None], 31), rtol=1e-6)
+    assert (y == 31).all()
+
+
+@kernel
+def stored_twice(x: Tensor["N N"], y: Tensor["N"], *, N: Const):
+    y[:] = arange(N).astype(float32)
+    y[:] = x[:, :].sum(axis=1)
+
+
+@pytest.mark.parametrize("backend", usable("interpreter", "cpu", "metal"))
+def test_two_stores_to_one_place(backend: str) -> None:
+    """metal: the two tiles are in different lanes, and nothing ordered their stores."""
+    x, y = whole((65, 65)), poisoned(65)
+    stored_twice(x, y, backend=backend)
+    same(y, x.sum(axis=1))

@@ -207,6 +207,10 @@ class Choices:
         """True if the block map of a mask shall tell COVERED blocks from PARTIAL ones."""
         return False
 
+    def covers(self, problem: AttentionProblem) -> bool:
+        """True if the block map of a mask_mod shall tell blocks whose keys are all visible to some row of the head."""
+        return False
+
     def merge(self, parts: int, rows: int, device: str, *, after_split: bool = False) -> Choice:
         """BS (parts of a row taken at once) and SPAN (columns of a row in one program) of a merge. Results depend on
         BS, which follows from the number of parts alone."""

@@ -35,6 +35,10 @@ MEANINGS = {
     "codes": "what the numbers in a tensor mean",
     "math_modes": "of Metal's compiler in which the text is right",
     "language_version": "of Metal, the least that has the types of the text",
+    "registers_per_thread": "of 32 bits, by a model that reads the text: the variables that are live at once, and 16 "
+    "for addresses and expressions. A lane has 128; what Metal's compiler allocates may differ",
+    "threadgroups_per_core": "that the model's registers, 208 KiB on a core, and 60 KiB of threadgroup memory let live "
+    "at once",
     "strides": "null where any stride will do; a number is compiled in, and the array must have it",
 }
 BINARY = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%"}

@@ -46,6 +46,29 @@ def load(path: Path) -> Report:
     return dict(found)
 
 
+def join(reports: list[Report]) -> Report:
+    """Return one report of runs on different numbers of threads of one device, with its first run's cold starts."""
+    first, *others = reports
+    rows, doubts = list(first["rows"]), list(first.get("doubts", ()))
+    for other in others:
+        differing = [key for key in ("device", "versions", "commit", "quick") if other[key] != first[key]]
+        if differing:
+            raise MonotileError(f"runs with another {', '.join(differing)} are no one baseline; keep them one by one")
+        repeated = {(row["name"], row["threads"]) for row in rows} & {(r["name"], r["threads"]) for r in other["rows"]}
+        if repeated:
+            raise MonotileError(
+                f"{len(repeated)} rows are in both files, such as {min(repeated)}; pass runs on other threads"
+            )
+        rows += other["rows"]
+        doubts += [doubt for doubt in other.get("doubts", ()) if doubt not in doubts]
+    return {
+        **first,
+        "rows": rows,
+        "doubts": doubts,
+        "wrong": [w for report in reports for w in report.get("wrong", ())],
+    }
+
+
 # ---- comparing -------------------------------------------------------------------------------------------------------
 
 

@@ -40,10 +40,13 @@ class WorkerFailed(Exception):
     """A worker process ended with an error."""
 
 
-def run(*, quick: bool, only: str, threads: int | None, console: Console, backend: str = "cpu") -> Report:
+def run(
+    *, quick: bool, only: str, threads: int | None, console: Console, backend: str = "cpu", commit: str | None = None
+) -> Report:
     """Measure the rows that the filter `only` matches, with the code of cpu or of another vector unit ("cpu:avx2").
 
-    They run on `threads` (default: every processor) and on one; a quick run of no filter on `threads` alone.
+    They run on `threads` (default: every processor) and on one; a quick run of no filter on `threads` alone. `commit`
+    is that of this source, where git cannot tell.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -76,7 +79,7 @@ def run(*, quick: bool, only: str, threads: int | None, console: Console, backen
     rows, wrong = [r for r in found if "wrong" not in r], [r for r in found if "wrong" in r]
     _add_shares(rows)
     doubts = list(_doubts(rows, load))
-    about = {**_setting(quick, unit), "filter": only, "load_before": load, "doubts": doubts}
+    about = {**_setting(quick, unit, commit), "filter": only, "load_before": load, "doubts": doubts}
     return {**about, "rows": rows, "wrong": wrong, "starts": started}
 
 
@@ -134,8 +137,9 @@ def shared_processor(row: Report) -> float | None:
     return float(mine["best_s"] / mine["cpu_s"])
 
 
-def _setting(quick: bool, unit: str) -> Report:
-    host, found = processor.host(), machine.commit()
+def _setting(quick: bool, unit: str, commit: str | None) -> Report:
+    host = processor.host()
+    found = (commit, None) if commit is not None else machine.commit()  # the option wins: git may describe another tree
     return {
         "device": {
             "slug": machine.slug(machine.processor(), host.cpu, *([] if _is_own(unit) else [unit])),

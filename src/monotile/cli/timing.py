@@ -26,7 +26,7 @@ Where = Annotated[
 ]
 FlexWhen = Annotated[str, typer.Option("--flex", help="nvidia: time FlexAttention where needed, always or never.")]
 Seconds = Annotated[float, typer.Option(help="nvidia: no row begins after this time.")]
-Commit = Annotated[str | None, typer.Option(help="nvidia: of this source, where git cannot tell.")]
+Commit = Annotated[str | None, typer.Option(help="Of this source, where git cannot tell.")]
 
 
 def run_bench(
@@ -49,7 +49,7 @@ def run_bench(
         options = bench.RunOptions(quick, only, seconds, commit, bench.Flex(flex))
         report = _measure_gpu(console, options, json_file)
     else:
-        report = _measure(console, quick, only, threads, backend)
+        report = _measure(console, quick, only, threads, backend, commit)
     bench.show(report, console)
     if json_file is not None:
         _keep(console, report, json_file)
@@ -72,9 +72,11 @@ def _measure_gpu(console: Console, options: bench.RunOptions, path: Path | None)
     return bench.run_nvidia(options, console, keep=keep)
 
 
-def _measure(console: Console, quick: bool, only: str, threads: int | None, backend: str) -> baselines.Report:
+def _measure(
+    console: Console, quick: bool, only: str, threads: int | None, backend: str, commit: str | None = None
+) -> baselines.Report:
     try:
-        return bench.run(quick=quick, only=only, threads=threads, console=console, backend=backend)
+        return bench.run(quick=quick, only=only, threads=threads, console=console, backend=backend, commit=commit)
     except bench.WorkerFailed as error:
         raise MonotileError(f"a benchmark stopped: {error}") from None
 
@@ -87,7 +89,12 @@ def _keep(console: Console, report: baselines.Report, path: Path) -> None:
 
 def snap(
     file: Annotated[Path | None, typer.Argument(help="Where to keep it; baselines/<device>.json if left out.")] = None,
-    of: Annotated[Path | None, typer.Option("--from", help="Keep this file of `bench --json`; run nothing.")] = None,
+    of: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--from", help="Keep this file of `bench --json`; run nothing. Several: one device, other threads."
+        ),
+    ] = None,
     tables: Annotated[
         bool, typer.Option("--tables", help="Run nothing: rewrite the .md of FILE, or of every kept baseline.")
     ] = False,
@@ -103,15 +110,15 @@ def snap(
         for path in [file] if file is not None else sorted(baselines.FOLDER.glob("*.json")):
             print(baselines.save_tables(baselines.load(path), path))
         return
-    if file is None and of is None and (quick or only):
+    if file is None and not of and (quick or only):
         raise MonotileError("a run of some rows is no baseline of a device; pass a FILE to keep it in")
-    if of is not None:
-        report = baselines.load(of)
+    if of:
+        report = baselines.join([baselines.load(path) for path in of])
     elif _on_gpu(backend):
         report = _measure_gpu(console, bench.RunOptions(quick, only), None)
     else:
         report = _measure(console, quick, only, threads, backend)
-    if of is None:
+    if not of:
         bench.show(report, console, with_goals=True)
     if report.get("wrong"):
         raise MonotileError(f"nothing is kept: {report['wrong'][0]['wrong']}")

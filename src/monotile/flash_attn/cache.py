@@ -59,7 +59,7 @@ def attend(
         *[t.transpose(1, 2) for t in (q, *cache)], mask_mod=interval_mod(first, last), return_lse=True,
         **score_options(wanted, q.shape[2], diagonal),
     )  # fmt: skip
-    return o.transpose(1, 2), lse
+    return o.transpose(1, 2).contiguous(), lse
 
 
 def attend_pages(
@@ -78,7 +78,7 @@ def attend_pages(
         q.transpose(1, 2), pages[0], pages[1], table.int(), ends.int(), mask_mod=mask_mod, return_lse=True,
         **visible_options(wanted), **score_options(wanted, q.shape[2], diagonal),
     )  # fmt: skip
-    return o.transpose(1, 2), lse
+    return o.transpose(1, 2).contiguous(), lse
 
 
 def _diagonal(q: Tensor, ends: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentRank
-from ..library.entry import attention
+from ..library.entry import attention, attention_by_position
 from .options import Wanted, Window, refuse_dropout, score_options, visible_options
 
 
@@ -26,14 +26,12 @@ def flash_attn_func(
     wanted = Wanted(softmax_scale, causal, window_size, softcap, alibi_slopes)
     queries, keys = q.shape[1], k.shape[1]
     diagonal = None if alibi_slopes is None else torch.arange(keys - queries, keys, device=q.device)[None]
-    found = attention(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), return_lse=return_attn_probs,
-        **visible_options(wanted), **score_options(wanted, q.shape[2], diagonal),
-    )  # fmt: skip
+    options = {**visible_options(wanted), **score_options(wanted, q.shape[2], diagonal)}
+    parts = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     if not return_attn_probs:
-        o: Tensor = found.transpose(1, 2)
-        return o
-    return found[0].transpose(1, 2), found[1], None
+        return attention_by_position(*parts, **options).contiguous()
+    o, lse = attention(*parts, return_lse=True, **options)
+    return o.transpose(1, 2).contiguous(), lse, None
 
 
 def flash_attn_kvpacked_func(

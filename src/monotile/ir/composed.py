@@ -46,10 +46,28 @@ def reshape(b: Any, value: Value, shape: tuple[Any, ...]) -> Value:
     if not sides or shape.count(-1) > 1 or math.prod(sides) != count:
         found = f"a tile {value.shape} of {count} elements does not have the shape {shape}"
         raise b.fail(ShapeMismatch, found, "give sides whose product is the number of elements")
-    if tuple(sides) == value.shape:
-        return value
-    result: Value = b.emit("reshape", (value,), Type(value.dtype, tuple(sides))).result
+    result: Value = (
+        _with_ones(b, value, tuple(sides)) or b.emit("reshape", (value,), Type(value.dtype, tuple(sides))).result
+    )
     return result
+
+
+def _with_ones(b: Any, value: Value, shape: tuple[int, ...]) -> Value | None:
+    """Return a reshape that only adds, drops or moves a side of 1, as an op that moves nothing; None for others."""
+    if shape == value.shape:
+        return value
+    if len(value.shape) == 1 and 1 in shape:
+        return b.expand(value, shape.index(1)) if value.shape[0] > 1 else b.expand(value, 0)  # type: ignore[no-any-return]
+    if len(value.shape) == len(shape) == 2 and shape == value.shape[::-1]:
+        return b.trans(value) if 1 in shape else None
+    if (
+        len(shape) == 1
+        and 1 in value.shape
+        and value.dtype is dtypes.computed(value.dtype)
+        and value.dtype is not bool_
+    ):
+        return b.reduce("sum", value, value.shape.index(1))  # type: ignore[no-any-return]
+    return None
 
 
 def position_of_extremum(b: Any, fold: str, x: Value, axis: int) -> Value:

@@ -8,12 +8,16 @@ from monotile.language import (
     Tensor,
     arange,
     blocks,
+    cdiv,
     float32,
     kernel,
+    maximum,
+    minimum,
+    where,
 )
 
 from . import codecs, programs, scores, sequences, softmax
-from .visibility import FULL, by_block_case, by_position, is_additive, place_of, visible, visible_keys
+from .visibility import FULL, HIDDEN, by_block_case, by_position, is_additive, place_of, visible, visible_keys
 
 NOT_QUANTIZED = (None,) * 6  # the fields of quantised keys and values, in a call with plain ones
 DENSE = (None,) * 11 + NOT_QUANTIZED  # and the tensors of ragged and paged keys, in a call with dense ones
@@ -31,21 +35,22 @@ def attention(
     v_codes: Tensor["B Hkv Nk VW"], v_scales: Tensor["B Hkv Nk VG"], v_zeros: Tensor["B Hkv Nk VG"],
     scale: float, queries: int, first_block: int, blocks_per_split: int,
     *, options: Const, D: Const, Dv: Const, BR: Const, BK: Const, packed: Const = False, covered: Const = False,
-    T: Const = 0, together: Const = 1, k_codec: Const = None, v_codec: Const = None,
+    glance: Const = 0, T: Const = 0, together: Const = 1, k_codec: Const = None, v_codec: Const = None,
     KW: Const = None, VW: Const = None, KG: Const = None, VG: Const = None,
 ):  # fmt: skip
     """Each program owns BR rows of one of H groups; packed, a group has `queries` rows of each query head. With
-    `split_o` the keys are split: the program owns `blocks_per_split` blocks of BK keys, counted from `first_block`, and
-    writes the softmax state of its split; with `plan` it owns a slot of balanced splits, and writes its state there.
-    Else it owns all keys and writes the output. `v` left out: values are the first Dv columns of the keys. `covered`:
-    the block map tells COVERED blocks from PARTIAL ones. With `q_offsets` the one batch holds sequences in a row, and
-    `together` programs share one of their `spans`. With `page_table`, keys are in pages of T positions."""
+    `split_o` it owns a split of `blocks_per_split` blocks of BK keys from `first_block` on, or with `glance` of what
+    the map shows, looking at so many blocks at once, and writes its softmax state; with `plan` a slot of balanced
+    splits. Else it owns all keys and writes the output. `v` left out: values are the first Dv columns of the keys.
+    `covered`: the map tells COVERED blocks from PARTIAL ones. With `q_offsets` the one batch holds sequences in a row,
+    and `together` programs share one of their `spans`. With `page_table`, keys are in pages of T positions."""
     k, v = k if k_codec is None else k_codes, v if v_codec is None else v_codes
     keys = programs.KeyTensors(k, v, k_pages, v_pages, page_table, lengths, k_offsets, T, spans, together)
     q, o, lse, source, own, s, low, high = sequences.part_of_program(
         q, keys, o, lse, split_o, slot_o, plan, q_offsets, queries, first_block, blocks_per_split, BR, BK, packed
     )
     b, rows, Nk = source.b, own.rows, source.count
+    low, high = (low, high) if not glance else part_of_visible(block_map, own, s, split_o, Nk, BK, glance)
     g = own.group if packed else own.group // (q.shape[1] // source.k.shape[1])  # the KV head
     Q = q[b, own.group, rows] if q_offsets is None or not packed else scattered_rows(q, b, own)
     exact = Q.dtype == float32 or lse is not None or split_o is not None or plan is not None
@@ -67,7 +72,6 @@ def attention(
     for j in blocks(high, BK, lambda cols: by_position(options, at(cols)), start=low):
         case = block_map[b, own.group, own.index, j // BK] if block_map is not None else None
         state = by_block_case(step, state, j + arange(BK), case, hides, covered)
-
     state = softmax.in_natural_units(state, score_scale)
     if plan is not None:
         g, rows = own.group, arange(BR)
@@ -80,6 +84,19 @@ def attention(
         o[b, own.group, rows], L = softmax.finish(state)
         if lse is not None:
             lse[b, own.group, rows] = L
+
+
+def part_of_visible(block_map, own, s, split_o, Nk, BK, glance):
+    """First key and end of split s of the blocks between the first and the last that some row sees."""
+    first, end, blocks = cdiv(Nk, BK), 0, cdiv(Nk, BK)
+    for j in range(0, blocks, glance):
+        places = j + arange(glance)
+        shown = (block_map[own.b, own.group, own.index, places] != HIDDEN) & (places < blocks)
+        first = minimum(first, where(shown, places, blocks).min(axis=0))
+        end = maximum(end, where(shown, places + 1, 0).max(axis=0))
+    each = cdiv(maximum(end - first, 0), split_o.shape[3])
+    low = maximum(first + s * each, 0)
+    return low * BK, minimum(minimum(low + each, end) * BK, Nk)
 
 
 def scattered_rows(q, b, own):

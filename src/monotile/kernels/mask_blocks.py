@@ -20,6 +20,8 @@ from monotile.language import (
 from .row_groups import row_block
 from .visibility import COVERED, FULL, HIDDEN, PARTIAL, place_of
 
+CASES_AT_ONCE = 32  # of a column of a block map
+
 
 def counts(tile, axis):
     """Count the True elements of a bool tile along one axis."""
@@ -95,6 +97,34 @@ def mod_blocks(
         area = height * minimum(BK, keys - n * BK)
         case = where(visible == area, FULL, where(visible == 0, HIDDEN, PARTIAL))
         block_map[b, h, i, n] = case.astype(block_map.dtype)
+
+
+@kernel
+def cover_blocks(
+    block_map: Tensor["B H MR MK"], rows: int, queries: int, keys: int,
+    *, mask_mod: Const, BR: Const, BK: Const, packed: Const,
+):  # fmt: skip
+    """Make PARTIAL blocks of a mask_mod's map COVERED where every key is visible to some row of the row group. Each
+    program owns a column of blocks, and looks at the rows of PARTIAL ones where no block of the column is FULL."""
+    B, H, MR, MK = block_map.shape
+    b, h, n = program_id(B, H, MK)
+    cols = n * BK + arange(BK)
+    seen = where(cols < keys, 0, 1)
+    for first in range(0, MR, CASES_AT_ONCE):
+        cases = block_map[b, h, first + arange(CASES_AT_ONCE), n].astype(int32)
+        if (cases == FULL).max(axis=0):
+            seen = maximum(seen, 1)
+        elif (cases == PARTIAL).max(axis=0):
+            for i in range(first, minimum(first + CASES_AT_ONCE, MR)):
+                if block_map[b, h, i, n].astype(int32) == PARTIAL:
+                    at = place_of(row_block(b, h, i, rows, queries, BR, packed), cols, keys, packed)
+                    shown = elementwise(mask_mod)(at.b, at.h, at.i, at.keys[None, :]) & at.inside
+                    seen = maximum(seen, where(shown, 1, 0).max(axis=0))
+    case = where(seen.min(axis=0) > 0, COVERED, PARTIAL)
+    for first in range(0, MR, CASES_AT_ONCE):
+        places = first + arange(CASES_AT_ONCE)
+        cases = block_map[b, h, places, n].astype(int32)
+        block_map[b, h, places, n] = where(cases == PARTIAL, case, cases).astype(block_map.dtype)
 
 
 @kernel

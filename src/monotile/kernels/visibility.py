@@ -11,7 +11,7 @@ from monotile.language import bool_, elementwise, float32, inf
 HIDDEN = 0
 PARTIAL = 1  # something is hidden or biased
 FULL = 2  # everything is visible and nothing is biased
-COVERED = 3  # PARTIAL, and every key is visible to some row
+COVERED = 3  # PARTIAL, and every key is visible to some row: of the block, or without positions of the row group
 
 
 class Place(NamedTuple):

@@ -47,11 +47,14 @@ NOTHING = Captures({}, {}, ())
 
 def captures(values: Iterable[Any]) -> Captures:
     """Return what functions among the values refer to by closures, arguments, attributes and globals."""
-    walk = _References()
+    walk = None
     for value in values:
-        if type(value) is not int:
-            walk.visit(value, 0)
-    return Captures(walk.arrays, walk.numbers, tuple(walk.pattern))
+        kind = type(value)
+        if kind is int or (kind is types.FunctionType and not value.__closure__ and not value.__code__.co_names):
+            continue  # the common cases, which refer to nothing
+        walk = walk or _References()
+        walk.visit(value, 0)
+    return NOTHING if walk is None else Captures(walk.arrays, walk.numbers, tuple(walk.pattern))
 
 
 class _References:

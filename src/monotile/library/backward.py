@@ -67,7 +67,7 @@ def attention_backward(
     mask_grad: bool = False, causal: bool | str = False, scale: float | None = None, mask: Array | None = None,
     window: Window = None, softcap: float | None = None, sinks: Array | None = None,
     score_mod: Callable[..., Any] | None = None, mask_mod: Callable[..., Any] | BlockMask | None = None,
-    backend: str | None = None, threads: int | None = None,
+    deterministic: bool = True, backend: str | None = None, threads: int | None = None,
 ) -> Gradients:  # fmt: skip
     """Return the gradients of `attention` with these arguments, where it returned `o` and `lse`.
 
@@ -82,6 +82,7 @@ def attention_backward(
         lse: its logsumexp (B, Hq, Nq), from `return_lse=True`.
         dlse: gradient of the logsumexp; 0 if left out.
         mask_grad: also return the gradient of an additive mask.
+        deterministic: True for the same bits in every run. False allows sums in any order on a GPU; so far none is.
         causal, scale, mask, window, softcap, sinks, score_mod, mask_mod, backend, threads: as in `attention`.
 
     Returns:
@@ -93,8 +94,7 @@ def attention_backward(
         >>> monotile.attention_backward(np.ones_like(o), q, q, q, o, lse).dq.shape
         (1, 2, 5, 64)
     """
-    if not isinstance(mask_grad, bool):
-        raise BadOption(f"mask_grad is True or False, found {mask_grad!r}")
+    check_bools(mask_grad=mask_grad, deterministic=deterministic)
     scale, window, softcap, negative = read_scoring(causal, scale, window, softcap)
     blocks = None
     if mask_mod is not None:
@@ -235,6 +235,12 @@ def _read_rows(builder: CallBuilder, inputs: AttentionInputs) -> RowGradients:
 
     do, o = (unit_last(builder, batched(name)) for name in ("do", "o"))
     return RowGradients(do, o, batched("lse"), batched("dlse") if "dlse" in builder.inputs else None)
+
+
+def check_bools(**given: Any) -> None:
+    for name, value in given.items():
+        if not isinstance(value, bool):
+            raise BadOption(f"{name} is True or False, found {value!r}")
 
 
 def check_rows(builder: CallBuilder, out: tuple[int, ...], sums: tuple[int, ...], dtype: DType) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from ..backends.choices import AttentionChoice, AttentionProblem, BackwardBlocks, Choice
 from ..dtypes import bool_, uint8
 from ..ir import Value, walk
+from ..kernels.mask_blocks import cover_blocks as cover_blocks_kernel
 from ..kernels.mask_blocks import joint_blocks as joint_blocks_kernel
 from ..kernels.mask_blocks import mask_blocks as mask_blocks_kernel
 from ..kernels.mask_blocks import mod_arguments as mod_arguments_kernel
@@ -42,9 +43,10 @@ def add_block_map(
         of_mask = None if of_mask is None else of_mask.broadcast(whole)
     if options.mask_mod is None:
         return of_mask, covered
-    of_mod = _map_of_mod(builder, options.mask_mod, problem, choice, threads).broadcast(whole)
+    covered = isinstance(choice, AttentionChoice) and builder.choices.covers(problem)
+    of_mod = _map_of_mod(builder, options.mask_mod, problem, choice, threads, covered=covered).broadcast(whole)
     if inputs.mask is None:
-        return of_mod, False
+        return of_mod, covered
     joint = builder.temporary(whole, uint8)
     builder.launch(joint_blocks_kernel, of_mask, of_mod, joint, choice=Choice({"SPAN": JOINT_COLUMNS}), threads=threads)
     return joint, False
@@ -52,7 +54,7 @@ def add_block_map(
 
 def _map_of_mod(
     builder: CallBuilder, mask_mod: Callable[..., Any], problem: AttentionProblem,
-    choice: AttentionChoice | BackwardBlocks, threads: int | None,
+    choice: AttentionChoice | BackwardBlocks, threads: int | None, *, covered: bool,
 ) -> ArrayRef:  # fmt: skip
     """The block map of a mask_mod, kept for later calls, with sides of 1 for batches and heads it does not depend on.
     Where one block has all rows of a group, and heads do not matter, the queries of one head stand for all rows."""
@@ -65,11 +67,13 @@ def _map_of_mod(
     tall = _power_of_two(rows) if rows <= choice.row_block else choice.row_block  # no row of the map is padding
     lead = problem.batch if by_batch else 1, heads if by_head else 1
     sizes = rows, problem.queries, problem.keys
-    key = *sizes, tall, choice.key_block, packed
+    key = *sizes, tall, choice.key_block, packed, covered
     block_map = builder.kept(map_shape((*lead, rows, problem.keys), tall, choice.key_block), uint8, key)
     consts = {"mask_mod": mask_mod, "BR": tall, "BK": choice.key_block, "packed": packed}
     chosen = builder.choices.mod_blocks(tall, builder.device)
     builder.launch(mod_blocks_kernel, block_map, *sizes, choice=chosen, threads=threads, **consts)
+    if covered:
+        builder.launch(cover_blocks_kernel, block_map, *sizes, choice=Choice({}), threads=threads, **consts)
     return block_map
 
 

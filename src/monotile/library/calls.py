@@ -15,13 +15,14 @@ from .. import backends
 from ..backends.choices import Choice, Choices
 from ..dtypes import DType, uint8
 from ..errors import ArgumentKind, InternalError, MonotileError
-from ..frontend.functions import is_function
+from ..frontend.functions import PLAIN, is_function
 from ..launch.captures import NOTHING, Captures, captures, const_key, note_rebound, with_constants
 from ..launch.kernel import Kernel
 from ..launch.signature import check_threads, read_scalar
 from ..runtime import arrays, tensors
 from ..runtime.arrays import Library
 from ..runtime.tensors import Layouts, View
+from .growth import Family, Growth, family_key
 from .kept_maps import MapMaker, MapStore
 from .launches import SCALE, PlannedLaunch, steps_of
 
@@ -79,6 +80,7 @@ class CallBuilder:
         self.map_launches: list[PlannedLaunch] = []  # those that write kept arrays, from captured ones alone
         self.scale: float | None = None  # of a call that passes none
         self.scores: tuple[int, ...] = ()  # batch, query heads, queries and keys
+        self.growth: Growth | None = None  # of a call that may be repeated with more keys
 
     def input(self, name: str) -> ArrayRef:
         if name not in self.inputs:
@@ -137,7 +139,8 @@ class CallBuilder:
         found = [places[n] for n in plan.array_positions]
         makes_kept = {kind for kind, _ in found} <= {"captured", "kept"}
         launches = self.map_launches if makes_kept else self.launches
-        launches.append(PlannedLaunch(plan, found, scalars, numbers, threads))
+        read: list[Any] = [views[n] for n in plan.array_positions if n < len(views)]
+        launches.append(PlannedLaunch(plan, found, read, scalars, numbers, threads))
 
 
 class Captured(NamedTuple):
@@ -176,7 +179,7 @@ class PreparedCall:
 
     def holds(self) -> bool:
         """True if functions of the caller's that were compiled in still refer to the same things."""
-        return all(names.get(name) is value for names, name, value in self.reads)
+        return not self.reads or all(names.get(name) is value for names, name, value in self.reads)
 
     def run(self, given: Sequence[Array], addresses: list[int], captured: Captured | None, scale: float | None) -> Any:
         """Launch on the arrays that a call gives. `addresses` are theirs, and become those of all arrays."""
@@ -252,11 +255,13 @@ def _map_maker(lib: Library, builder: CallBuilder) -> MapMaker | None:
 
 class LibraryFunction:
     """A function of the library with its cache of prepared calls. `plan` checks a call, adds its launches to a builder
-    and returns the post-processing of the results. `Options` is a named tuple that ends in `backend` and `threads`."""
+    and returns the post-processing of the results. `Options` is a named tuple that ends in `backend` and `threads`.
+    `families` are calls by all but their number of keys."""
 
     def __init__(self, names: Sequence[str], Options: Any, plan: Callable[[CallBuilder, Any], Finish]) -> None:
         self.names, self.Options, self.plan = names, Options, plan
         self.calls: dict[Any, PreparedCall] = {}
+        self.families: dict[Any, Family] = {}
 
     def call(
         self, given: Sequence[Array | None], layouts: Layouts, options: tuple[Any, ...], scale: float | None = None,
@@ -273,7 +278,7 @@ class LibraryFunction:
             key, prepared = None, None
         if prepared is not None:
             return prepared.run(given, addresses, None, scale)
-        functions = tuple([option for option in options if is_function(option)])
+        functions = tuple([option for option in options if type(option) not in PLAIN and is_function(option)])
         if functions:
             call = given, layouts, options, scale, block_mask
             return with_constants(functions, lambda: self._with_functions(functions, *call))
@@ -289,7 +294,7 @@ class LibraryFunction:
         given_arrays = list(found.arrays.values())
         others, places = tensors.layouts(given_arrays) if given_arrays else ([], [])
         captured = Captured(found, given_arrays, tuple(found.numbers.values()), places, block_mask)
-        keys = [const_key(option) if is_function(option) else option for option in options]
+        keys = [o if type(o) in PLAIN or not is_function(o) else const_key(o) for o in options]
         key: Any = (*signatures, *keys, type(options[-1]), *others, *found.pattern)
         try:
             prepared = self.calls.get(key)
@@ -315,8 +320,7 @@ class LibraryFunction:
             return _given_back(lib, self.call(adopted, tensors.layouts(adopted), options, scale, block_mask))
         try:
             views = {n: None if a is None else tensors.read(n, a) for n, a in zip(self.names, given, strict=False)}
-            builder = CallBuilder(views, captured.found if captured else NOTHING, named.backend, named.threads)
-            prepared = PreparedCall(lib, builder, self.plan(builder, named))
+            prepared = self._prepare(lib, views, captured, options)
         except InternalError:
             raise
         except MonotileError as error:  # without the frames of the compiler
@@ -326,6 +330,24 @@ class LibraryFunction:
                 self.calls.clear()
             self.calls[key] = prepared
         return prepared.run(given, addresses, captured, scale)
+
+    def _prepare(
+        self, lib: Library, views: dict[str, View | None], captured: Captured | None, options: tuple[Any, ...]
+    ) -> PreparedCall:
+        """Plan a call, or make it of one with another number of keys."""
+        key = family_key(lib, views, options) if captured is None and "k" in views else None
+        family = self.families.get(key)
+        prepared: PreparedCall | None = None if family is None else family.with_keys(views["k"], views["v"])
+        if prepared is not None:
+            return prepared
+        named = self.Options(*options)
+        builder = CallBuilder(views, captured.found if captured else NOTHING, named.backend, named.threads)
+        prepared = PreparedCall(lib, builder, self.plan(builder, named))
+        if builder.growth is not None and key is not None:
+            if len(self.families) >= MAX_PREPARED:
+                self.families.clear()
+            self.families[key] = Family(prepared, builder)
+        return prepared
 
 
 def _given_back(lib: Library, result: Any) -> Any:

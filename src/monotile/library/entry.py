@@ -64,6 +64,16 @@ def attention(
     )  # fmt: skip
 
 
+def attention_by_position(
+    q: Array, k: Array, v: Array, *, mask: Array = None, sinks: Array = None, **options: Any
+) -> Any:
+    """`attention` of torch tensors whose output is (..., Nq, Hq, Dv), as layers of models go on with it: contiguous
+    where kernels can write it so."""
+    if torch_calls.is_plain(q, k, v, mask, sinks):
+        return ops.attention(q, k, v, mask=mask, sinks=sinks, by_position=True, **options)
+    return attention(q, k, v, mask=mask, sinks=sinks, **options).transpose(-3, -2)
+
+
 def attention_varlen(
     q: Array, k: Array, v: Array, q_offsets: Array, k_offsets: Array, *, causal: bool | str = False,
     scale: float | None = None, window: ops.Window = None, softcap: float | None = None, sinks: Array | None = None,

@@ -72,14 +72,22 @@ class AttentionInputs:
         return B, Hq, Nq, self.v.shape[3]
 
     @property
+    def work_per_key(self) -> tuple[int, int]:
+        """Operations, and bytes of keys and values."""
+        (B, Hq, Nq, Dv), H, D = self.out_shape, self.k.shape[1], self.q.shape[3]
+        return 2 * B * Hq * Nq * (D + Dv), B * H * (D + Dv) * self.dtype.bytes
+
+    @property
     def flops(self) -> int:
-        B, Hq, Nq, Dv = self.out_shape
-        return 2 * B * Hq * Nq * self.k.shape[2] * (self.q.shape[3] + Dv)
+        return self.work_per_key[0] * self.k.shape[2]
 
     @property
     def bytes(self) -> int:
-        B, H, N, D = self.k.shape
-        return B * H * N * (D + self.v.shape[3]) * self.dtype.bytes
+        return self.work_per_key[1] * self.k.shape[2]
+
+    def are_as_given(self, builder: CallBuilder) -> bool:
+        """True if kernels read keys and values as the caller passed them."""
+        return self.stored.is_plain and (self.k, self.v) == (builder.inputs["k"], builder.inputs["v"])
 
     def problem(self, options: Options) -> AttentionProblem:
         """The facts that block sizes and schedules are chosen by."""
@@ -95,6 +103,11 @@ class AttentionInputs:
         """A result of this shape, which the caller sees with the leading dimensions of the arguments."""
         lead = self.lead if self.lead is not None else shape[: int(self.batched)]
         return builder.result((*lead, *shape[1:]), dtype).reshaped(*shape)
+
+    def output_by_position(self, builder: CallBuilder) -> ArrayRef:
+        """The output, which the caller sees as (..., Nq, Hq, Dv)."""
+        B, Hq, Nq, Dv = self.out_shape
+        return self.result(builder, (B, Nq, Hq, Dv), self.dtype).permuted(0, 2, 1, 3)
 
     def broadcast_mask(self) -> ArrayRef | None:
         return None if self.mask is None else self.mask.broadcast((*self.q.shape[:3], self.k.shape[2]))

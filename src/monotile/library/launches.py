@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ..backends.base import picker
 from ..launch.plans import Plan
+from ..runtime.tensors import View
 
 
 class Scale:
@@ -21,6 +22,7 @@ class PlannedLaunch(NamedTuple):
 
     plan: Plan
     places: list[tuple[str, int]]  # of its arrays
+    views: list[View]  # of those that are arguments
     scalars: list[Any]  # SCALE may be the first
     numbers: list[int]  # captured ones that follow, among those of the call
     threads: int | None
@@ -52,7 +54,7 @@ def steps_of(
     for kind, count in counts:
         first[kind], at = at, at + count
     steps = []
-    for plan, places, scalars, captured, threads in launches:
+    for plan, places, _, scalars, captured, threads in launches:
         takes_scale = bool(scalars) and scalars[0] is SCALE
         pick = picker([first[kind] + n for kind, n in places])
         numbers = tuple(scale if number is SCALE else number for number in scalars)

@@ -23,6 +23,7 @@ from .backward import ATTENTION_BACKWARD, Gradients, attention_backward
 from .block_maps import add_block_map
 from .block_mask import BlockMask, block_mask, unwrapped
 from .calls import ArrayRef, CallBuilder, Finish, LibraryFunction
+from .growth import Growth
 from .inputs import (
     AttentionInputs,
     AttentionOptions,
@@ -73,10 +74,10 @@ def attention(
     q: Array, k: Array, v: Array, *, causal: bool | str = False, scale: float | None = None, mask: Array | None = None,
     window: Window = None, softcap: float | None = None, sinks: Array | None = None,
     score_mod: Callable[..., Any] | None = None, mask_mod: MaskMod | None = None, return_lse: bool = False,
-    backend: str | None = None, threads: int | None = None,
+    backend: str | None = None, threads: int | None = None, by_position: bool = False,
 ) -> Any:  # fmt: skip
     """softmax(q k^T * scale) v, for q (B, Hq, Nq, D), k (B, Hkv, Nk, D), v (B, Hkv, Nk, Dv). See
-    docs/guide/attention.md."""
+    docs/guide/attention.md. `by_position`: the output is (B, Nq, Hq, Dv)."""
     scale, window, softcap, negative = read_scoring(causal, scale, window, softcap)
     arrays = (q, k, v) if mask is None is sinks else (q, k, v, mask, sinks)
     layouts = _, addresses = tensors.layouts(arrays)
@@ -85,19 +86,21 @@ def attention(
     if mask_mod is not None:
         mask_mod, blocks = unwrapped(mask_mod)
     options = causal, window, softcap, score_mod, mask_mod, negative, in_keys, return_lse, backend, threads
-    return _ATTENTION.call(arrays, layouts, options, scale, blocks)
+    function = _ATTENTION_BY_POSITION if by_position else _ATTENTION
+    return function.call(arrays, layouts, options, scale, blocks)
 
 
-def _plan_attention(builder: CallBuilder, given: Any) -> Finish:
+def _plan_attention(builder: CallBuilder, given: Any, *, by_position: bool = False) -> Finish:
     options = read_options(given)
     codecs = codecs_of(given)
     inputs = read_inputs(builder, values_in_keys=given.values_in_keys, codecs=codecs, broadcasts=codecs == (None, None))
     threads = builder.threads_for(inputs.flops, inputs.bytes)
-    out = inputs.result(builder, inputs.out_shape, inputs.dtype)
+    problem = inputs.problem(options)
+    choice = None if 0 in inputs.out_shape else builder.choices.attention(problem)
+    direct = by_position and _is_written_by_position(inputs, choice)
+    out = inputs.output_by_position(builder) if direct else inputs.result(builder, inputs.out_shape, inputs.dtype)
     lse = inputs.result(builder, inputs.out_shape[:3], float32) if given.return_lse else None
-    if 0 not in inputs.out_shape:
-        problem = inputs.problem(options)
-        choice = builder.choices.attention(problem)
+    if choice is not None:
         state = new_partials(builder.temporary, inputs.out_shape, choice.splits) if choice.splits else None
         found = before_rotation(builder, out, codecs[1])
         _add_attention(builder, inputs, options, choice, state or (found, lse), threads)
@@ -106,7 +109,22 @@ def _plan_attention(builder: CallBuilder, given: Any) -> Finish:
             merging = builder.choices.merge(choice.splits, rows, builder.device, after_split=True)
             add_merge(builder, state, inputs.sinks, found, lse, merging)
         rotate_back(builder, found, out, codecs[1])
+        if inputs.are_as_given(builder):
+            builder.growth = Growth(problem, choice, *inputs.work_per_key)
+    if by_position and not direct:
+        return _first_by_position
     return tuple if given.return_lse else _first
+
+
+def _is_written_by_position(inputs: AttentionInputs, choice: AttentionChoice | None) -> bool:
+    """True if kernels can write the output as (B, Nq, Hq, Dv): several queries of packed heads, or merged parts, are
+    rows of one dimension to them."""
+    _, Hq, Nq, _ = inputs.out_shape
+    return choice is None or Nq == 1 or not (choice.splits or (choice.packed and Hq > inputs.k.shape[1]))
+
+
+def _first_by_position(results: list[Array]) -> Array:
+    return results[0].swapaxes(-3, -2)
 
 
 def _add_attention(
@@ -132,6 +150,7 @@ def _add_attention(
     args = grouped(inputs.q), keys, values, mask, block_map, sinks, *outputs, *state, *DENSE[:11], *fields
     scalars = SCALE, Nq, choice.first_block, choice.blocks_per_split
     consts = {"options": options, "covered": covered, **inputs.stored.constants}
+    consts |= {"glance": 0} if block_map is None else {}
     builder.launch(attention_kernel, *args, *scalars, choice=choice, threads=threads, **consts)
 
 
@@ -194,6 +213,7 @@ def _plan_partials(builder: CallBuilder, given: Any) -> Finish:
 
 
 _ATTENTION = LibraryFunction(("q", "k", "v", "mask", "sinks"), AttentionOptions, _plan_attention)
+_ATTENTION_BY_POSITION = LibraryFunction(_ATTENTION.names, AttentionOptions, partial(_plan_attention, by_position=True))
 _PARTIALS = LibraryFunction(("q", "k", "v", "mask"), PartialsOptions, _plan_partials)
 FUNCTIONS = {
     "attention": _ATTENTION,

@@ -247,7 +247,8 @@ def _judge(family: Family, found: Results, inputs: Inputs) -> list[Verdict]:
 
 def _rounding(family: Family, name: str, exact: Results, inputs: Inputs) -> float:
     """Return what rounding may cost: of weights and results to the element type; of scores, whose functions the plain
-    formula computes in float64; of quantised keys and the queries rotated for them, before their product."""
+    formula computes in float64; of quantised keys and the queries rotated for them, before their product; of the output
+    that gradients are computed from."""
     largest = _largest(exact[name])
     if name == "lse":
         products = _score_rounding(family, inputs) if family.formats else 0.0
@@ -256,7 +257,17 @@ def _rounding(family: Family, name: str, exact: Results, inputs: Inputs) -> floa
         values = inputs.get("v", inputs.get("v_pages"))
         largest = _largest(_numbers(values))
     of_scores = 2.0**-24 * _largest(exact["lse"]) if "alibi" in family.made and "lse" in exact else 0.0
-    return 2 * max(UNIT[family.dtype], of_scores) * largest
+    of_output = _output_rounding(family, inputs) if name == "dq" else 0.0
+    return 2 * max(UNIT[family.dtype], of_scores) * largest + of_output
+
+
+def _output_rounding(family: Family, inputs: Inputs) -> float:
+    """Return what the rounded output costs dq. The sum of do * o of a row, whose terms are rounded independently, is
+    subtracted from the gradients of all its weights, which sum to 1: dq is off by it times a mean of the keys."""
+    forward = registry.OPS[family.op.removesuffix("_backward")]
+    products = _numbers(inputs["do"]) * forward.exact(registry.forward_inputs(inputs))["out"]
+    error = UNIT[family.dtype] * np.linalg.norm(products, axis=-1).max(initial=0.0)
+    return float(error * abs(family.options.get("scale", family.D**-0.5)) * _largest(_numbers(inputs["k"])))
 
 
 def _score_rounding(family: Family, inputs: Inputs) -> float:

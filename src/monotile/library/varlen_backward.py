@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..runtime import tensors
-from .backward import BackwardCall, BackwardOptions, Gradients, RowGradients, check_rows
+from .backward import BackwardCall, BackwardOptions, Gradients, RowGradients, check_bools, check_rows
 from .calls import CallBuilder, Finish, LibraryFunction
 from .inputs import read_options, read_scoring, unit_last
 from .varlen import as_batch, check_offsets, read_sequences, usual_problem
@@ -19,8 +19,8 @@ def attention_varlen_backward(
     do: Array, q: Array, k: Array, v: Array, o: Array, lse: Array, q_offsets: Array, k_offsets: Array, *,
     dlse: Array | None = None, causal: bool | str = False, scale: float | None = None,
     window: tuple[int | None, int | None] | None = None, softcap: float | None = None, sinks: Array | None = None,
-    score_mod: Callable[..., Any] | None = None, mask_mod: Callable[..., Any] | None = None, check: bool = False,
-    backend: str | None = None, threads: int | None = None,
+    score_mod: Callable[..., Any] | None = None, mask_mod: Callable[..., Any] | None = None,
+    deterministic: bool = True, check: bool = False, backend: str | None = None, threads: int | None = None,
 ) -> Gradients:  # fmt: skip
     """Return the gradients of `attention_varlen` with these arguments, where it returned `o` and `lse`.
 
@@ -36,6 +36,7 @@ def attention_varlen_backward(
         q_offsets: int32 or int64 (B + 1,), from 0 to Tq.
         k_offsets: int32 or int64 (B + 1,), from 0 to Tk.
         dlse: gradient of the logsumexp; 0 if left out.
+        deterministic: as in `attention_backward`.
         causal, scale, window, softcap, sinks, score_mod, mask_mod, check, backend, threads: as in `attention_varlen`.
 
     Returns:
@@ -47,6 +48,7 @@ def attention_varlen_backward(
         >>> monotile.attention_varlen_backward(np.ones_like(o), q, q, q, o, lse, offsets, offsets).dq.shape
         (7, 8, 64)
     """
+    check_bools(deterministic=deterministic)
     scale, window, softcap, negative = read_scoring(causal, scale, window, softcap)
     arrays = q, k, v, do, o, lse, q_offsets, k_offsets, dlse, sinks
     layouts = tensors.layouts(arrays)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadOption
-from ..library.entry import attention
+from ..library.entry import attention_by_position
 from .masks import LazyMask, Visible
 
 
@@ -20,7 +20,7 @@ def attention_forward(
     result is (B, Nq, Hq, Dv), without attention weights."""
     given = options.get
     if given("dropout") or given("block_indices") is not None:
-        _refuse(module, options)
+        refuse_options(module, options)
     if given("indices") is not None:
         attention_mask = _selected(options["indices"], key.shape[2], attention_mask)
     bias, mask_mod, window = given("position_bias"), None, None
@@ -40,21 +40,23 @@ def attention_forward(
         causal = "upper_left" if (getattr(module, "is_causal", True) if wanted is None else wanted) else False
     if bias is not None:
         mask = bias if mask is None else _biased(mask, bias)
-    o: Tensor = attention(
+    o: Tensor = attention_by_position(
         query, key, value, causal=causal, scale=given("scaling"), mask=mask, window=window, softcap=given("softcap"),
         sinks=given("s_aux"), mask_mod=mask_mod,
     )  # fmt: skip
-    return o.transpose(1, 2).contiguous(), None
+    return o.contiguous(), None
 
 
-def _refuse(module: Any, options: dict[str, Any]) -> None:
+def refuse_options(module: Any, options: dict[str, Any]) -> None:
+    """Raise an error for what monotile does not have, if a layer asks for it."""
     asks, layer = options.get("dropout"), type(module).__name__
     if asks:
         raise BadOption(
             f"{layer} asks for an attention dropout of {asks}; monotile has no dropout: set the config's attention "
             "dropout to 0, or call model.eval()"
         )
-    raise BadOption(f"{layer} selects blocks of keys by block_indices, which monotile does not read; use eager")
+    if options.get("block_indices") is not None:
+        raise BadOption(f"{layer} selects blocks of keys by block_indices, which monotile does not read; use eager")
 
 
 def _selected(indices: Tensor, keys: int, mask: Tensor | None) -> Tensor:

@@ -1,8 +1,9 @@
 """AMX instructions: tile registers of 16 rows x 64 bytes, and products of two of them that are added to a third.
 
 A tile of sums is 16 rows x 16 lanes of float32. One instruction adds the products of 32 steps: A has the 32 bfloat16 of
-each row side by side, B has 16 words of two steps for each lane. All eight registers have the full size; tiles at an
-edge are padded in scratch. Inputs and results below 2^-126 count as zero.
+each row side by side, B has 16 words of two steps for each lane. With bytes it is 64 steps, words of four, and int32
+sums. All eight registers have the full size; tiles at an edge are padded in scratch. Of bfloat16, inputs and results
+below 2^-126 count as zero.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class Product:
     intrinsic: str
     element: str
     group: int
+    sums: str  # their type
 
     @property
     def steps(self) -> int:
@@ -36,7 +38,13 @@ class Product:
         return self.steps * ROWS
 
 
-BFLOAT16 = Product("llvm.x86.tdpbf16ps", "i16", 2)
+BFLOAT16 = Product("llvm.x86.tdpbf16ps", "i16", 2, "float")
+# Of bytes, by the types of the operands with the rows (A) and with the lanes (B).
+BYTE_PRODUCTS = {
+    (a, b): Product(f"llvm.x86.tdpb{'su'[a == 'uint8']}{'su'[b == 'uint8']}d", "i8", 4, "i32")
+    for a in ("int8", "uint8")
+    for b in ("int8", "uint8")
+}
 
 # The operand of LDTILECFG: palette 1, then bytes per row and rows of each register.
 CONFIGURATION = bytes([1, *[0] * 15, *(REGISTERS * [BYTES, 0]), *[0] * 16, *(REGISTERS * [ROWS]), *[0] * 8])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...dtypes import DType
-from ...ir import ELEMENTWISE, Op, Value, starts
+from ...ir import ELEMENTWISE, Op, Value, constant, starts
 from ...ir.intervals import is_exact
 from ...ir.periods import period
 from .axes import Axes, Axis, tile_of
@@ -15,6 +15,7 @@ from .lookup import lookup
 from .point import Point
 from .rounding import ROUND, is_exact_cast
 from .scratch import Buffer, Scratch
+from .strided import Positions
 from .tiles import Tensors
 from .vectors import register_type
 
@@ -62,9 +63,30 @@ class Evaluator:
             mine = mine[: op.attrs["position"]] + mine[op.attrs["position"] + 1 :]
         return self.value(value, pt.translated(mine, self.axes.dims(value)))
 
-    def positions(self, op: Op, pt: Point) -> list[Reg]:
-        """Return the positions of a scatter at a point; nothing for a store."""
-        return [self.operand(op, v, pt) for v in starts(op)] if op.kind == "scatter" else []
+    def positions(self, op: Op, pt: Point) -> Positions:
+        """Return the positions of a gather or scatter at a point."""
+        regs, values, mask = list[Reg](), list[Value](), None
+        for value in starts(op):
+            test = self._masked(value)
+            if test is None:
+                regs.append(self.operand(op, value, pt))
+                values.append(value)
+                continue
+            there = pt.translated(self.axes.dims(tile_of(op)), self.axes.dims(value))
+            seen, position, _ = test.operands
+            regs.append(self.operand(test, position, there))
+            values.append(position)
+            reg = self.operand(test, seen, there)
+            mask = reg if mask is None else self.e.binary("and", mask, reg)
+        return Positions(regs, values, mask)
+
+    def _masked(self, value: Value) -> Op | None:
+        """Match `where(test, position, -1)`, computed where it is read."""
+        op = value.op
+        if op is None or op.kind != "where" or not value.shape or (value in self.buffers and value not in self.making):
+            return None
+        outside = constant(op.operands[2])
+        return op if outside is not None and outside < 0 and len(op.operands[1].shape) == len(value.shape) else None
 
     def moved(self, source: Value, target: Value, pt: Point) -> Reg:
         """Return a source at a point that is given in the axes of the target."""
@@ -87,7 +109,7 @@ class Evaluator:
             return self.tensors.read(op, pt)
         if op.kind == "gather":
             spans = self.tensors.spans(op, self.index)
-            return self.tensors.read_gather(op, [self.operand(op, v, pt) for v in starts(op)], spans, pt)
+            return self.tensors.read_gather(op, self.positions(op, pt), spans, pt)
         if op.kind == "reduce":  # over a side of 1
             return self.only_element(op, pt)
         load = self._masked_load(op) if op.kind == "where" else None

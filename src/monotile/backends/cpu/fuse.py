@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from ...ir import ELEMENTWISE, MEMORY, WRITES, Block, Kernel, Op, Value, uses, walk
 from ...ir.matchers import Accumulation, accumulation
 from .axes import Axes, Axis
+from .strided import distance
 
 POINTWISE = ELEMENTWISE | {"expand", "trans", "broadcast", "gather", "scatter"}
 Lane = Callable[[Value], "Axis | None"]
@@ -68,10 +69,11 @@ def stored_values(op: Op) -> list[Value]:
 
 
 def _must_follow(op: Op, before: list[Op]) -> bool:
-    """True if an access must wait for all of the given ops: one of the two writes a tensor that the other touches."""
+    """True if an access must wait for all of the given ops: one of the two writes a tensor that the other touches, and
+    they are not scatters that never meet."""
     if op.kind not in MEMORY:
         return False
-    same = [o for o in before if o.kind in MEMORY and o.attrs["tensor"] is op.attrs["tensor"]]
+    same = [o for o in before if o.kind in MEMORY and o.attrs["tensor"] is op.attrs["tensor"] and not distance(o, op)]
     return bool(same) and (op.kind in WRITES or any(o.kind in WRITES for o in same))
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 
 from ...ir import ELEMENTWISE, MOVES, Kernel, Op, Value, uses, walk
-from .amx import BFLOAT16
 from .axes import Axes, Axis
 from .bf16_dots import paired_dots, tiled_dots
 from .fuse import unviewed
@@ -71,8 +70,8 @@ class Layout:
         self.next_iteration |= strips(loops, self._unit_sides(others - self.stream_loads, along_lanes=True))
         self.shared = self._shared_tiles(kernel)
         in_panels = [dot for dot in self._dots if self.panel_axis not in (None, axes.dots[dot][1])]
-        self.tiled = tiled_dots(in_panels, axes, target)
-        self.paired = paired_dots(in_panels, axes, target) - self.tiled
+        self.tiled = tiled_dots(in_panels, axes, target, self.panel_axis)
+        self.paired = paired_dots(in_panels, axes, target) - self.tiled.keys()
         self.paired_sums = set() if target.amx else paired_dots(self.panel_sums, axes, target)
         self.narrow = {op for op in self.eager if self._stays_bfloat16(op)}
         self.in_place = {op for op in self.eager if self._may_stay_in_place(op, kernel)}
@@ -240,7 +239,7 @@ class Layout:
     @property
     def skipped_rows(self) -> int:
         """Return the rows that are skipped together: those of a register block, or the steps of a tile of AMX."""
-        return BFLOAT16.steps if self.tiled else self.target.rows
+        return max((product.steps for product in self.tiled.values()), default=self.target.rows)
 
     def only_read_by(self, value: Value, dots: set[Op]) -> bool:
         """True if some of the given dots read a tile, and nothing else does."""
@@ -250,7 +249,7 @@ class Layout:
     def _stays_bfloat16(self, op: Op) -> bool:
         """True if scratch holds a load's tile as bfloat16: only pair products or AMX read it."""
         lane, narrow = self.lane(op.result), op.attrs["tensor"].dtype.name == "bfloat16" and "spread" not in op.attrs
-        if not narrow or not self.only_read_by(op.result, self.paired | self.tiled):
+        if not narrow or not self.only_read_by(op.result, self.paired | self.tiled.keys()):
             return False
         return lane is not None and lane is not self.panel_axis and lane is self.contiguous_axis(op)
 

@@ -149,7 +149,7 @@ class LoopState(Scalars):
             return False
         in_order = home.dot is None or home.dot in tiled
         even = all(a.extent % 2 == 0 for a in self.axes.of(value) if a is not self.layout.panel_axis)
-        return in_order and even and self.layout.only_read_by(value, tiled)
+        return in_order and even and self.layout.only_read_by(value, {d for d, p in tiled.items() if p is BFLOAT16})
 
     def _find_local(self) -> set[Value]:
         """Return the values that only the nests of one segment read: one panel of storage is enough."""

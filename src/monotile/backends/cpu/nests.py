@@ -21,6 +21,7 @@ from .long_sums import CHUNK, LEVEL, float_sums, is_float_sum, sum_loop
 from .moves import emit_move
 from .pair_storage import end_pairs, pair_buffers, value_to_store
 from .point import Point
+from .strided import groups as scatter_groups
 from .target import Target
 from .transpose import transpose
 from .vectors import lane_mask
@@ -300,14 +301,17 @@ class NestEmitter:
         made = [v for v in nest.values if v in self.ev.buffers and not (self.stored_total and v is nest.total)]
         kept = [(v, value_to_store(self.ev, v, pt)) for v in made]
         kept += [(target, self.ev.moved(source, target, pt)) for source, target in nest.moves]
-        stores = [(op, self.ev.value(op.operands[0], pt), self.ev.positions(op, pt)) for op in nest.stores]
+        groups = [
+            [(op, self.ev.value(op.operands[0], pt), self.ev.positions(op, pt)) for op in group]
+            for group in scatter_groups([op for op in nest.stores if op.kind == "scatter"])
+        ]
+        stores = [(op, self.ev.value(op.operands[0], pt)) for op in nest.stores if op.kind == "store"]
         for value, reg in kept:
             self.ev.scratch.write(self.ev.buffers[value], pt, reg)
-        for op, reg, positions in stores:
-            if op.kind == "scatter":
-                self.ev.tensors.write_scatter(op, reg, positions, self.ev.tensors.spans(op, self.ev.index), pt)
-            else:
-                self.ev.tensors.write(op, pt, reg)
+        for op, reg in stores:
+            self.ev.tensors.write(op, pt, reg)
+        for group in groups:
+            self.ev.tensors.write_scatters(group, self.ev.tensors.spans(group[0][0], self.ev.index), pt)
 
     def _count(self, variable: Var, fold: Op, pt: Point) -> None:
         """Add the number of true lanes."""

@@ -8,6 +8,7 @@ from .emit import Emitter, Index, Reg
 from .evaluate import Evaluator
 from .point import Point
 from .scratch import Scratch
+from .strided import Positions
 from .target import Target
 from .tiles import Tensors
 from .vectors import register_type
@@ -36,9 +37,9 @@ class Scalars:
         elif op.kind == "param":
             reg = self._parameter(op)
         elif op.kind == "gather":
-            reg = self.tensors.read_gather(
-                op, operands[: len(starts(op))], self.tensors.spans(op, self.index), Point({})
-            )
+            places = starts(op)
+            positions = Positions(operands[: len(places)], list(places), None)
+            reg = self.tensors.read_gather(op, positions, self.tensors.spans(op, self.index), Point({}))
         else:
             reg = self.ev.elementwise(op, operands)
         self.ev.scalars[op.result] = reg

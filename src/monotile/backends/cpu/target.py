@@ -34,6 +34,7 @@ class Target:
     registers: int  # that hold a vector
     bfloat16_pairs: bool = False  # an instruction that adds two products of bfloat16 to a float32
     amx: bool = False  # registers of 16 x 16 sums, to which an instruction adds products of bfloat16
+    amx_bytes: bool = False  # and another one those of int8 and uint8
 
     @property
     def has_scalef(self) -> bool:
@@ -60,7 +61,7 @@ _AVX512 = Target("avx512", lanes=16, rows=8, vectors=2, heights=(16, 8), registe
 UNITS = {
     unit.name: unit
     for unit in (
-        replace(_AVX512, name="avx512-amx", amx=True),
+        replace(_AVX512, name="avx512-amx", amx=True, amx_bytes=True),
         _AVX512,
         Target("avx2", lanes=8, rows=4, vectors=2, heights=(12, 6), registers=16),
         Target("neon", lanes=4, rows=4, vectors=4, heights=(16, 8, 4, 4), registers=32),
@@ -76,7 +77,7 @@ NEEDED = {
 _X86 = "x86_64-unknown-linux-gnu"
 # The least processor with each unit: triple, LLVM's name for it, features. `host_for` prefers this machine's own.
 _PROCESSORS = {
-    "avx512-amx": (_X86, "x86-64-v4", "+avx512f,+avx512vl,+avx512bw,+avx512bf16,+amx-tile,+amx-bf16"),
+    "avx512-amx": (_X86, "x86-64-v4", "+avx512f,+avx512vl,+avx512bw,+avx512bf16,+amx-tile,+amx-bf16,+amx-int8"),
     "avx512": (_X86, "x86-64-v4", "+avx512f,+avx512vl,+avx512bw,+avx512bf16"),
     "avx2": (_X86, "x86-64-v3", "+avx2,+fma"),
     "neon": ("aarch64-unknown-linux-gnu", "generic", "+neon"),
@@ -89,7 +90,7 @@ def target(host: Host) -> Target:
     features = host.features.split(",")
     if "+avx512f" in features and "+avx512vl" in features and "+avx512bw" in features:
         if all(feature in features for feature in _AMX):
-            return UNITS["avx512-amx"]
+            return replace(UNITS["avx512-amx"], amx_bytes="+amx-int8" in features)
         return replace(_AVX512, bfloat16_pairs="+avx512bf16" in features)
     if "+avx2" in features and "+fma" in features:
         return UNITS["avx2"]

@@ -1,9 +1,9 @@
-"""Dots of bfloat16 panels by AMX: blocks of tile registers instead of rows x lane vectors (amx.py).
+"""Dots of narrow panels by AMX: blocks of tile registers instead of rows x lane vectors (amx.py).
 
 A tile of the result has 16 rows and the 16 lanes of a vector. The operand with the rows is packed into A tiles before
 the panels, once for all of them. The operand with the lanes is stored as words of two steps, B tiles, by the nest that
-computes it (`Buffer.pairs`), or packed by the dot if something else reads it too. The sums of a block are stored, and
-the elementwise work of the nest reads them from L1: those of one block while the next is multiplied.
+computes it (`Buffer.pairs`), or packed by the dot if something else reads it too or if it is bytes. The sums of a block
+are stored, and the elementwise work of the nest reads them from L1: those of one block while the next is multiplied.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 from ...ir import Op
 from . import amx
-from .amx import BFLOAT16, LANES, ROWS
+from .amx import LANES, ROWS, Product
 from .axes import Axis
 from .dots import DotOperand
 from .emit import Emitter, Index, Reg, Var
 from .evaluate import Evaluator
 from .fuse import Fusion, Nest
 from .nests import Panel
-from .packed_tiles import PackedTiles
+from .packed_tiles import PackedTiles, byte_words
 from .pair_storage import end_pairs
 from .point import Point
 from .scratch import Buffer
@@ -41,6 +41,7 @@ class Sums:
     address: Callable[[Index, Point], str]  # of a row, counted from the first one of the axis
     stride_bytes: Index
     in_place: bool  # in the storage of the dot's result
+    type: str = "float"
 
 
 class TiledDotEmitter(StreamedDotEmitter):
@@ -54,7 +55,9 @@ class TiledDotEmitter(StreamedDotEmitter):
             super().pack(nest)
             return
         _, row_operand, rows = self.operands(nest, nest.dot)
-        self._packed_rows[nest.dot] = PackedTiles(self, row_operand, rows.extent if rows is not None else 1)
+        self._packed_rows[nest.dot] = PackedTiles(
+            self, row_operand, rows.extent if rows is not None else 1, self.layout.tiled[nest.dot]
+        )
         self.ev.scratch.clock += 1
 
     def dot(self, nest: Nest, dot: Op, panel: Panel, edge: bool) -> None:
@@ -64,15 +67,17 @@ class TiledDotEmitter(StreamedDotEmitter):
         lane_operand, _, rows = self.operands(nest, dot)
         points: list[Point] = []
         self.each_group(nest.lane, panel, edge, {}, points.extend)
-        lanes = lane_operand.buffer if lane_operand.buffer.pairs is not None else self._pack_lanes(lane_operand, points)
+        product, lanes = self.layout.tiled[dot], lane_operand.buffer
+        if lanes.pairs is None:
+            lanes = self._pack_lanes(lane_operand, points, product)
         totals = self.open_folds(nest, len(points))
         self.prepare(nest, points, {nest.lane})
         most = TILE_ROWS[len(points)] * ROWS
 
         def block(row: Index, height: int) -> None:
             tiles = -(-height // ROWS)
-            sums = self._place_sums(nest, rows, points, row, tiles)
-            prefetch = self.prefetch_shared(nest, panel, row, most, BFLOAT16.steps)
+            sums = self._place_sums(nest, rows, points, row, tiles, product)
+            prefetch = self.prefetch_shared(nest, panel, row, most, product.steps)
             self._multiply(dot, lanes, points, row, tiles, prefetch)
             for tile in range(tiles):
                 for n, pt in enumerate(points):
@@ -108,7 +113,7 @@ class TiledDotEmitter(StreamedDotEmitter):
         self, dot: Op, lanes: Buffer, points: list[Point], row: Index, tiles: int, prefetch: Callable[[Index], None]
     ) -> None:
         """Accumulate a block of tiles along the whole contraction."""
-        e, packed, scratch = self.e, self._packed_rows[dot], self.ev.scratch
+        e, packed, scratch, product = self.e, self._packed_rows[dot], self.ev.scratch, self.layout.tiled[dot]
         vectors = len(points)
         first_b = tiles * vectors
         for register in range(first_b):
@@ -119,21 +124,23 @@ class TiledDotEmitter(StreamedDotEmitter):
             for n, pt in enumerate(points):
                 assert lanes.lane is not None and lanes.pairs is not None
                 b = scratch.address(lanes, {lanes.lane: 0, lanes.pairs: k}, pt.panel)
-                amx.load(e, first_b + n, b, e.mul(lanes.strides[lanes.pairs], 2 * BYTES["i16"]))
+                amx.load(e, first_b + n, b, e.mul(lanes.strides[lanes.pairs], product.group * BYTES[product.element]))
             for tile in range(tiles):
                 a = first_b + vectors + tile % 2
                 amx.load(e, a, packed.tile(e.add(row, tile * ROWS), k), amx.BYTES)
                 for n in range(vectors):
-                    amx.add_products(e, BFLOAT16, tile * vectors + n, a, first_b + n)
+                    amx.add_products(e, product, tile * vectors + n, a, first_b + n)
 
-        e.loop(*self.row_range(packed.axis), BFLOAT16.steps, step)
+        e.loop(*self.row_range(packed.axis), product.steps, step)
 
-    def _pack_lanes(self, lane_operand: DotOperand, points: list[Point]) -> Buffer:
-        """Pack one panel of the operand with the lanes into words of two steps."""
+    def _pack_lanes(self, lane_operand: DotOperand, points: list[Point], product: Product) -> Buffer:
+        """Pack one panel of the operand with the lanes into words of two steps, or of four bytes."""
         e, scratch = self.e, self.ev.scratch
         axis, lane = lane_operand.contracted, lane_operand.free
         assert axis is not None and lane is not None
-        buffer = scratch.new_pairs(lane, axis, self.layout.panel, BFLOAT16.steps)
+        if product.element == "i8":
+            return self._pack_bytes(lane_operand, points, product)
+        buffer = scratch.new_pairs(lane, axis, self.layout.panel, product.steps)
 
         def place(n: int, k: Index) -> Point:
             return Point({lane: 0, axis: k}, lane, panel=(0, n))
@@ -152,16 +159,41 @@ class TiledDotEmitter(StreamedDotEmitter):
             scratch.end_pairs(buffer, place(n, 0))
         return buffer
 
+    def _pack_bytes(self, lane_operand: DotOperand, points: list[Point], product: Product) -> Buffer:
+        """Pack one panel into words of four steps. Steps beyond the contraction are zero."""
+        e, scratch, group = self.e, self.ev.scratch, product.group
+        axis, lane = lane_operand.contracted, lane_operand.free
+        assert axis is not None and lane is not None
+        padded, width = -(-axis.extent // product.steps) * product.steps, self.layout.panel
+        buffer = scratch.new("i8", {lane: group, axis: width}, lane, padded * width)
+        buffer.pairs = axis
+
+        def pack(k: Index, count: int = group) -> None:
+            for n, pt in enumerate(points):
+                word = byte_words(e, [lane_operand.vector(pt, e.add(k, i)) for i in range(count)])
+                e.store(word, scratch.address(buffer, {lane: 0, axis: k}, (0, n)), e.vector_type("i32"), 4)
+
+        low, high = self.row_range(axis)
+        if not isinstance(high, int):  # whole tiles
+            e.loop(low, high, group, pack)
+            return buffer
+        e.loop(low, high - high % group, group, pack)
+        for k in range(high - high % group, padded, group):
+            pack(k, max(0, high - k))
+        return buffer
+
     # ---- results -----------------------------------------------------------------------------------------------------
 
-    def _place_sums(self, nest: Nest, rows: Axis | None, points: list[Point], row: Index, tiles: int) -> Sums:
-        """Store the sums where the dot's result is stored, if it is and holds whole tiles, else in a block of
-        scratch."""
+    def _place_sums(
+        self, nest: Nest, rows: Axis | None, points: list[Point], row: Index, tiles: int, product: Product
+    ) -> Sums:
+        """Store the sums where the dot's result is stored, if it is and holds whole tiles of their type, else in a
+        block of scratch."""
         e, scratch = self.e, self.ev.scratch
         assert nest.total is not None
         buffer = self.ev.buffers.get(nest.total)
         others = {self.ev.buffers.get(v) for v in self.fusion.nest_reads(nest) if v is not nest.total}
-        whole = rows is not None and rows.extent % ROWS == 0
+        whole = rows is not None and rows.extent % ROWS == 0 and product.sums == "float"
         in_place = buffer is not None and nest.addend is None and buffer not in others and buffer.pairs is None
         self.stored_total = in_place and whole
         if self.stored_total and buffer is not None and rows is not None:
@@ -170,14 +202,14 @@ class TiledDotEmitter(StreamedDotEmitter):
                 lambda r, pt: scratch.address(buffer, {rows: r}, pt.panel), e.mul(buffer.strides[rows], size), True
             )
         width = len(points) * LANES
-        block = scratch.new("float", {}, None, tiles * ROWS * width)
+        block = scratch.new(product.sums, {}, None, tiles * ROWS * width)
 
         def address(r: Index, pt: Point) -> str:
             assert pt.panel is not None
             offset = e.add(e.mul(e.sub(r, row), width), pt.panel[1] * LANES)
-            return e.element(scratch.address(block, {}, None), offset, "float")
+            return e.element(scratch.address(block, {}, None), offset, product.sums)
 
-        return Sums(address, width * BYTES["float"], False)
+        return Sums(address, width * BYTES[product.sums], False, product.sums)
 
     def _finish_rows(
         self,
@@ -197,8 +229,11 @@ class TiledDotEmitter(StreamedDotEmitter):
                 at = e.add(row, e.add(first, i))
                 for n, group in enumerate(points):
                     pt = self.row_point(group, rows, at)
-                    value = e.load(sums.address(at, group), e.vector_type("float"), BYTES["float"])
-                    self.add_total(nest, pt, Reg(value, "float", True), group)
+                    text = e.load(sums.address(at, group), e.vector_type(sums.type), BYTES[sums.type])
+                    value = Reg(text, sums.type, True)
+                    self.add_total(
+                        nest, pt, value if sums.type == "float" else e.convert("sitofp", value, "float"), group
+                    )
                     self.finish(nest, pt, [t[n] for t in totals])
 
         whole = height - height % FINISHED_ROWS

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from ...ir import Kernel, Op, Spread, Tensor, Value, spreads, view_of
 from ...ir import starts as ir_starts
-from ...ir.affine import linear
-from .axes import Axes, Axis
+from .axes import Axes, Axis, tile_of
 from .emit import Emitter, Index, Reg
 from .point import Point
 from .spread_reads import read_spread, spread_position
+from .strided import Positions, Walk, distance, read_walk, walk_along, write_walk
 from .vectors import (
     BYTES,
     STORED,
@@ -219,67 +220,122 @@ class Tensors:
         else:
             self.e.when(mask.text, write)
 
-    def read_gather(self, op: Op, indices: list[Reg], spans: list[tuple[Index, Index]], pt: Point) -> Reg:
+    def read_gather(self, op: Op, positions: Positions, spans: list[tuple[Index, Index]], pt: Point) -> Reg:
         """Gather: every lane has its own position; those outside the tensor or view read zero."""
         e, tensor = self.e, op.attrs["tensor"]
         element = STORED[tensor.dtype.name]
-        contiguous = self._contiguous_index(op, indices, pt)
-        offset, inside = self._offset(tensor, indices, spans, contiguous)
-        if not any(r.vector for r in indices):
+        walk = self._walk(op, positions, pt)
+        offset, inside = self._offset(tensor, positions, spans, walk)
+        if not inside.vector and not any(r.vector for r in positions.regs):
             pointer = self._pointer(tensor, offset)
             pointer = e.op(f"select i1 {inside.text}, ptr {pointer}, ptr @zero")
             return decode(e, tensor.dtype, Reg(e.load(pointer, element, BYTES[element]), element))
         mask = e.binary("and", e.splat(inside), Reg(lane_mask(e, pt.valid), "i1", True))
-        if contiguous is not None:
+        if walk is None:
+            raw = gather_at(e, self._pointer(tensor, e.splat(offset)), element, mask.text)
+        elif walk.step == 1:
             raw = masked_load(e, self._pointer(tensor, offset), element, mask.text)
         else:
-            raw = gather_at(e, self._pointer(tensor, e.splat(offset)), element, mask.text)
+            raw = self._read_walk(tensor, positions, spans, walk, pt, mask)
         return decode(e, tensor.dtype, Reg(raw, element, True))
 
-    def write_scatter(
-        self, op: Op, value: Reg, indices: list[Reg], spans: list[tuple[Index, Index]], pt: Point
+    def _read_walk(
+        self, tensor: Tensor, positions: Positions, spans: list[tuple[Index, Index]], walk: Walk, pt: Point, mask: Reg
+    ) -> str:
+        """Read whole vectors, or one element at a time if some are outside."""
+        e, element = self.e, STORED[tensor.dtype.name]
+        found = e.var(e.vector_type(element), "zeroinitializer")
+        count = e.lanes if pt.valid is None else pt.valid
+
+        def whole_vectors() -> None:
+            first = self._offset(tensor, positions, spans, walk)[0]
+            raw = Reg(read_walk(e, self._pointer(tensor, first), element, walk.step, count), element, True)
+            if positions.mask is not None:
+                raw = e.select(e.splat(positions.mask), raw, Reg("zeroinitializer", element, True))
+            e.set(found, raw.text)
+
+        def one_by_one() -> None:
+            every = self._offset(tensor, positions, spans)[0]
+            e.set(found, gather_at(e, self._pointer(tensor, e.splat(every)), element, mask.text))
+
+        e.when(self._all_inside(positions, spans, walk, walk.step * (count - 1)), whole_vectors, one_by_one)
+        return e.get(found)
+
+    def write_scatters(
+        self, stores: list[tuple[Op, Reg, Positions]], spans: list[tuple[Index, Index]], pt: Point
     ) -> None:
-        """Scatter: every lane has its own position; those outside the tensor or view are not written."""
-        e, tensor = self.e, op.attrs["tensor"]
+        """Scatter: every lane has its own position; those outside the tensor or view are not written. Several scatters
+        fill each other's gaps."""
+        e, tensor = self.e, stores[0][0].attrs["tensor"]
         element = STORED[tensor.dtype.name]
-        offset, inside = self._offset(tensor, indices, spans)
         if pt.lane is None:
-            pointer = self._pointer(tensor, offset)
-            raw = encode(e, tensor.dtype, value).text
-            e.when(inside.text, lambda: e.store(raw, pointer, element, BYTES[element]))
+            for _, value, positions in stores:
+                offset, inside = self._offset(tensor, positions, spans)
+                raw, pointer = encode(e, tensor.dtype, value).text, self._pointer(tensor, offset)
+                e.when(inside.text, partial(e.store, raw, pointer, element, BYTES[element]))
             return
-        raw = encode(e, tensor.dtype, e.splat(value)).text
-        mask = e.binary("and", e.splat(inside), Reg(lane_mask(e, pt.valid), "i1", True))
-        scatter_at(e, raw, self._pointer(tensor, e.splat(offset)), element, mask.text)
+        raws = [encode(e, tensor.dtype, e.splat(value)).text for _, value, _ in stores]
+        valid = Reg(lane_mask(e, pt.valid), "i1", True)
+
+        def one_by_one() -> None:
+            for raw, (_, _, positions) in zip(raws, stores, strict=True):
+                offset, inside = self._offset(tensor, positions, spans)
+                mask = e.binary("and", e.splat(inside), valid)
+                scatter_at(e, raw, self._pointer(tensor, e.splat(offset)), element, mask.text)
+
+        behind = [distance(stores[0][0], op) for op, _, _ in stores]
+        op, _, positions = stores[behind.index(min(behind))]
+        walk = self._walk(op, positions, pt)
+        if walk is None or (walk.step != 1 and positions.mask is not None):
+            one_by_one()
+            return
+        offset, inside = self._offset(tensor, positions, spans, walk)
+        pointer, step, count = self._pointer(tensor, offset), walk.step, e.lanes if pt.valid is None else pt.valid
+        if step == 1:
+            masked_store(e, raws[0], pointer, element, e.binary("and", e.splat(inside), valid).text)
+            return
+        ahead = {n - min(behind): raw for n, raw in sorted(zip(behind, raws, strict=True))}
+        every = self._all_inside(positions, spans, walk, step * (count - 1), max(ahead))
+        e.when(every, lambda: write_walk(e, ahead, pointer, element, step, count), one_by_one)
+
+    def _all_inside(
+        self, positions: Positions, spans: list[tuple[Index, Index]], walk: Walk, last: int, more: int = 0
+    ) -> str:
+        """Return the condition that every position from the first lane's to that `last` behind it, and `more` behind
+        those, is inside."""
+        e, tests = self.e, []
+        for n, (index, (_, length)) in enumerate(zip(positions.regs, spans, strict=True)):
+            first = e.op(f"extractelement {e.type_of(index)} {index.text}, i64 0") if index.vector else index.text
+            first = first if index.type == "i64" else e.op(f"sext i32 {first} to i64")
+            low, high = (min(last, 0), max(last, 0) + more) if n == walk.dim else (0, 0)
+            tests += [e.compare("sge", e.add(first, low), 0), e.compare("slt", e.add(first, high), length)]
+        return str(e.all(tests))
 
     def _pointer(self, tensor: Tensor, offset: Reg) -> str:
         steps = f"{self.e.type_of(offset)} {offset.text}"
         return self.e.op(f"getelementptr {STORED[tensor.dtype.name]}, ptr {self.pointer[tensor.index]}, {steps}")
 
     def _offset(
-        self, tensor: Tensor, indices: list[Reg], spans: list[tuple[Index, Index]], contiguous: int | None = None
+        self, tensor: Tensor, positions: Positions, spans: list[tuple[Index, Index]], walk: Walk | None = None
     ) -> tuple[Reg, Reg]:
-        """Return the offsets of elements, and the mask of those that are inside the tensor or view. If one index is
-        `contiguous`, the offset is that of the first lane."""
+        """Return the offsets of elements, and the mask of those that are inside the tensor or view. With a walk, the
+        offset is that of the first lane."""
         e = self.e
-        offset, inside = Reg("0", "i64"), Reg("true", "i1")
-        for n, index in enumerate(indices):
+        offset, inside = Reg("0", "i64"), positions.mask or Reg("true", "i1")
+        for n, index in enumerate(positions.regs):
             wide = index if index.type == "i64" else e.convert("sext", index, "i64")
             origin, length = spans[n]
             inside = e.binary("and", inside, e.binary("icmp ult", wide, Reg(str(length), "i64"), "i1"))
             if origin != 0:
                 wide = e.binary("add", wide, Reg(str(origin), "i64"))
-            if n == contiguous:
+            if walk is not None and n == walk.dim:
                 wide = Reg(e.op(f"extractelement {e.vector_type('i64')} {wide.text}, i64 0"), "i64")
             offset = e.binary("add", offset, e.binary("mul", wide, Reg(str(self.strides[tensor.index][n]), "i64")))
         return offset, inside
 
-    def _contiguous_index(self, op: Op, indices: list[Reg], pt: Point) -> int | None:
-        """Return the one index of a gather that changes along the lanes, if it steps by one in a contiguous dimension:
-        then the gather is a load. None if there is none."""
-        varying = [n for n, index in enumerate(indices) if index.vector]
-        if len(varying) != 1 or self.strides[op.attrs["tensor"].index][varying[0]] != 1:
-            return None
-        form = linear(op.operands[varying[0]])
-        dim = self.axes.dims(op.result).index(pt.lane)
-        return varying[0] if form is not None and form.iotas.get(dim) == 1 else None
+    def _walk(self, op: Op, positions: Positions, pt: Point) -> Walk | None:
+        """Return how the positions of a gather or scatter change along the lanes, if they stay in a contiguous
+        dimension of the tensor."""
+        dims = self.axes.dims(tile_of(op))
+        found = walk_along(positions, dims.index(pt.lane)) if pt.lane is not None and pt.lane in dims else None
+        return found if found is not None and self.strides[op.attrs["tensor"].index][found.dim] == 1 else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
 
 from ... import ir
 from ...ir import Block, Kernel, Op, Value
@@ -21,6 +21,7 @@ class Analysis:
     def __init__(self, kernel: Kernel, *, on_lanes: bool) -> None:
         self.kernel = kernel
         self.block_of = blocks_of(kernel.body)
+        self.holder = {block: op for op in ir.walk(kernel.body) for block in op.blocks}
         self.infinities = Infinities(kernel)
         self.users = ir.uses(kernel.body)
         self.inlined = _Inlining(kernel, self.users, self.block_of, on_lanes).values
@@ -54,6 +55,23 @@ class Analysis:
 
     def defined_in(self, value: Value, block: Block) -> bool:
         return value.op is not None and self.block_of.get(value.op) is block
+
+    def may_follow(self, op: Op, earlier: Op) -> bool:
+        """True unless an op stands before another one, or in the other branch of an `if`."""
+        around = dict(self._around(earlier))
+        block, at = next((block, at) for block, at in self._around(op) if block in around)
+        if at is around[block]:
+            return op is not earlier and at.kind != "if"
+        return block.ops.index(at) > block.ops.index(around[block])
+
+    def _around(self, op: Op) -> Iterator[tuple[Block, Op]]:
+        """Yield the blocks around an op, from the inside, with the op of each that holds it."""
+        while True:
+            block = self.block_of[op]
+            yield block, op
+            if block not in self.holder:
+                return
+            op = self.holder[block]
 
 
 class Accumulations:

@@ -95,5 +95,7 @@ def emitted(kernel: Kernel, rendered: MetalSource) -> Emitted:
         "math_modes": ["safe", "relaxed", "fast"],
         "language_version": "3.1" if "bfloat" in rendered.source else "2.3",
         "threadgroup_memory_bytes": -(-rendered.threadgroup_bytes // 16) * 16,
+        "registers_per_thread": rendered.budget.registers,
+        "threadgroups_per_core": rendered.budget.threadgroups_per_core,
     }
     return Emitted({file: rendered.source.encode()}, entry)

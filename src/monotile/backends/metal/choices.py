@@ -18,18 +18,22 @@ from ..choices import (
     row_block,
 )
 from ..time_model import RowKind, TimeModel
+from . import budget
 from .distribution import MAX_ELEMENTS, SIMDGROUPS
-from .staging import REGISTERS
+from .matrix_dots import LONG
 from .threadgroup import THREADGROUP_LIMIT
 
 QUERY_BYTES, STAGE_BYTES = 18 << 10, 8 << 10  # of 32 KiB of threadgroup memory
+GROUP_BYTES = budget.CORE_THREADGROUP_BYTES // 2  # of a threadgroup of four simdgroups: two share a core
 CORES = 40  # of a large Mac
 # A core has 208 KiB of registers: 12 simdgroups with all 128 registers of a lane. 16 simdgroups have 104 each, of which
 # tiles take 80.
 CORE_SIMDGROUPS = 12
 SHARED_REGISTERS = 80
+TILE_REGISTERS = 96  # of a lane; staging.py leaves the queries in registers up to this and the vectors along rows
 REDUCTION_BYTES = 64  # of a row: its maximum and its sum in each of 4 or 8 simdgroups
 COLUMN_REGISTERS = 116  # of a lane, with the vectors along rows
+LANE_KEYS, LANE_SUMS, LANE_VECTORS = 64, 32, 6  # keys at a time in lanes, partial sums of a lane, vectors along rows
 SPLIT_KEYS = 128  # at least in a split
 # Blocks of keys that a threadgroup could have read while it starts and its first block arrives, and while `merge` does.
 START, LAUNCH = 1.0, 2.0
@@ -85,8 +89,10 @@ def _block(problem: AttentionProblem, rows: int, *, packed: bool) -> Threadgroup
 
 def _blocks(problem: AttentionProblem, *, large: bool) -> list[ThreadgroupRows]:
     """The blocks that fit a threadgroup, from few rows to many."""
-    found = [_in_lanes(rows) for rows in _lane_rows(problem)]
-    by_columns = [_by_columns(problem, rows) for rows in (8, 16, 24, 32)]
+    lanes = [rows for rows in _lane_rows(problem) if rows == 1 or _lane_registers(problem, rows) <= budget.REGISTERS]
+    found = [_in_lanes(rows) for rows in lanes]
+    first = [8] if 8 * problem.head_size > MAX_ELEMENTS else []  # narrower heads of 8 rows are computed in lanes
+    by_columns = [_by_columns(problem, rows) for rows in (*first, 16, 24, 32)]
     if large:
         by_columns += [_by_columns(problem, rows) for rows in (40, 48)]
     found += [block for block in by_columns if block is not None and block.rows > found[-1].rows]
@@ -98,9 +104,22 @@ def _lane_rows(problem: AttentionProblem) -> tuple[int, ...]:
     return tuple(rows for rows in ROW_BLOCKS if rows * problem.head_size <= MAX_ELEMENTS or rows == 1)
 
 
+def _lane_registers(problem: AttentionProblem, rows: int) -> float:
+    """Registers of a lane for queries and sums, scores and mask, partial sums and a row of keys."""
+    width = next(n for n in (4, 2, 1) if n == 1 or (problem.head_size % n == 0 and 32 * n <= problem.head_size))
+    row = cdiv(problem.head_size, 32 * width) * width
+    tiles = rows * row * (1 + problem.dtype.bytes / 4) + rows * LANE_KEYS / 32 * (1 + _mask_registers(problem))
+    return tiles + LANE_SUMS + row + LANE_VECTORS + budget.OTHERS
+
+
+def _mask_registers(problem: AttentionProblem) -> float:
+    """Registers for an element of the mask beside its score."""
+    return 0 if problem.mask is None else max(problem.mask.bytes, 2) / 4
+
+
 def _in_lanes(rows: int) -> ThreadgroupRows:
     """Few rows are held in registers, and keys and values pass through them."""
-    return ThreadgroupRows(rows, 64, 1, "rows are held in the registers of one simdgroup")
+    return ThreadgroupRows(rows, LANE_KEYS, 1, "rows are held in the registers of one simdgroup")
 
 
 def _by_columns(problem: AttentionProblem, rows: int) -> ThreadgroupRows | None:
@@ -108,13 +127,24 @@ def _by_columns(problem: AttentionProblem, rows: int) -> ThreadgroupRows | None:
     of a lane do not suffice. Queries that do not fit threadgroup memory are staged again for each block of keys, which
     is larger then."""
     elements, bytes_ = rows * problem.head_size, problem.dtype.bytes
+    row_bytes = problem.head_size * bytes_
     few, staged = elements <= SIMDGROUPS * MAX_ELEMENTS, elements * bytes_ <= QUERY_BYTES + STAGE_BYTES
     simdgroups, keys = SIMDGROUPS if few else 2 * SIMDGROUPS, 64 if few or staged else 128
     if problem.values_in_keys:
         keys = next((shared for shared in (64, 32) if _shares_keys(problem, rows, shared)), keys)
+    if simdgroups == SIMDGROUPS and staged:
+
+        def needed(keys: int) -> int:
+            """Bytes for queries, weights and exchanges between simdgroups."""
+            return rows * (row_bytes + keys * bytes_ + REDUCTION_BYTES) + (64 if problem.mask else 0)
+
+        keys = next((fitting for fitting in (keys, 32) if needed(fitting) <= GROUP_BYTES), 0)
+        if not keys:
+            return None
     vectors = 6 * rows / 8  # maximum, sum and the like of a row, which all simdgroups hold
-    registers = (elements + rows * keys) / (32 * simdgroups) + vectors + rows / 8 * bytes_ / 2
-    if rows > 32 and registers > COLUMN_REGISTERS:
+    scores = 1 + (problem.head_size >= LONG) + _mask_registers(problem)  # registers of one, with that of the second sum
+    registers = (elements + rows * keys * scores) / (32 * simdgroups) + vectors + rows / 8 * bytes_ / 2
+    if registers > (COLUMN_REGISTERS if rows > 32 else budget.REGISTERS):
         return None
     return ThreadgroupRows(rows, keys, simdgroups, f"{simdgroups} simdgroups hold the sums of {rows} rows by columns")
 
@@ -139,7 +169,12 @@ def _by_rows(problem: AttentionProblem, rows: int, *, large: bool) -> Threadgrou
         """Of a lane, for this many rows of queries, sums and scores in a simdgroup."""
         return rows * (row_bytes / 4 + problem.head_size + keys) / 32
 
-    if not large or registers(8) > (REGISTERS if rows == 64 else SHARED_REGISTERS):
+    if not large or registers(8) > (TILE_REGISTERS if rows == 64 else SHARED_REGISTERS):
         return None
-    simdgroups = rows // (16 if registers(16) <= REGISTERS else 8)
+    each = 16 if registers(16) <= TILE_REGISTERS else 8
+    simdgroups = rows // each
+    lane = registers(each) + each / 32 * keys * _mask_registers(problem) + each / 2 + budget.OTHERS
+    alone = simdgroups < 2 * SIMDGROUPS and 2 * simdgroups * 128 * lane > budget.CORE_REGISTER_BYTES
+    if alone or lane > budget.REGISTERS:
+        return None
     return ThreadgroupRows(rows, keys, simdgroups, f"{simdgroups} simdgroups hold {rows} rows of queries and sums")

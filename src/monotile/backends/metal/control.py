@@ -105,8 +105,8 @@ class Control:
         self._update(names, list(op.results), list(block.terminator.operands))
 
     def _update(self, names: list[str], results: list[Value], values: list[Value]) -> None:
-        """Assign the next carried values. Copy a value aside first if it is computed from registers that are about to
-        be overwritten, or is in them."""
+        """Assign the values that a block yields. Copy a value aside first if it is computed from registers that are
+        about to be overwritten, or is in them."""
         aside: dict[int, str] = {}
         for n, (name, result, value) in enumerate(zip(names, results, values, strict=True)):
             register = self.expressions.names.get(value)
@@ -126,7 +126,7 @@ class Control:
 
     def branch(self, op: Op) -> None:
         writer, threadgroup = self.writer, self.threadgroup
-        names = [self.registers.declare(result) for result in op.results]
+        names = [self.values.reuse.of_branch(op, r) or self.registers.declare(r) for r in op.results]
         writer.last = None
         writer.open(f"if ({bare(self.expressions.scalar(op.operands[0]))})")
         entry = after = threadgroup.accesses.copy()
@@ -139,8 +139,7 @@ class Control:
             writer.scopes.append(set())
             writer.last = None
             self.write_block(block)
-            for name, result, value in zip(names, op.results, block.terminator.operands, strict=True):
-                self.values.copy(name, value, result)
+            self._update(names, list(op.results), list(block.terminator.operands))
             writer.scopes.pop()
             after = after + threadgroup.accesses
         threadgroup.accesses = after

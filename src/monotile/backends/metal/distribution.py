@@ -20,7 +20,8 @@ class Distribution:
     """How a program's work is distributed. With `stage_early`, operands of dots are staged in threadgroup memory as
     soon as they are known, each in a part of its own: fewer barriers, more memory. With `in_parts`, operands that do
     not fit are staged at each dot, a part of k at a time: right ones, or left ones that a loop does not change. With
-    `share_right`, memory that is the right operand of several dots is staged for all of them."""
+    `share_right`, memory that is the right operand of several dots is staged for all of them. With `fetch_ahead`, a
+    tile that waits for threadgroup memory is loaded into registers before the dot that uses that memory."""
 
     engine: str  # "matrix" (8x8 simdgroup matrices) or "lanes"
     row_simdgroups: int = 1
@@ -28,6 +29,7 @@ class Distribution:
     stage_early: bool = True
     in_parts: bool = False
     share_right: bool = True
+    fetch_ahead: bool = False
 
 
 def distributions(kernel: Kernel) -> list[Distribution]:
@@ -42,7 +44,10 @@ def distributions(kernel: Kernel) -> list[Distribution]:
     if tallest >= 16 * by_rows and tallest * widest > by_rows * MAX_ELEMENTS:
         by_rows *= 2
     rows = [by_rows, 2 * by_rows] if 16 * SIMDGROUPS <= 16 * by_rows <= tallest else [by_rows]
-    found = [Distribution("matrix", each, 1, early) for each in rows for early in (True, False)]
+    found = []
+    for each in rows:
+        late = Distribution("matrix", each, 1, stage_early=False)
+        found += [Distribution("matrix", each, 1), replace(late, fetch_ahead=True), late]
     found += [Distribution("matrix", each, 1, stage_early=False, in_parts=True) for each in rows]
     # Where there are fewer rows, each simdgroup takes all rows and its own columns, and no other simdgroup reads its
     # part of the right operand.

@@ -143,10 +143,18 @@ class Expressions:
             return self.at(operand, ElementIndex(index.column, index.row))
         if op.kind == "reduce":  # over a length of 1
             along = index.along(axis)
-            return self.at(operand, ElementIndex(ZERO, along) if op.attrs["axis"] == 0 else ElementIndex(along, ZERO))
+            place = ElementIndex(ZERO, along) if op.attrs["axis"] == 0 else ElementIndex(along, ZERO)
+            return self.folded_alone(op, self.at(operand, place))
         if op.kind == "expand" and len(operand.shape) == 1:
             return self.at(operand, index, ROW if op.attrs["position"] == 1 else COLUMN)
         return self.at(operand, _broadcast(operand, index), axis)
+
+    def folded_alone(self, op: Op, text: str) -> str:
+        """Return the reduction of a single element: a maximum or minimum ignores NaN."""
+        fold, dtype = op.attrs["fold"], op.operands[0].dtype
+        if fold == "sum" or not dtype.is_float:
+            return text
+        return self.dialect.combined(fold, dtype, self.dialect.identity(fold, dtype), text)
 
     def _rearranged(self, op: Op, index: ElementIndex, axis: str) -> str:
         """Return an element of a reshape, which another lane may hold."""
@@ -231,12 +239,15 @@ class Expressions:
         assert tile is not None
         self.read_tile(tile)
         if len(value.shape) == 1:
-            sides = [(index.along(axis).text, value.shape[0])]
+            sides = [(index.along(axis), value.shape[0])]
         else:
-            sides = [(index.row.text, shape.rows)] * (shape.rows > 1)
-            sides += [(index.column.text, shape.columns)] * (shape.columns > 1)
-        offset = f"({sides[0][0]}) * {tile.stride} + {sides[1][0]}" if len(sides) == 2 else sides[0][0]
-        padded = [(at, length) for at, length in sides if layout.row_padded(length) or layout.column_padded(length)]
+            sides = [(index.row, shape.rows)] * (shape.rows > 1) + [(index.column, shape.columns)] * (shape.columns > 1)
+        offset = sides[0][0].text
+        if len(sides) == 2:
+            offset = f"({offset}) * {tile.stride} + {sides[1][0].text}"
+        elif value not in self.tiles and shape.columns == 1:  # the first column of a wider tile
+            offset = f"({offset}) * {tile.stride}"
+        padded = [(at.text, length) for at, length in sides if _is_padded((layout, at.layout), length)]
         text = self.dialect.from_memory(f"{tile.name}[{offset}]", value.dtype)
         return self._guarded([f"{at} < {length}" for at, length in padded], text, self.dialect.zero(value.dtype))
 
@@ -388,3 +399,8 @@ def _in_range(position: str, length: str, index: Value) -> str:
     """Return the test 0 <= position < length, as one unsigned comparison."""
     kind = "ulong" if index.dtype.name == "int64" else "uint"
     return f"{kind}({position}) < {kind}({length})"
+
+
+def _is_padded(layouts: tuple[TileLayout | None, ...], length: int) -> bool:
+    """True if a coordinate of one of the layouts may be beyond a length."""
+    return any(each is not None and (each.row_padded(length) or each.column_padded(length)) for each in layouts)

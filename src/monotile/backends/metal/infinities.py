@@ -1,10 +1,10 @@
 """Infinities as finite numbers, so that a kernel is right under fast math too, which assumes that there are none.
 
 In registers, the largest float32 and its negative stand for the infinities (dialect.py writes them so). They survive
-`where`, maximum and minimum. This pass adds what other arithmetic needs: a sum or a product with an infinity is that
-infinity, the logarithm of 0 is -inf, and an exponential that is divided by does not overflow. Only exponentials need no
-help: that of a hidden score is 0 anyway. Values of memory that meet an infinity keep a distance of one digit from it.
-A store turns the numbers back into infinities. None of this changes a result in safe math.
+`where`, maximum and minimum, and reductions to a maximum or minimum start from them. This pass adds what other
+arithmetic needs: a sum or a product with an infinity is that infinity, the logarithm of 0 is -inf, and an exponential
+that is divided by does not overflow. Only exponentials need no help: that of a hidden score is 0 anyway. Values of
+memory that meet an infinity keep a distance of one digit from it. A store turns the numbers back into infinities.
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ class Infinities:
             low, high = (-1, 1) if kind == "max" else (1, -1)
             both = operands[0] & operands[1] & {low}
             return both | ((operands[0] | operands[1]) & {high})
-        if kind in SHAPE_ONLY or kind == "reduce":
+        if kind == "reduce":
+            return operands[0] | _identity(op)
+        if kind in SHAPE_ONLY:
             return operands[0]
         if kind in ("add", "fma", "sub", "neg", "abs"):
             last = operands[-1] if kind in ("add", "fma") else _swapped(operands[-1])
@@ -101,6 +103,11 @@ class Infinities:
             a, b = op.operands
             return _times(operands[0], b) | _times(operands[1], a)
         return frozenset({-1}) if kind in ("log", "log2") else NONE
+
+
+def _identity(op: Op) -> Signs:
+    """Return the sign of the infinity from which a reduction starts: what it is of nothing but NaN."""
+    return frozenset({"max": {-1}, "min": {1}}.get(op.attrs["fold"], NONE))
 
 
 def _tested_infinity(op: Op) -> Signs:
@@ -174,7 +181,11 @@ def _guarded(
         limit = b.const(EXPONENTIALS[op.kind], float32)
         return b.unary(op.kind, b.where(b.binary("lt", limit, op.operands[0]), limit, op.operands[0]))
     if op.kind == "where":
-        return _apart(b, op, infinities)
+        sign = infinity_of(op.operands[2])
+        kept = None if sign is None else _apart(b, op.operands[1], sign, infinities)
+        return None if kept is None else b.where(op.operands[0], kept, op.operands[2])
+    if op.kind == "reduce":
+        return _reduced(b, op, infinities)
     needs = op.kind in ("log", "log2") or any(infinities.of(v) for v in op.operands)
     if op.kind not in GUARDED or not needs or _only_in_exponentials(op.result, users):
         return None
@@ -184,14 +195,23 @@ def _guarded(
     return _of_product(b, op, infinities, raw) if op.kind == "mul" else _of_sum(b, op, infinities, raw)
 
 
-def _apart(b: Builder, op: Op, infinities: Infinities) -> Value | None:
-    """Keep a value of memory in `where(test, value, -inf)` apart from the number that stands for the infinity."""
-    sign = infinity_of(op.operands[2])
-    value = op.operands[1]
-    if sign is None or infinities.of(value) or _stripped(value).kind not in FROM_MEMORY:
+def _apart(b: Builder, value: Value, sign: int, infinities: Infinities) -> Value | None:
+    """Keep a value of memory apart from the number that stands for an infinity it meets."""
+    if infinities.of(value) or _stripped(value).kind not in FROM_MEMORY:
         return None
-    kept = b.where(b.binary("eq", value, sign * LARGEST), sign * NEXT, value)
-    return b.where(op.operands[0], kept, op.operands[2])
+    return b.where(b.binary("eq", value, sign * LARGEST), sign * NEXT, value)
+
+
+def _reduced(b: Builder, op: Op, infinities: Infinities) -> Value | None:
+    """A maximum or minimum starts from an infinity, also that of one element."""
+    (operand,), axis, fold = op.operands, op.attrs["axis"], op.attrs["fold"]
+    for sign in _identity(op):
+        kept = _apart(b, operand, sign, infinities)
+        if operand.shape[axis] == 1:
+            start = b.const(sign * math.inf, float32)
+            return b.reduce(fold, b.binary(fold, operand if kept is None else kept, start), axis)
+        return None if kept is None else b.reduce(fold, kept, axis)
+    return None
 
 
 def _of_sum(b: Builder, op: Op, infinities: Infinities, raw: Value) -> Value:

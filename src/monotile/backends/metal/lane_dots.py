@@ -69,9 +69,15 @@ class LaneDots:
         assert isinstance(grid, LaneGridLayout)
         blocks, parts = grid.columns_per_lane(n)[0], writer.name("parts")
         expressions.tiles_read.clear()
+        expressions.hoisted.clear()
         key = f"{grid.columns} * j + c" if blocks > 1 else "c"
         segment = self._segment(right, Coordinate(key, expressions.layouts.of(right), ROW, (key,), uniform=True))
+        before = [hoisted.line for hoisted in expressions.take_hoisted()]
         left = expressions.at(a, ElementIndex(_row(m, expressions.layouts.of(a)), segment.column))
+        shuffles = [hoisted.line for hoisted in expressions.take_hoisted()]
+        index = self.registers.index(grid, OrientedShape(m, n))
+        start = "" if addend is None else f"{expressions.at(addend, index)} + "
+        before_sum = [hoisted.line for hoisted in expressions.take_hoisted()]
         self.registers.wait_for_tiles()
         if blocks > 1:
             writer.open_unrolled("j", blocks)
@@ -80,14 +86,18 @@ class LaneDots:
         uneven = n % grid.columns != 0
         if uneven:
             writer.open(f"if ({key} < {n})")
-        writer.write_all(segment.lines)
+        writer.write_all([*before, *segment.lines])
         part = f"{parts}[r * {grid.columns} + c]" if m > 1 else f"{parts}[c]"
-        rows = unrolled([("r", m)] if m > 1 else [])
-        writer.line(f"{rows}{segment.loops}{part} = fma(float({left}), {segment.text}, {part});")
+        line = f"{segment.loops}{part} = fma(float({left}), {segment.text}, {part});"
+        if shuffles and m > 1:
+            writer.open_unrolled("r", m)
+            writer.write_all([*shuffles, line])
+            writer.close()
+        else:
+            writer.write_all([*shuffles, unrolled([("r", m)] if m > 1 else []) + line])
         writer.close(1 + uneven)
-        index = self.registers.index(grid, OrientedShape(m, n))
         target = expressions.register(result, name, *index.registers)
-        start = "" if addend is None else f"{expressions.at(addend, index)} + "
+        writer.write_all(before_sum)
         writer.line(f"{target} = {start}{expressions.dialect.use('sums_over_lanes')}({parts}, lane);")
         writer.close(blocks > 1)
 

@@ -93,6 +93,8 @@ class MatrixDots:
                     continue
                 self.staging.fill(operand)
                 temporary.append(operand)
+        if self.staging.staged.distribution.fetch_ahead:
+            self.staging.fetch_ahead(op)
         self.exchange.statement(lambda: self._dot(op, result, addend, name))
         for operand in temporary:
             del self.expressions.tiles[operand]
@@ -158,50 +160,74 @@ class MatrixDots:
         self.expressions.tiles_read.clear()
         at = "kk" if not part.first else f"({part.first} + kk)"
         held = self.operands.held_matrices(a)
+        by_row = not held and sums[0].rows > sums[0].columns  # the fewer matrices of the two are held
+        row, column = ("[i]" if sums[0].rows > 1 else ""), ("[j]" if sums[0].columns > 1 else "")
+        targets = ("left", f"right{column}") if by_row else (f"left{row}", "right")
         steps = []
         for n, target in enumerate(sums):
             k_matrix = at if n == 0 else f"({at} + 1)"
             in_part = "kk" if n == 0 else "(kk + 1)"
-            left = self.operands.left(a, in_part if part.left is not None else k_matrix, part.left)
-            right = self.operands.right(b, in_part if part.right is not None else k_matrix, part.right)
+            left = self.operands.left(targets[0], a, in_part if part.left is not None else k_matrix, part.left)
+            right = self.operands.right(targets[1], b, in_part if part.right is not None else k_matrix, part.right)
             steps.append((left, right, target))
         self.registers.wait_for_tiles()
         rolled = not held and self.operands.in_memory(op, part.left, part.right)
         limit = part.bound or str(part.count)
         step = f"kk += {len(sums)}" if len(sums) > 1 else "++kk"
         writer.open(f"{'' if rolled else 'UNROLL '}for (int kk = 0; kk < {limit}; {step})")
+        several = [f"[{n}]" if n > 1 else "" for n in (sums[0].columns, sums[0].rows)]
         if not held:
-            rows = f"[{sums[0].rows}]" if sums[0].rows > 1 else ""
-            writer.line(f"simdgroup_{self.expressions.type(a)}8x8 left{rows};")
-        writer.line(f"simdgroup_{self.expressions.type(b)}8x8 right;")
+            writer.line(f"simdgroup_{self.expressions.type(a)}8x8 left{'' if by_row else several[1]};")
+        writer.line(f"simdgroup_{self.expressions.type(b)}8x8 right{several[0] if by_row else ''};")
         for n, (left, right, target) in enumerate(steps):
             beyond = n > 0 and (part.count % 2 == 1 or bool(part.bound))
             if beyond:
                 writer.open(f"if (kk + 1 < {limit})")
-            self._step(left, right, target, held=bool(held))
+            if by_row:
+                self._step_by_row(left, right, target)
+            else:
+                self._step(left, right, target, held=bool(held))
             writer.close(beyond)
         writer.close()
 
     def _step(self, left: str, right: str, sums: Accumulators, *, held: bool) -> None:
         """Multiply one column of left matrices with one row of right matrices. `left` is the expression of a matrix
         that is held in registers, or else the line that loads one."""
-        writer, rows, columns = self.writer, sums.rows, sums.columns
+        writer, rows = self.writer, sums.rows
         if not held:
             if rows > 1:
                 writer.open_unrolled("i", rows)
             writer.line(left)
             writer.close(rows > 1)
-        if columns > 1:
-            writer.open_unrolled("j", columns)
-        over = self.layout.column_simdgroups
-        uneven = over > 1 and -(-sums.n // 8) % over != 0
-        if uneven:
-            writer.open(f"if ({self.operands.first_column(sums.n)} < {sums.n})")
+        opened = self._open_columns(sums)
         writer.line(right)
         matrix = left if held else "left[i]" if rows > 1 else "left"
         line = f"simdgroup_multiply_accumulate({sums.matrix}, {matrix}, right, {sums.matrix});"
-        writer.line(unrolled([("i", rows)]) + line if rows > 1 else line)
-        writer.close(uneven + (columns > 1))
+        writer.line(unrolled([("i", rows)] if rows > 1 else []) + line)
+        writer.close(opened)
+
+    def _step_by_row(self, left: str, right: str, sums: Accumulators) -> None:
+        """The same for more rows than columns: the right matrices are held, and the left ones loaded one by one."""
+        writer = self.writer
+        opened = self._open_columns(sums)
+        writer.line(right)
+        writer.close(opened)
+        writer.open_unrolled("i", sums.rows)
+        writer.line(left)
+        opened = self._open_columns(sums)
+        matrix = "right[j]" if sums.columns > 1 else "right"
+        writer.line(f"simdgroup_multiply_accumulate({sums.matrix}, left, {matrix}, {sums.matrix});")
+        writer.close(opened + 1)
+
+    def _open_columns(self, sums: Accumulators) -> int:
+        """Open the loop over the columns of a simdgroup, which may have one less than others; return the braces."""
+        if sums.columns > 1:
+            self.writer.open_unrolled("j", sums.columns)
+        over = self.layout.column_simdgroups
+        uneven = sums.n > 1 and over > 1 and -(-sums.n // 8) % over != 0  # all lanes hold a single column
+        if uneven:
+            self.writer.open(f"if ({self.operands.first_column(sums.n)} < {sums.n})")
+        return uneven + (sums.columns > 1)
 
     def _multiply_left_in_parts(self, op: Op, sums: list[Accumulators]) -> None:
         """Stage parts of the left operand's columns, as few as fit and all alike."""

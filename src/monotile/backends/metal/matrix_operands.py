@@ -59,16 +59,15 @@ class MatrixOperands:
         j = "j" if self.layout.columns_per_lane(n)[0] > 1 else "0"
         return scaled("8 * sg" if over > 1 else "0", j, 8 * over)
 
-    def left(self, a: Value, k_matrix: str, tile: ThreadgroupTile | None) -> str:
-        """Return the expression of a held matrix, or the line that loads one; `tile` holds the part of the operand that
-        `k_matrix` counts in."""
+    def left(self, target: str, a: Value, k_matrix: str, tile: ThreadgroupTile | None) -> str:
+        """Return the expression of a held matrix, or the line that loads one into a target; `tile` holds the part of
+        the operand that `k_matrix` counts in."""
         (m, k), layout = a.shape, self.layout
         several = layout.rows_per_lane(m) > 1
         held = self.held_matrices(a)
         if held:
             columns = layout.columns_per_lane(k)[0]
             return held + ("[i]" if several else "") + (f"[{k_matrix}]" if columns > 1 else "")
-        target = "left[i]" if several else "left"
         row = scaled("8 * sg" if layout.row_simdgroups > 1 else "0", "i" if several else "0", 8 * layout.row_simdgroups)
         if tile is None and self.staged_whole(untransposed(a)[0]) and m > 1:
             tile = self.expressions.tile_of(untransposed(a)[0])
@@ -88,16 +87,17 @@ class MatrixOperands:
         text = f"{column} < {k} ? {text} : {zero}" if k % 8 else text
         return f"UNROLL for (int e = 0; e < 2; ++e) {target}.thread_elements()[e] = {text};"
 
-    def right(self, b: Value, k_matrix: str, tile: ThreadgroupTile | None) -> str:
-        """Return the line that loads a matrix; `tile` holds the part of the operand that `k_matrix` counts in."""
+    def right(self, target: str, b: Value, k_matrix: str, tile: ThreadgroupTile | None) -> str:
+        """Return the line that loads a matrix into a target; `tile` holds the part of the operand that `k_matrix`
+        counts in."""
         (k, n), layout = b.shape, self.layout
         column = self.first_column(n)
         if tile is None and self.staged_whole(untransposed(b)[0]) and n > 1:
             tile = self.expressions.tile_of(untransposed(b)[0])
         if tile is not None:
-            return self._load_tile("right", b, tile, _times8(k_matrix), column)
+            return self._load_tile(target, b, tile, _times8(k_matrix), column)
         if self._in_device_memory(b) and min(b.shape) > 1:
-            return self._load_device("right", b, _times8(k_matrix), column)
+            return self._load_device(target, b, _times8(k_matrix), column)
         shared = layout.row_simdgroups > 1
         row = f"{_times8(k_matrix)} + {'(fm - 8 * sg)' if shared else 'fm'}"
         down = Coordinate(row, axis=ROW) if shared else Coordinate(row, layout, ROW, (k_matrix,))
@@ -106,7 +106,7 @@ class MatrixOperands:
         tests = ([f"{row} < {k}"] if k % 8 else []) + ([f"{across.text} < {n}"] if n % 8 and n > 1 else [])
         zero = self.expressions.dialect.zero(b.dtype)
         text = f"{' && '.join(tests)} ? {text} : {zero}" if tests else text
-        return f"UNROLL for (int e = 0; e < 2; ++e) right.thread_elements()[e] = {text};"
+        return f"UNROLL for (int e = 0; e < 2; ++e) {target}.thread_elements()[e] = {text};"
 
     def _load_tile(self, target: str, operand: Value, tile: ThreadgroupTile, row: str, column: str) -> str:
         self.expressions.read_tile(tile)

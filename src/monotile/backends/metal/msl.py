@@ -70,6 +70,8 @@ HELPERS = {
     # Comparisons with the infinities and the numbers that stand for them. Fast math leaves bits alone.
     "is_lowest": "METAL_FUNC bool is_lowest(uint bits) { return bits - 0xFF7FFFFFu < 2u; }",
     "is_highest": "METAL_FUNC bool is_highest(uint bits) { return bits - 0x7F7FFFFFu < 2u; }",
+    "with_lowest": "METAL_FUNC uint with_lowest(uint bits) { return bits == 0xFF7FFFFFu ? bits + 1 : bits; }",
+    "with_highest": "METAL_FUNC uint with_highest(uint bits) { return bits == 0x7F7FFFFFu ? bits + 1 : bits; }",
     "with_infinities": """METAL_FUNC uint with_infinities(uint bits) {
   return bits << 1 == 0xFEFFFFFEu ? bits + 1 : bits;
 }""",

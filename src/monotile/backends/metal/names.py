@@ -53,7 +53,7 @@ GENERATED = """
 c e fm fn gid i integers j k0 kb ke kk lane lane_u left meta floats parts r right scratch sg sg_u sum sums tid u x
 floordiv floormod from_lane is_highest is_lowest load_matrix narrowed rounded saturated shuffle_xor sums_over_lanes
 logistic error_function narrowed_e4m3 narrowed_e5m2 widened_e4m3 widened_e5m2 shifted_left shifted_right
-widened with_infinities UNROLL METAL_FUNC INFINITY NAN MAXFLOAT MAXHALF HUGE_VALF HUGE_VALH
+widened with_infinities with_lowest with_highest UNROLL METAL_FUNC INFINITY NAN MAXFLOAT MAXHALF HUGE_VALF HUGE_VALH
 """
 
 RESERVED = frozenset(" ".join((CPP, METAL, FUNCTIONS, GENERATED)).split()) | {*POSITIONS}

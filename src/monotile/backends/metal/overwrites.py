@@ -10,18 +10,35 @@ from ...passes.facts import loop_of
 
 
 def overwritten(kernel: Kernel) -> set[int]:
-    """Return the tensors that are written at several places, or at places that overlap from iteration to iteration.
-    The copies of a store that `peel` makes write different elements: their places have one form."""
+    """Return the tensors of which some element may be written by two threads: by two stores, or by one of them in two
+    iterations."""
     loops, found = loop_of(kernel), set[int]()
-    forms: dict[int, list[Any]] = {}
-    for block in [kernel.body, *(inner for op in walk(kernel.body) for inner in op.blocks)]:
-        for op in block.ops:
-            if op.kind in WRITES:
-                index, form = op.attrs["tensor"].index, _form(op, loops)
-                if form is None or not all(form == other or _disjoint(form, other) for other in forms.get(index, [])):
-                    found.add(index)
-                forms.setdefault(index, []).append(form)
+    places: dict[int, list[tuple[Op, Any]]] = {}
+    for op in (op for op in walk(kernel.body) if op.kind in WRITES):
+        index, form = op.attrs["tensor"].index, _form(op, loops)
+        before = places.setdefault(index, [])
+        if form is None or not all(_apart(op, form, *other, loops) for other in before):
+            found.add(index)
+        before.append((op, form))
     return found
+
+
+def _apart(op: Op, form: Any, other: Op, place: Any, loops: dict[Block, Op]) -> bool:
+    """True if two stores write different elements, or the same ones from the same threads."""
+    if form != place or not op.operands[0].shape:  # numbers are written by the first thread
+        return form == place or _disjoint(form, place)
+    counters = [_counters(store, loops) for store in (op, other)]
+    if counters[0] == counters[1]:  # the same elements: which lanes hold a tile of one dimension depends on its use
+        return len(op.operands[0].shape) != 1
+    # The copies of a loop that `peel` makes have different iterations; one of them is no edge.
+    different = [(a, b) for a, b in zip(*counters, strict=False) if a is not b]
+    return len(counters[0]) == len(counters[1]) and all("edge" in a.attrs or "edge" in b.attrs for a, b in different)
+
+
+def _counters(op: Op, loops: dict[Block, Op]) -> list[Op]:
+    """Return the loops whose counters a store's place depends on."""
+    terms = [term for start in starts(op) for term in getattr(linear(start), "terms", ())]
+    return list(dict.fromkeys(loops[v.owner] for v in terms if isinstance(v.owner, Block) and v.owner in loops))
 
 
 def _disjoint(a: Any, b: Any) -> bool:

@@ -38,7 +38,8 @@ class Reductions:
         if len(operand.shape) == 1:
             along = registers.axis(operand)
         if (shape.columns if along == COLUMN else shape.rows) == 1:
-            registers.assign(result, name, lambda index: expressions.at(operand, index, registers.axis(operand)))
+            axis = registers.axis(operand)
+            registers.assign(result, name, lambda at: expressions.folded_alone(op, expressions.at(operand, at, axis)))
             return
         kept = OrientedShape(rows=shape.rows) if along == COLUMN else OrientedShape(columns=shape.columns)
         reduced = OrientedShape(columns=shape.columns) if along == COLUMN else OrientedShape(rows=shape.rows)

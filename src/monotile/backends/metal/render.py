@@ -5,6 +5,7 @@ from __future__ import annotations
 from ... import ir
 from ...errors import DeviceLimit, InternalError
 from ...ir import Block, Kernel, Op, Value
+from . import budget
 from .analysis import Accumulations, Analysis
 from .control import Control
 from .dialect import TYPES, MetalDialect
@@ -27,13 +28,16 @@ from .writer import Writer
 
 
 def render(kernel: Kernel, bfloat: bool = True) -> MetalSource:
-    """Render a kernel with the best distribution that fits threadgroup memory, for Metal with or without `bfloat`."""
+    """Render a kernel with the best distribution that fits threadgroup memory, for Metal with or without `bfloat`.
+    Tiles are fetched ahead where a lane has registers for them."""
     *preferred, last = distributions(kernel)
     for distribution in preferred:
         try:
-            return Renderer(kernel, distribution, bfloat).render()
+            rendered = Renderer(kernel, distribution, bfloat).render()
         except DeviceLimit:
             continue
+        if not distribution.fetch_ahead or rendered.budget.registers <= budget.REGISTERS:
+            return rendered
     return Renderer(kernel, last, bfloat).render()
 
 

@@ -43,10 +43,22 @@ class RegisterReuse:
         return self.analysis.block_of.get(operand.op) is self.analysis.block_of[op]
 
     def _last_read(self, value: Value, op: Op) -> bool:
-        """True if nothing reads a value after an op of the same block."""
-        order = {o: n for n, o in enumerate(self.analysis.block_of[op].ops)}
+        """True if nothing reads a value after an op, in the same iteration of the loop around it."""
         readers = [self.accumulations.add_of.get(reader, reader) for reader in self.analysis.readers.get(value, [])]
-        return all(order.get(reader, len(order)) <= order[op] for reader in readers)
+        return not any(reader is not op and self.analysis.may_follow(reader, op) for reader in readers)
+
+    def of_branch(self, op: Op, result: Value) -> str | None:
+        """Return the registers of a loop-carried value that the result of a branch replaces. Values that a block of the
+        branch yields for it may then overwrite them, too."""
+        for parameter, name in self.replaces.get(result, ()):
+            if self._last_read(parameter, op):
+                for block in op.blocks:
+                    value = block.terminator.operands[op.results.index(result)]
+                    known = self.replaces.setdefault(value, [])
+                    if self.analysis.defined_in(value, block) and (parameter, name) not in known:
+                        known.append((parameter, name))
+                return name
+        return None
 
     def _reads_elementwise(self, op: Op, value: Value) -> bool:
         """True if each element of an op's result depends on no other element of a value."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .budget import Budget, live_registers
 from .preamble import MetaEntry
 
 INCLUDES = """#include <metal_stdlib>
@@ -30,21 +31,20 @@ class MetalSource:
     threadgroup_bytes: int
 
     @property
+    def budget(self) -> Budget:
+        return Budget(self.threads, live_registers(self.body.split("\n")), self.threadgroup_bytes)
+
+    @property
     def head(self) -> str:
         """The includes and helpers before the signature."""
-        return self._head(UNROLL)
+        return "\n".join([f"{INCLUDES}#define UNROLL {UNROLL}\n", *self.helpers])
 
     @property
     def source(self) -> str:
-        return self._source(UNROLL)
+        return f"{self.head}\n{self.signature} {{\n{self.body}\n}}\n"
 
     @property
     def rolled_source(self) -> str:
-        """The same without unrolling, for a target whose registers have addresses: it compiles faster."""
-        return self._source("")
-
-    def _head(self, unroll: str) -> str:
-        return "\n".join([f"{INCLUDES}#define UNROLL {unroll}\n", *self.helpers])
-
-    def _source(self, unroll: str) -> str:
-        return f"{self._head(unroll)}\n{self.signature} {{\n{self.body}\n}}\n"
+        """The same without unrolling, for a target whose registers have addresses: it compiles faster, and without
+        the macro it needs no preprocessor. Lines have the same numbers."""
+        return self.source.replace(f"#define UNROLL {UNROLL}", "").replace("UNROLL ", "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from ... import ir
 from ...ir import Block, Op, Value
@@ -18,7 +19,9 @@ from .threadgroup import ThreadgroupMemory, ThreadgroupTile
 from .writer import Writer
 
 # Registers of a lane for tiles. Beyond it, a left operand that a loop does not change is staged instead.
-REGISTERS = 96
+REGISTERS = 100
+FETCHED = 16  # registers of a lane for a tile on its way from device to threadgroup memory
+LOAD_BYTES = 16  # that a thread copies at a time
 
 
 class StagedOperands:
@@ -83,21 +86,28 @@ class StagedOperands:
             self.dots.setdefault(value, op)
 
     def _registers_with(self, left: Value) -> float:
-        """Estimate the registers of a lane: the loop-carried state, the largest other dot, and the left operand."""
+        """Estimate the registers of a lane: the loop-carried state, the largest other dot, the largest tile that is
+        loaded into registers, and the left operand."""
         body, lanes = self.analysis.kernel.body, 32 * self.simdgroups
         loops = [op for op in ir.walk(body) if op.kind == "for"]
         carried = max((sum(math.prod(v.shape) for v in op.results) for op in loops), default=0)
-        next_state = {v for op in loops for v in op.blocks[0].terminator.operands}
+        yielded = {v for op in ir.walk(body) for block in op.blocks for v in block.terminator.operands}
         dots = [op.result for op in ir.walk(body) if op.kind == "dot"]
         summed = {result for op in ir.walk(body) if any(v in dots for v in op.operands) for result in op.results}
-        accumulated = summed & next_state
+        accumulated = summed & yielded
         readers = self.analysis.readers
         others = [
             math.prod(dot.shape)
             for dot in dots
             if not any(result in accumulated for reader in readers.get(dot, []) for result in reader.results)
         ]
-        return (carried + max(others, default=0)) / lanes + math.prod(left.shape) / lanes * left.dtype.bytes / 4
+        inlined = self.analysis.inlined
+        loads = [op.result for op in ir.walk(body) if op.kind in ("load", "gather") and op.result is not left]
+        loads = [value for value in loads if value not in inlined]
+        loaded = max((math.prod(v.shape) * max(v.dtype.bytes, 2) / 4 for v in loads if len(v.shape) == 2), default=0)
+        return (carried + max(others, default=0) + loaded) / lanes + math.prod(
+            left.shape
+        ) / lanes * left.dtype.bytes / 4
 
 
 class Staging:
@@ -117,6 +127,7 @@ class Staging:
         self.writer, self.threadgroup = writer, threadgroup
         self.uses_thread_index = False
         self.waiting: list[Value] = []  # staged values of the current block that are not filled yet
+        self.fetched: dict[Value, list[str]] = {}  # tiles in registers, on their way to threadgroup memory
 
     def enter(self, block: Block) -> list[Value]:
         """Wait for the staged values of a block that are filled as soon as their operands are known. Return those of
@@ -157,21 +168,25 @@ class Staging:
         rows, columns = padded_shape(value)
         self._bind_slices(value)
         tile = self.allocate(value, rows, columns)
-        if self._from_registers(value):
+        if value in self.fetched:
+            copy, _ = self._copy(value, rows, columns)
+            self.threadgroup.before_write(tile)
+            self._write_copies(copy, self._stores(value, tile, copy, self.fetched.pop(value)))
+        elif self._from_registers(value):
             self.exchange.statement(lambda: self._copy_registers(value, tile, rows, columns))
         else:
             self.exchange.statement(lambda: self.copy_elements(value, tile, rows, columns))
         self.expressions.tiles[value] = tile
 
     def allocate(self, value: Value, rows: int, columns: int) -> ThreadgroupTile:
-        op, size = value.op, value.dtype.bytes
-        tensor = op.attrs["tensor"].name if op is not None and op.kind == "load" else ""
-        operand = next((v.hint for v in (op.operands if op else ()) if v.hint), "part")
-        hint = value.hint or tensor or operand
+        size, hint = value.dtype.bytes, f"{self._tile_hint(value)}_tile"
         element = self.expressions.dialect.tile_type(value.dtype), size
-        return self.threadgroup.allocate(
-            element, rows, columns + 16 // size, hint=f"{hint}_tile", purpose="an operand of dot"
-        )
+        return self.threadgroup.allocate(element, rows, columns + 16 // size, hint=hint, purpose="an operand of dot")
+
+    def _tile_hint(self, value: Value) -> str:
+        op = value.op
+        tensor = op.attrs["tensor"].name if op is not None and op.kind == "load" else ""
+        return value.hint or tensor or next((v.hint for v in (op.operands if op else ()) if v.hint), "part")
 
     # ---- slices ------------------------------------------------------------------------------------------------------
 
@@ -235,33 +250,101 @@ class Staging:
 
         self.threadgroup.before_write(tile)
         self.registers.for_each(layout, shape, body, run=2)
+        self.threadgroup.note_write(tile)  # the barrier that reads of other tiles need comes before the write
 
     def copy_elements(
         self, value: Value, tile: ThreadgroupTile, rows: int, columns: int, first: tuple[str, str] = ("", "")
     ) -> None:
-        """Let all threads copy adjacent elements, as vectors, from the `first` row and column of the value on."""
+        """Let all threads copy adjacent elements, as vectors, from the `first` row and column of the value on. Where a
+        whole tile may still be read, loads are issued before the barrier and wait in registers."""
+        copy, texts = self._copy(value, rows, columns, first)
+        reads_tiles = bool(self.expressions.tiles_read)
+        self.registers.wait_for_tiles()
+        whole = not any(first)  # beside parts there are sums in registers
+        if whole and copy.registers <= FETCHED and not reads_tiles and self.threadgroup.is_pending(tile):
+            texts = self._fetch(value, copy, texts)
+        self.threadgroup.before_write(tile)
+        self._write_copies(copy, self._stores(value, tile, copy, texts))
+
+    def fetch_ahead(self, op: Op) -> None:
+        """Load the operands of the next dot of a block, which wait for the memory that this one uses."""
+        ops = self.analysis.block_of[op].ops
+        later = [o for o in ops[ops.index(op) + 1 :] if o.kind == "dot"][:1]
+        for value in [untransposed(operand)[0] for dot in later for operand in dot.operands]:
+            known = value in self.expressions.tiles or value in self.fetched or self.expressions.tile_of(value)
+            if known or value not in self.staged or not self.staged.same_block(value, op):
+                continue
+            if not self._from_registers(value) and self._ready(value, first=True):
+                self._fetch_one(value)
+
+    def _fetch_one(self, value: Value) -> None:
+        """Load a tile into registers, unless it takes too many, or elements that other lanes hold."""
+        expressions, checkpoint = self.expressions, self.exchange.save()
+        expressions.missing.clear()
+        self._bind_slices(value)
+        copy, texts = self._copy(value, *padded_shape(value))
+        if expressions.missing or expressions.tiles_read or copy.registers > FETCHED:
+            self.exchange.restore(checkpoint)
+            expressions.missing.clear()
+            return
+        self.fetched[value] = self._fetch(value, copy, texts)
+
+    def _copy(
+        self, value: Value, rows: int, columns: int, first: tuple[str, str] = ("", "")
+    ) -> tuple[TileCopy, list[str]]:
+        """Return how the threads copy a tile, and the vectors of one thread's run."""
         expressions, dialect = self.expressions, self.expressions.dialect
-        kind = expressions.type(value)
+        kind, size, side = expressions.type(value), value.dtype.bytes, value.shape[1]
         expressions.tiles_read.clear()
-        index = ElementIndex(Coordinate(plus("r", first[0] or "0")), Coordinate(plus("c", first[1] or "0")))
-        width, text = self._widest(value, index)
-        tests = [f"{index.row.text} < {value.shape[0]}"] if first[0] or value.shape[0] % 8 else []
-        tests += [f"{index.column.text} < {value.shape[1]}"] if first[1] or value.shape[1] % 8 else []
+
+        def element(offset: int) -> ElementIndex:
+            column = plus("c", str(offset))
+            return ElementIndex(Coordinate(plus("r", first[0] or "0")), Coordinate(plus(column, first[1] or "0")))
+
+        width, _ = self._widest(value, element(0))
+        run = next(n for n in (LOAD_BYTES // size, width) if n % width == 0 and side % n == 0 and columns % n == 0)
+        run = run if width > 1 else 1
         zero = dialect.zero(value.dtype)
         zero = f"{kind}{width}({zero})" if width > 1 else zero
-        text = f"{' && '.join(tests)} ? {bare(text)} : {zero}" if tests else bare(text)
-        self.registers.wait_for_tiles()
-        self.threadgroup.before_write(tile)
-        vectors = columns // width
+        texts = []
+        for offset in range(0, run, width):
+            index = element(offset)
+            tests = [f"{index.row.text} < {value.shape[0]}"] if first[0] or value.shape[0] % 8 else []
+            tests += [f"{index.column.text} < {side}"] if first[1] or side % 8 else []
+            text = bare(self._widest(value, index)[1])
+            texts.append(f"{' && '.join(tests)} ? {text} : {zero}" if tests else text)
+        threads = 32 * expressions.layouts.main.simdgroups
+        return TileCopy(rows, columns, run, width, threads, size), texts
+
+    def _fetch(self, value: Value, copy: TileCopy, texts: list[str]) -> list[str]:
+        """Load a thread's part of a tile into registers, and return their texts."""
+        name = self.writer.name(f"{self._tile_hint(value)}_fetched")
+        kind = self.expressions.type(value) + (str(copy.width) if copy.width > 1 else "")
+        self.writer.line(f"{kind} {name}[{copy.trips * len(texts)}];")
+        held = [f"{name}[{plus(f'{len(texts)} * u' if len(texts) > 1 else 'u', str(n))}]" for n in range(len(texts))]
+        self._write_copies(copy, [f"{target} = {text};" for target, text in zip(held, texts, strict=True)])
+        return held
+
+    def _stores(self, value: Value, tile: ThreadgroupTile, copy: TileCopy, texts: list[str]) -> list[str]:
+        kind, dialect = self.expressions.type(value), self.expressions.dialect
+        lines = []
+        for n, text in enumerate(texts):
+            place = plus(f"r * {tile.stride} + c", str(n * copy.width))
+            target = f"{tile.name}[{place}]"
+            if copy.width > 1:
+                target = f"*(threadgroup {kind}{copy.width} *)({tile.name} + {place})"
+            lines.append(f"{target} = {dialect.to_memory(text, value.dtype)};")
+        return lines
+
+    def _write_copies(self, copy: TileCopy, lines: list[str]) -> None:
+        """Write statements for each run that a thread copies."""
         self.uses_thread_index = True
-        self.writer.open(f"for (int e = tid; e < {rows * vectors}; e += {32 * expressions.layouts.main.simdgroups})")
-        scale = f" * {width}" if width > 1 else ""
-        self.writer.line(f"const int r = e / {vectors}, c = e % {vectors}{scale};")
-        target = f"{tile.name}[r * {tile.stride} + c]"
-        if width > 1:
-            target = f"*(threadgroup {kind}{width} *)({tile.name} + r * {tile.stride} + c)"
-        self.writer.line(f"{target} = {dialect.to_memory(text, value.dtype)};")
-        self.writer.close()
+        self.writer.open_unrolled("u", copy.trips)
+        self.writer.line(copy.position)
+        if copy.uneven:
+            self.writer.open(f"if (e < {copy.runs})")
+        self.writer.write_all(lines)
+        self.writer.close(1 + copy.uneven)
 
     def _widest(self, value: Value, index: ElementIndex) -> tuple[int, str]:
         """Return the widest vector that can be read at an element, and its text."""
@@ -270,6 +353,42 @@ class Staging:
             if text is not None:
                 return width, text
         return 1, self.expressions.at(value, index)
+
+
+@dataclass(frozen=True)
+class TileCopy:
+    """How the threads of a threadgroup copy a tile: each takes runs of adjacent elements, of vectors of `width`, in a
+    number of trips that is known at compile time."""
+
+    rows: int
+    columns: int
+    run: int
+    width: int
+    threads: int
+    size: int  # bytes of an element
+
+    @property
+    def runs(self) -> int:
+        return self.rows * self.columns // self.run
+
+    @property
+    def trips(self) -> int:
+        return -(-self.runs // self.threads)
+
+    @property
+    def uneven(self) -> bool:
+        return self.runs % self.threads != 0
+
+    @property
+    def registers(self) -> int:
+        """Registers of a thread for its part of the tile."""
+        return -(-self.trips * self.run * self.size // 4)
+
+    @property
+    def position(self) -> str:
+        """The definitions of a run's row and first column, in trip u."""
+        across, scale = self.columns // self.run, f" * {self.run}" if self.run > 1 else ""
+        return f"const int e = tid + {self.threads} * u, r = e / {across}, c = e % {across}{scale};"
 
 
 def has_statement(value: Value) -> bool:

@@ -50,9 +50,16 @@ class ThreadgroupMemory:
         if flags == "mem_threadgroup":
             self.accesses = Accesses([], [])
 
+    def is_pending(self, tile: ThreadgroupTile) -> bool:
+        """True if a write needs a barrier before it."""
+        return _overlaps(self.accesses.reads, tile) or _overlaps(self.accesses.writes, tile)
+
     def before_write(self, tile: ThreadgroupTile) -> None:
-        if _overlaps(self.accesses.reads, tile) or _overlaps(self.accesses.writes, tile):
+        if self.is_pending(tile):
             self.barrier()
+        self.note_write(tile)
+
+    def note_write(self, tile: ThreadgroupTile) -> None:
         self.accesses.writes.append((tile.start, tile.end))
 
     def before_read(self, *tiles: ThreadgroupTile) -> None:

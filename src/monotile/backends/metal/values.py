@@ -13,6 +13,9 @@ from .reuse import RegisterReuse
 from .threadgroup import ThreadgroupMemory
 from .writer import Writer
 
+# The helper that turns the numbers that stand for infinities of these signs, by their sum, back into infinities.
+RESTORED = {-1: "with_lowest", 0: "with_infinities", 1: "with_highest"}
+
 
 class Values:
     def __init__(
@@ -118,8 +121,10 @@ class Values:
                 indices = [registers.with_offset(index, shape, str(e)) for e in range(run)]
             elements = [expressions.at(value, each, axis) for each in indices]
             texts = [bare(dialect.cast(element, value.dtype, tensor.dtype)) for element in elements]
-            if tensor.dtype.name == "float32" and self.analysis.infinities.of(value):
-                texts = [f"as_type<float>({dialect.use('with_infinities')}(as_type<uint>({t})))" for t in texts]
+            signs = self.analysis.infinities.of(value)
+            if tensor.dtype.name == "float32" and signs:
+                helper = dialect.use(RESTORED[sum(signs)])
+                texts = [f"as_type<float>({helper}(as_type<uint>({t})))" for t in texts]
             line = f"{place} = {dialect.to_memory(texts[0], tensor.dtype)};"
             if run > 1:
                 line = f"*(device packed_{kind}{run} *)({pointer} + {offset}) = {kind}{run}({', '.join(texts)});"

@@ -39,7 +39,7 @@ SHARED_MARGIN = 4096  # barriers, reductions, conversions of vectors
 STAGED_BLOCK = 32  # keys: blocks are made smaller down to here to have two stages of them
 # Of the backward pass: elements of a program's sums in registers, and rows or keys that it takes at a time and owns.
 BACKWARD_SUMS = 32768
-BACKWARD_GLUON = 512  # head size up to which its Gluon modules fit
+BACKWARD_GLUON, BACKWARD_GLUON_MAPPED = 512, 256  # head size up to which its Gluon modules fit; with a block map
 # Products whose rows are taken and owned alternate in the kernel that owns keys: Hopper's matrix units take 64 rows of
 # both or of neither, else Triton keeps every operand twice.
 BACKWARD_ROWS = ((64, 128), (64, 64), (32, 64), (32, 32), (16, 32), (16, 16))
@@ -57,6 +57,7 @@ TILE_BYTES = 32768  # of a decode tile of keys, which fits shared memory beside 
 LEAST_ROWS = 2  # of 16-bit elements: one row would be multiplied without matrix units, in 50 us where these take 36
 MAPPED_CTAS = 8  # CTAs to a multiprocessor of few rows with a block map: those whose keys are hidden end at once
 MAPPED_REGISTERS = 168  # of their threads: three fit a multiprocessor, where block cases would take registers for two
+GLANCE = 256  # blocks of a map that a program looks at at once, to find those of its split
 MERGE_SPAN = 32  # columns of a row in one program of a merge: GPUs need many programs
 MERGE_TILE = 2048  # elements that one warp merges at a time
 MERGED_ALONE = 128  # up to this many rows, a row is shared out by columns
@@ -158,7 +159,12 @@ class NvidiaChoices(Choices):
             schedule = replace(schedule, waits_for_previous=True, max_registers=MAPPED_REGISTERS)
             why = "few rows with a block map: derived, not measured"
         chosen = AttentionChoice(blocks, schedule, why)
-        return chosen if fixed else chosen.divided(problem, -(-length // chosen.key_block))
+        if fixed:
+            return chosen
+        chosen = chosen.divided(problem, -(-length // chosen.key_block))
+        if problem.has_block_map and chosen.splits:
+            chosen = replace(chosen, blocks={**blocks, "glance": GLANCE})
+        return chosen
 
     def few_rows(self, problem: AttentionProblem, *, unsplit: bool) -> Choice:
         """BK and the schedule for few rows."""
@@ -190,10 +196,8 @@ class NvidiaChoices(Choices):
         size = max(problem.head_size, problem.value_size)
         measured = problem.dtype.bytes == 2 and gpu(problem.device).architecture == MEASURED
         aligned = all(side * problem.dtype.bytes % ALIGNMENT == 0 for side in (problem.head_size, problem.value_size))
-        able = (
-            measured and support.version_supported() and problem.source != "paged" and aligned and problem.mask is None
-        )
-        if able and size <= BACKWARD_GLUON:
+        able = measured and support.version_supported() and problem.source != "paged" and aligned
+        if able and size <= (BACKWARD_GLUON_MAPPED if problem.has_block_map else BACKWARD_GLUON):
             chosen = next(choice for most, choice in backward_table() if size <= most)
             return chosen if problem.source == "dense" else _in_spans(chosen)
         (keys, owned_rows), (rows, owned_keys) = (
@@ -208,6 +212,11 @@ class NvidiaChoices(Choices):
     def marks_covered(self, problem: AttentionProblem) -> bool:
         """The map reads whole blocks of the mask anyway."""
         return problem.mask is not None and not problem.mask_mod
+
+    def covers(self, problem: AttentionProblem) -> bool:
+        """Values need no copy in which hidden ones are zeroed then, and iterations overlap. Where positions hide keys,
+        too, the map alone does not tell that some row sees a key."""
+        return problem.mask is None and not problem.has_positions and not self._is_few(problem)
 
     def merge(self, parts: int, rows: int, device: str, *, after_split: bool = False) -> Choice:
         """All parts at once where that is possible: a second iteration waits for memory once more. Few rows are shared

@@ -79,14 +79,15 @@ class _Transposer:
     def __init__(self, block: Block, chain: set[Op]) -> None:
         self.chain = chain
         self.made: dict[Value, Value] = {}  # the transposed form of values
+        turned = {v for op in chain if op.kind != "dot" for operand in op.operands for v in _loaded_tiles(operand)}
         ops, block.ops = block.ops, []
         self.builder = Builder(block)
         for op in ops:
             self.builder.loc = op.loc
             if op in chain:
                 self.made[op.result] = self._transposed_op(op)
-            elif op.kind == "reduce" and op.operands[0].op in chain:
-                op.operands, op.attrs["axis"] = (self.made[op.operands[0]],), 1 - op.attrs["axis"]
+            elif op.kind == "reduce" and (op.operands[0].op in chain or op.operands[0] in turned):
+                op.operands, op.attrs["axis"] = (self._transposed(op.operands[0]),), 1 - op.attrs["axis"]
             op.operands = tuple(self._untransposed(v) for v in op.operands)
             block.ops.append(op)
 
@@ -97,16 +98,16 @@ class _Transposer:
         return value
 
     def _transposed_op(self, op: Op) -> Value:
-        operands = tuple(self._transposed(v) for v in op.operands)
+        operands = tuple(self._transposed(v, operand=op.kind == "dot") for v in op.operands)
         if op.kind == "dot":
             operands = operands[::-1]
         made = self.builder.emit(op.kind, operands, Type(op.result.dtype, op.result.shape[::-1]), **op.attrs).result
         made.hint = op.result.hint
         return made
 
-    def _transposed(self, value: Value) -> Value:
-        """The transposed form of an operand: positions are computed the other way round, tiles from memory are
-        transposed."""
+    def _transposed(self, value: Value, *, operand: bool = False) -> Value:
+        """The transposed form of a value: positions are computed the other way round, tiles from memory are transposed
+        as they are loaded, but for operands of dots, which are read transposed as they are."""
         op = value.op
         if len(value.shape) < 2 or value in self.made:
             return self.made.get(value, value)
@@ -114,7 +115,7 @@ class _Transposer:
             return op.operands[0]
         if op is not None and op.kind == "expand":
             made = self.builder.expand(op.operands[0], 1 - op.attrs["position"])
-        elif op is not None and op.kind in THROUGH and not _from_memory(value):
+        elif op is not None and op.kind in THROUGH and not (operand and _from_memory(value)):
             return self._kept(value, self._transposed_op(op))
         else:
             made = self.builder.trans(value)
@@ -124,6 +125,13 @@ class _Transposer:
         made.hint = made.hint or value.hint
         self.made[value] = made
         return made
+
+
+def _loaded_tiles(value: Value) -> set[Value]:
+    """Return a tile and those that it is computed from, if it comes from a tile that is loaded."""
+    if not _from_memory(value) or value.op is None or value.op.kind not in THROUGH:
+        return {value} if _from_memory(value) else set()
+    return {value, *(v for operand in value.op.operands for v in _loaded_tiles(operand))}
 
 
 def _from_memory(value: Value) -> bool:

@@ -187,7 +187,8 @@ class BlockSearch:
 
     def _next_block(self, n: int) -> str:
         """Write `next_block`: the next block that some consumer has a case for, and the cases. If the next one has
-        none, it looks at 32 at once, of which the least distance with its cases is the nearest."""
+        none, it looks at 32 at once, of which the least distance with its cases is the nearest; if none has, it goes on
+        behind the last of them."""
         arguments, out, bits = self.tile_arguments, SourceLines(), CASE_BITS * self.schedule.consumers
         out.add(f"{self._cta_bound_names()} = cta_bounds({arguments})")
         out.add(f"cases = cases_of_block_{n}(block, first_{n}, outer_index, {arguments})")
@@ -196,7 +197,7 @@ class BlockSearch:
         out.add("    distance = gl.arange(0, 32, layout=layout)")
         out.add(f"    found = cases_of_block_{n}(block + 1 + distance, first_{n}, outer_index, {arguments})")
         out.add(f"    nearest = gl.min(gl.where(found != 0, (distance << {bits}) | found, {32 << bits}), 0)")
-        out.add(f"    block = block + 1 + (nearest >> {bits})")
+        out.add(f"    block = block + gl.minimum(1 + (nearest >> {bits}), 32)")
         out.add(f"    cases = nearest & {2**bits - 1}")
         out.add("return block, cases")
         return self._function(f"next_block_{n}", ["block", "WARPS: gl.constexpr", "outer_index"], out.lines)

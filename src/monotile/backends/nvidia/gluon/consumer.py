@@ -204,7 +204,11 @@ class Consumer(TritonRenderer):
         text = self.value(op.operands[0])
         if not text.shared:
             raise InternalError("a tile that is not an operand is transposed")
-        self.table[op.result] = Text(f"{text}.permute((1, 0))", text.shape[::-1], shared=True)
+        turned, shape = f"{text}.permute((1, 0))", text.shape[::-1]
+        if op.operands[0].op in self.pipeline.private:
+            self._read_private(op.result, turned, shape)
+        else:
+            self.table[op.result] = Text(turned, shape, shared=True)
 
     def masked(self, value: Value, axis: int, neutral: str) -> str:
         if padded(value.shape[axis]) == value.shape[axis]:
@@ -261,16 +265,23 @@ class Consumer(TritonRenderer):
         self.place(op.result, f"gl.set_auto_layout({text}, {layout})", shape, "tile", layout)
 
     def _load_private(self, op: Op, shape: tuple[int, ...]) -> None:
-        """Read the private tile into registers."""
+        """Read the private tile into registers; one that is read transposed, where that is written."""
         name, index = self.pipeline.name(op), self.pipeline.private_tile_index("CONSUMER")
         self.lines.add(f"mbarrier.wait({name}_full.index(CONSUMER), private_done & 1)")
-        tile = f"{name}_private.index({index}).reshape({shape_text(shape)}).load({self.layout(shape)})"
-        if masking.only_masks(op.result, self.uses):
-            self.bytes.add(op.result)
-        elif op.result.dtype is bool_:
-            tile += " != 0"
-        self.place(op.result, tile, shape, "tile", self.layout(shape))
+        tile = f"{name}_private.index({index}).reshape({shape_text(shape)})"
+        if all(reader.kind == "trans" for reader in self.uses[op.result]):
+            self.table[op.result] = Text(tile, shape, shared=True)
+        else:
+            self._read_private(op.result, tile, shape)
         self.unreleased = name
+
+    def _read_private(self, value: Value, tile: str, shape: tuple[int, ...]) -> None:
+        text = f"{tile}.load({self.layout(shape)})"
+        if masking.only_masks(value, self.uses):
+            self.bytes.add(value)
+        elif value.dtype is bool_:
+            text += " != 0"
+        self.place(value, text, shape, "tile", self.layout(shape))
 
     def release_private(self) -> None:
         """Release the memory of the private tile, once what was read of it has been used: then nothing waits in

@@ -183,10 +183,11 @@ def analyse(kernel: Kernel, descriptors: Descriptors) -> Pipeline | str:
         problem = _add_loop(pipeline, loop, descriptors)
         if problem is not None:
             return problem
-    problem = _position_problem(kernel, pipeline) or _tile_problem(kernel, pipeline)
+    problem = _position_problem(kernel, pipeline)
     if problem is None:
         pipeline.cases = {id(loop): cases for loop in loops if (cases := find_cases(kernel, loop)) is not None}
         pipeline.private = _private_loads(kernel, pipeline, descriptors)
+        problem = _tile_problem(kernel, pipeline)
         _share_barriers(pipeline)
     return problem or pipeline
 
@@ -223,7 +224,8 @@ def _private_loads(kernel: Kernel, pipeline: Pipeline, descriptors: Descriptors)
                     plain = "view" not in op.attrs and scalar_slice(kernel, positions) is not None
                     plain = plain and descriptors.can_copy(op)
                     alike = not found or tile_key(found[0]) == tile_key(op)
-                    if not plain or not alike or op.result.shape[0] != pipeline.rows:
+                    turned = any(reader.kind == "trans" for reader in descriptors.uses.get(op.result, ()))
+                    if not plain or not alike or op.result.shape[turned] != pipeline.rows:
                         return []
                     found.append(op)
             if sum(op in found for op in inside.ops) > 1:
@@ -321,10 +323,11 @@ def _tile_problem(kernel: Kernel, pipeline: Pipeline) -> str | None:
     """Check that everything computed has the layout of the dots' results: their rows and one of their widths."""
     loops = {id(op) for op in pipeline.loops}
     zeroing = _conditions(pipeline)
+    fetched = {*pipeline.shared, *pipeline.zeroed, *(load.result for load in pipeline.private)}
     for op in walk(kernel.body):
         if op.kind == "for" and id(op) not in loops and op is not pipeline.outer:
             return "The kernel has a loop without a dot."
-        if op.kind == "trans" and op.operands[0] not in pipeline.shared and op.operands[0] not in pipeline.zeroed:
+        if op.kind == "trans" and op.operands[0] not in fetched:
             return "The kernel transposes a tile that it computed."
         for value in op.results:
             renamed = op.kind in ("expand", "broadcast", "trans")  # like the column of keys of a zeroed tile

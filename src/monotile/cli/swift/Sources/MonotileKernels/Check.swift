@@ -44,7 +44,9 @@ public func check(_ folder: URL) throws -> CheckReport {
             let made = try launcher.pipeline(kernel)
             let limits = "at most \(made.maxTotalThreadsPerThreadgroup) threads, width \(made.threadExecutionWidth)"
             let memory = "\(made.staticThreadgroupMemoryLength) bytes of threadgroup memory"
-            report.lines.append("\(mode(fastMath)) \(kernel.name): \(kernel.threads[0]) threads, \(limits), \(memory)")
+            let model = "\(kernel.registersPerThread) registers by monotile's model"
+            let size = "\(kernel.threads[0]) threads, \(limits), \(memory), \(model)"
+            report.lines.append("\(mode(fastMath)) \(kernel.name): \(size)")
         }
         for each in checks.cases { try run(each, launcher, folder, fastMath, &report) }
     }

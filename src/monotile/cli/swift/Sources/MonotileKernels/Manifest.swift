@@ -13,11 +13,13 @@ public struct Kernel: Decodable {
     public let relations: [Expression]
     public let languageVersion: String
     public let threadgroupMemoryBytes: Int
+    public let registersPerThread: Int
 
     enum CodingKeys: String, CodingKey {
         case name, file, buffers, grid, threads, relations
         case languageVersion = "language_version"
         case threadgroupMemoryBytes = "threadgroup_memory_bytes"
+        case registersPerThread = "registers_per_thread"
     }
 }
 

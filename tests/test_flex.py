@@ -103,6 +103,16 @@ def test_gradients_on_the_cpu() -> None:
         assert torch.allclose(found.grad.double(), wanted.grad, atol=2e-5)
 
 
+def test_partials_and_objects_are_functions_too() -> None:
+    def shown(left: int, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return q_idx - kv_idx <= left
+
+    plain = create_block_mask(and_masks(causal, window), None, None, N, N)
+    partly = create_block_mask(and_masks(causal, functools.partial(shown, 20)), None, None, N, N)
+    wanted = flex_attention(Q, K, V, alibi, plain, enable_gqa=True)
+    assert torch.equal(flex_attention(Q, K, V, functools.partial(alibi), partly, enable_gqa=True), wanted)
+
+
 def test_a_block_mask_of_listed_blocks() -> None:
     """Blocks that torch's mask does not list are hidden, and its function is not asked about full ones."""
     columns = torch.tensor([[[[0, 1], [1, 0]]]], dtype=torch.int32)
@@ -128,8 +138,8 @@ def test_mistakes() -> None:
         flex_attention(Q[:, :, :9], K, V, None, blocks, enable_gqa=True)
     with pytest.raises(BadOption, match="max_scores"):
         flex_attention(K, K, V, return_aux=torchs.AuxRequest(max_scores=True))
-    with pytest.raises(BadOption, match="plain Python function, found partial"):
-        flex_attention(K, K, V, functools.partial(relative))
+    with pytest.raises(BadOption, match="is a Python function, found int"):
+        flex_attention(K, K, V, 3)
     with pytest.raises(BadOption, match="sliced"):
         flex_attention(K, K, V, None, torchs.create_block_mask(causal, None, None, N, N, device=DEVICE)[:, :, :1])
     learned = torch.zeros(N, requires_grad=True)

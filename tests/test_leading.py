@@ -63,15 +63,40 @@ def test_their_gradients_are_summed() -> None:
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_parts_and_gradients_of_them(case: tuple[Lead, Lead, Lead, Lead | None]) -> None:
+    """Parts merge to attention's output; gradients have the shapes of what they are gradients of."""
+    q, k, v, mask = given(case)
+    o, lse = monotile.attention(q, k, v, mask=mask, return_lse=True)
+    parts = monotile.decode_partials(q, k, v, mask=mask, splits=3)
+    np.testing.assert_allclose(monotile.merge(*parts)[0], o, rtol=2e-5, atol=2e-5)
+    found = monotile.attention_backward(np.ones_like(o), q, k, v, o, lse, mask=mask)
+    lead, B = o.shape[:-3], int(np.prod(o.shape[:-3]))
+
+    def one_batch(a: Any) -> Any:
+        return np.broadcast_to(a, (*lead, *a.shape[-3:])).reshape(B, *a.shape[-3:])
+
+    whole = None if mask is None else one_batch(mask)
+    rows = o.reshape(B, *o.shape[-3:]), lse.reshape(B, *lse.shape[-2:])
+    wide = monotile.attention_backward(np.ones_like(rows[0]), *map(one_batch, (q, k, v)), *rows, mask=whole)
+    for array_, got, all_ in zip((q, k, v), found, wide, strict=False):
+        assert got.shape == array_.shape
+        apart = all_.reshape(*lead, *all_.shape[1:])
+        sides = (1,) * (len(lead) + 3 - array_.ndim) + array_.shape
+        axes = tuple(n for n in range(len(lead)) if sides[n] != apart.shape[n])
+        np.testing.assert_allclose(got, apart.sum(axes, keepdims=True).reshape(got.shape), rtol=1e-4, atol=1e-5)
+
+
 def test_those_that_do_not_fit() -> None:
     q = array(2, 4, 5, 8)
     with pytest.raises(errors.LengthsDiffer, match=r"batch sizes do not broadcast.*q \(2, 4, 5, 8\), k \(3, 4, 5, 8\)"):
         monotile.attention(q, array(3, 4, 5, 8), q)
     with pytest.raises(errors.MaskShape, match=r"mask \(3, 1, 5, 5\) does not broadcast to the scores \(2, 4, 5, 5\)"):
         monotile.attention(q, q, q, mask=array(3, 1, 5, 5))
+    few = monotile.quantize(q[:1], "int8")
     with pytest.raises(errors.LengthsDiffer, match="they are not broadcast here"):
-        monotile.decode_partials(q, q[:1], q[:1])
-    with pytest.raises(errors.ArgumentRank, match="'q' has shape"):
-        monotile.decode_partials(q[None], q[None], q[None])
-    with pytest.raises(errors.ArgumentRank, match="give all of them a batch, or none"):
-        monotile.decode_partials(q, q[0], q[0])
+        monotile.attention(q, few, few)
+    q, mask = array(2, 3, 4, 5, 8), array(2, 1, 4, 5, 5)
+    o, lse = monotile.attention(q, q, q, mask=mask, return_lse=True)
+    with pytest.raises(errors.BadOption, match="gradient is not summed"):
+        monotile.attention_backward(o, q, q, q, o, lse, mask=mask, mask_grad=True)

@@ -93,17 +93,26 @@ def test_other_gpus_have_small_blocks_for_few_queries() -> None:
                 assert choice.row_block <= 8 and choice.key_block <= 64 and choice.packed
 
 
-def test_few_rows_with_a_block_map_have_short_splits() -> None:
-    """The keys that one query sees may lie in few splits; the map is made while the kernel starts."""
+def test_few_rows_with_a_block_map_divide_what_it_shows() -> None:
+    """The keys that one query sees may lie anywhere; the map is made while the kernel starts. Fixed splits stay where
+    they are."""
     plain = problem("sm_90", 1, 16384)
     for given in (replace(plain, mask=bool_), replace(plain, mask_mod=True)):
         choice, whole = NvidiaChoices().attention(given), NvidiaChoices().attention(plain)
         assert not choice.schedule.consumers and choice.schedule.waits_for_previous
-        assert choice.key_block * choice.blocks_per_split == 128 < whole.key_block * whole.blocks_per_split
+        assert choice.splits and choice.blocks["glance"] > 0 and "glance" not in whole.blocks
         assert choice.row_block == whole.row_block and choice.key_block == whole.key_block
+        assert "glance" not in NvidiaChoices().attention(given, 512).blocks
     for rows, early in ((1, True), (64, False)):
         for map_ in (NvidiaChoices().mod_blocks(rows, "sm_90"), NvidiaChoices().mask_blocks(rows, 64, "sm_90")):
             assert (map_.schedule is not None and map_.schedule.triggers_dependents) == early
+
+
+def test_short_prefill_has_small_ctas_and_long_prefill_producers() -> None:
+    short = problem("sm_90", 512, 512)
+    assert not NvidiaChoices().attention(short).schedule.consumers
+    for given in (replace(short, queries=4096, keys=4096), replace(short, mask=bool_), replace(short, queries=64)):
+        assert NvidiaChoices().attention(given).schedule.consumers
 
 
 def test_a_window_is_split_like_its_slice() -> None:

@@ -14,6 +14,10 @@ from monotile import errors
 from monotile.language import Tensor, arange, kernel
 
 torch = pytest.importorskip("torch")
+import monotile.flash_attn  # noqa: E402
+import monotile.flex  # noqa: E402
+import monotile.torch  # noqa: E402
+
 SHAPE = (1, 2, 16, 16)
 
 
@@ -52,7 +56,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "freed": (freed, "has no memory"),
     "all zeros without memory": (lambda: torch._efficientzerotensor(SHAPE), "has no memory"),
     "sparse": (lambda: plain().to_sparse(), "not an ordinary strided tensor"),
-    "compressed": (lambda: plain()[0, 0].to_sparse_csr(), "not an ordinary strided tensor"),
+    "compressed": (lambda: plain()[0, 0].to_sparse_csr(), "not an ordinary strided tensor|heads, head size"),
     "nested": (lambda: nested(torch.strided), "nested tensor"),
     "jagged": (lambda: nested(torch.jagged), "nested tensor"),
     "quantised": (lambda: torch.quantize_per_tensor(plain(), 0.1, 0, torch.qint8), "has dtype torch.qint8"),
@@ -72,6 +76,12 @@ LSE = torch.zeros(SHAPE[:3])
 USES: dict[str, Callable[[Any], Any]] = {
     "attention's q": lambda t: monotile.attention(t, plain(), plain()),
     "attention's v": lambda t: monotile.attention(plain(), plain(), t),
+    "torch's attention": lambda t: monotile.torch.scaled_dot_product_attention(t, plain(), plain()),
+    "flash_attn": lambda t: monotile.flash_attn.flash_attn_func(plain(), t, plain()),
+    "a cache of flash_attn": lambda t: monotile.flash_attn.flash_attn_with_kvcache(
+        plain(), t, plain(), cache_seqlens=3
+    ),
+    "flex_attention": lambda t: monotile.flex.flex_attention(plain(), plain(), t),
     "attention's mask": lambda t: monotile.attention(plain(), plain(), plain(), mask=t),
     "attention's score_mod": lambda t: monotile.attention(
         plain(), plain(), plain(), score_mod=lambda s, b, h, i, j: s + t[b, h, i, j]

@@ -7,7 +7,6 @@ o = flex_attention(q, k, v, score_mod=alibi, block_mask=create_block_mask(causal
 
 from __future__ import annotations
 
-import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -16,9 +15,11 @@ import torch
 from torch import Tensor
 
 from .errors import BadOption, HeadsDoNotDivide
+from .frontend.functions import is_function
 from .library.block_maps import depends_on
 from .library.block_mask import BlockMask, block_mask
 from .library.entry import attention
+from .library.torch_calls import with_clear_errors
 
 __all__ = ["and_masks", "create_block_mask", "flex_attention", "or_masks"]
 Mod = Callable[..., Any]
@@ -26,6 +27,7 @@ Mod = Callable[..., Any]
 _of_torch: weakref.WeakKeyDictionary[Any, BlockMask | None] = weakref.WeakKeyDictionary()
 
 
+@with_clear_errors
 def flex_attention(
     query: Tensor, key: Tensor, value: Tensor, score_mod: Mod | None = None, block_mask: Any = None,
     scale: float | None = None, enable_gqa: bool = False, return_lse: bool = False, kernel_options: Any = None,
@@ -44,7 +46,7 @@ def flex_attention(
     if query.shape[0] != key.shape[0] == 1:
         key, value = (t.expand(query.shape[0], -1, -1, -1) for t in (key, value))
     with_lse = return_lse or (return_aux is not None and return_aux.lse)
-    mod = None if score_mod is None else plain("score_mod", score_mod)
+    mod = None if score_mod is None else checked_mod("score_mod", score_mod)
     found = attention(query, key, value, scale=scale, score_mod=mod, mask_mod=blocks, return_lse=with_lse)
     if return_aux is None:
         return found
@@ -61,7 +63,7 @@ def create_block_mask(
     """A monotile block mask of torch's arguments. B and H of 1 or None stand for all batches and heads. Blocks are of
     the sizes that calls need, and lie on the device of the arrays that the function reads: device, BLOCK_SIZE and the
     options that tune torch's kernels are not read."""
-    mask_mod = plain("mask_mod", mask_mod)
+    mask_mod = checked_mod("mask_mod", mask_mod)
     batch, head = depends_on(mask_mod)
     B = None if B in (None, 1) and not batch else B
     H = None if H in (None, 1) and not head else H
@@ -70,7 +72,7 @@ def create_block_mask(
 
 def and_masks(*mask_mods: Mod) -> Mod:
     """A mask_mod that shows what all of several show."""
-    functions = tuple(plain("mask_mod", mod) for mod in mask_mods)
+    functions = tuple(checked_mod("mask_mod", mod) for mod in mask_mods)
 
     def and_mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         seen = q_idx.new_ones((), dtype=torch.bool)
@@ -83,7 +85,7 @@ def and_masks(*mask_mods: Mod) -> Mod:
 
 def or_masks(*mask_mods: Mod) -> Mod:
     """A mask_mod that shows what any of several shows."""
-    functions = tuple(plain("mask_mod", mod) for mod in mask_mods)
+    functions = tuple(checked_mod("mask_mod", mod) for mod in mask_mods)
 
     def or_mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         seen = q_idx.new_zeros((), dtype=torch.bool)
@@ -94,11 +96,11 @@ def or_masks(*mask_mods: Mod) -> Mod:
     return or_mask
 
 
-def plain(name: str, function: Any) -> Mod:
-    if isinstance(function, types.FunctionType):
-        return function
-    kind = type(function).__name__
-    raise BadOption(f"{name} is a plain Python function, found {kind}; call it from one: def mod(...): return f(...)")
+def checked_mod(name: str, function: Any) -> Mod:
+    if not is_function(function):
+        raise BadOption(f"{name} is a Python function, found {type(function).__name__}")
+    found: Mod = function
+    return found
 
 
 # ---- block masks of torch --------------------------------------------------------------------------------------------
@@ -129,7 +131,7 @@ def _from_torch(given: Any) -> BlockMask | None:
     partial = _listed(given.kv_num_blocks, given.kv_indices)
     full = None if given.full_kv_num_blocks is None else _listed(given.full_kv_num_blocks, given.full_kv_indices)
     visible = partial if full is None else partial + 2 * full
-    mask_mod: Any = None if given.mask_mod in (None, noop_mask) else plain("mask_mod", given.mask_mod)
+    mask_mod: Any = None if given.mask_mod in (None, noop_mask) else checked_mod("mask_mod", given.mask_mod)
     by_batch, by_head = visible.shape[0] > 1, visible.shape[1] > 1
 
     def listed(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:

@@ -34,8 +34,8 @@ def eight_warps(stages: int, **options: Any) -> Schedule:
 
 
 def attend(
-    schedule: Schedule, D: int, Dv: int, rows: int, keys: int, *, BK: int = 32, splits: int = 0, columns: bool = False,
-    mask: Any = None, block_map: Any = None, mutate: Any = None, **options: Any,
+    schedule: Schedule, D: int, Dv: int, rows: int, keys: int, *, BK: int = 32, tall: int = BR, splits: int = 0,
+    columns: bool = False, mask: Any = None, block_map: Any = None, mutate: Any = None, **options: Any,
 ) -> float:  # fmt: skip
     """Return the greatest error of one head's attention, by the module that a schedule gets. `columns`: the values are
     the first columns of the keys. `mutate` changes the module's text."""
@@ -52,7 +52,7 @@ def attend(
         tensors["o"] = torch.full((2, 1, rows, Dv), nan).bfloat16()
     blocks = -(-keys // BK)
     scalars = {"scale": D**-0.5, "queries": rows, "first_block": 0, "blocks_per_split": -(-blocks // max(1, splits))}
-    constants = {"D": D, "Dv": Dv, "BR": BR, "BK": BK, "covered": mask is not None}
+    constants = {"D": D, "Dv": Dv, "BR": tall, "BK": BK, "covered": mask is not None}
     call = attention.ir(*tensors.values(), *DENSE, *scalars.values(), options=Options(**options), **constants)
     kernel_ir = lowered(call)
     program = NvidiaProgram(kernel_ir, schedule)
@@ -118,6 +118,10 @@ CASES: dict[str, tuple[Schedule, dict[str, Any]]] = {
         {"D": 80, "Dv": 64, "columns": True, "causal": "lower_right", "left": 40},
     ),
     "two tiles of one width": (eight_warps(2), {"D": 576, "Dv": 64, "columns": True}),
+    "eight warps of 128 rows, a window": (
+        eight_warps(2, persistent=True, edge_stages=1),
+        {"tall": 128, "rows": 300, "causal": "lower_right", "left": 40},
+    ),
     "warps that share rows": (eight_warps(1), {"D": 576, "Dv": 512}),
     "warps that share rows, masked loops in order": (eight_warps(1, edge_stages=1), {"D": 576, "Dv": 512, "splits": 2}),
     "warps that share rows, values in the keys": (eight_warps(2), {"D": 576, "Dv": 512, "columns": True}),

@@ -25,7 +25,9 @@ from monotile.language import (
     int64,
     kernel,
     maximum,
+    minimum,
     program_id,
+    static_range,
     where,
     zeros,
 )
@@ -434,3 +436,43 @@ def test_two_stores_to_one_place(backend: str) -> None:
     x, y = whole((65, 65)), poisoned(65)
     stored_twice(x, y, backend=backend)
     same(y, x.sum(axis=1))
+
+
+@kernel
+def metal_faults(
+    x: Tensor["N N"], wide: Tensor["N W"], short: Tensor["H W"], y: Tensor["7 N"], z: Tensor["H H"], w: Tensor["H H"],
+    t: Tensor["N"], flag: bool, *, N: Const, W: Const, H: Const,
+):  # fmt: skip
+    column = dot(x[:, :], wide[:, 0:1])  # of which other simdgroups hold nothing
+    y[0, :] = dot(column, full((1, N), 1.0)).sum(axis=0)
+    first, rest = dot(wide[:, :], wide[:, :].T), wide[:, 0:1]  # the first column of a tile in threadgroup memory
+    y[1, :] = dot(minimum(first, 9.0), maximum(rest, -2.0)).sum(axis=1)
+    y[2, :] = dot(x[0:1, :], x[:, 0:1]).min(axis=0)  # a NaN alone
+    tops = short[:, :].max(axis=1)
+    product = dot(short[:, :], short[:, :].T)
+    z[:, :] = product + tops[None, :]  # an addend from other lanes
+    w[:, :] = dot(short[:, :] + tops[:, None], short[:, :].T)  # a left operand from other lanes
+    once = where(flag, 1.0, t[:])  # read after another value has taken the registers of t
+    twice = where(flag, maximum(t[:], 1.0), 1.0)
+    for _ in range(y.shape[0] - 6):
+        once = once + twice
+    t[:] = once
+    for n in static_range(3, 7):
+        y[n, :] = once
+
+
+@pytest.mark.parametrize("backend", usable("interpreter", "cpu", "metal"))
+def test_faults_of_metal(backend: str) -> None:
+    x, wide, short, t = whole((64, 64)), whole((64, 32), 1), whole((5, 32), 2), whole((64,), 3)
+    y, z, w, before = poisoned((7, 64)), poisoned((5, 5)), poisoned((5, 5)), t.copy()
+    metal_faults(x, wide, short, y, z, w, t, False, backend=backend)
+    column, first, tops = x @ wide[:, :1], np.minimum(wide @ wide.T, 9), short.max(axis=1)
+    same(y[0], np.tile(column.sum(), 64))
+    same(y[1], (first @ np.maximum(wide[:, :1], -2))[:, 0])
+    same(y[2], np.tile(x[0] @ x[:, 0], 64))
+    same(z, short @ short.T + tops)
+    same(w, (short + tops[:, None]) @ short.T)
+    same(t, before + 1)
+    x[:] = np.nan
+    metal_faults(x, wide, short, y, z, w, t, False, backend=backend)
+    assert (y[2] == np.inf).all()

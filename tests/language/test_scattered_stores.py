@@ -91,3 +91,33 @@ def test_later_stores_win(backend: str) -> None:
     overwritten(y, z, backend=backend)
     assert y.tolist() == [1.0] * 3 + [2.0] * 32 + [0.0] * 15
     assert z.tolist() == [0.0] * 16 + [16.0] * 16 + [32.0] * 16 + [48.0] * 2
+
+
+@kernel
+def interleaved(x: Tensor["M N"], y: Tensor["L K"], *, N: Const, B: Const, step: Const, offsets: Const, rows: Const):
+    """Tiles side by side along the columns or the rows, some of them with gaps."""
+    at, cols = program_id(cdiv(x.shape[0], B)) * B + arange(B), arange(N)
+    for n, offset in enumerate(offsets):
+        if rows:
+            y[2 * at + offset, step * cols] = x[at] + n
+        else:
+            y[at, step * cols + offset] = x[at] + n
+
+
+@pytest.mark.parametrize(
+    ("step", "offsets", "rows"),
+    [(2, (1, 0), False), (3, (0, 2, 1), False), (4, (3, 0), False), (2, (0, 3), False), (-2, (40, 41), False),
+     (1, (5,), False), (4, (0, 1), True)],
+)  # fmt: skip
+def test_side_by_side(backend: str, step: int, offsets: tuple[int, ...], rows: bool) -> None:
+    """Whole vectors, the last of a row, and columns that end inside a vector."""
+    for columns, dtype in ((37, "float32"), (200, "int32")):
+        x, y = (10 * random((8, 21))).astype(dtype), poisoned((18, columns), dtype)
+        expected = y.copy()
+        for n, offset in enumerate(offsets):
+            for i, j in np.ndindex(x.shape):
+                place = (2 * i + offset, step * j) if rows else (i, step * j + offset)
+                if all(0 <= p < side for p, side in zip(place, y.shape, strict=True)):
+                    expected[place] = x[i, j] + n
+        interleaved(x, y, B=4, step=step, offsets=offsets, rows=rows, backend=backend)
+        same(y, expected)

@@ -11,10 +11,12 @@ from ..errors import ArgumentShape, BadOption
 from ..library import torch_calls
 from ..library.entry import attention
 from ..library.ops import attention_paged
+from ..library.torch_calls import with_clear_errors
 from .dense import check_rank, flash_attn_func
 from .options import Wanted, Window, interval_mod, intervals, score_options, visible_options
 
 
+@with_clear_errors
 def flash_attn_with_kvcache(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = None, v: Tensor | None = None,
     rotary_cos: Tensor | None = None, rotary_sin: Tensor | None = None, cache_seqlens: int | Tensor | None = None,

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from ..errors import ArgumentRank
 from ..library.entry import attention, attention_by_position
+from ..library.torch_calls import with_clear_errors
 from .options import Wanted, Window, refuse_dropout, score_options, visible_options
 
 
+@with_clear_errors
 def flash_attn_func(
     q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
     window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
@@ -34,6 +36,7 @@ def flash_attn_func(
     return o.transpose(1, 2).contiguous(), lse, None
 
 
+@with_clear_errors
 def flash_attn_kvpacked_func(
     q: Tensor, kv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
     window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
@@ -48,6 +51,7 @@ def flash_attn_kvpacked_func(
     )  # fmt: skip
 
 
+@with_clear_errors
 def flash_attn_qkvpacked_func(
     qkv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
     window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..errors import ArgumentShape
 from ..library import torch_calls
 from ..library.entry import attention_varlen
+from ..library.torch_calls import with_clear_errors
 from .cache import attend_pages
 from .dense import check_packed, check_rank
 from .options import (
@@ -21,6 +22,7 @@ from .options import (
 )
 
 
+@with_clear_errors
 def flash_attn_varlen_func(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
     dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
@@ -104,6 +106,7 @@ def _in_pages(
     return o[at], lse.transpose(1, 2)[at].transpose(0, 1)
 
 
+@with_clear_errors
 def flash_attn_varlen_kvpacked_func(
     q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
     dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
@@ -119,6 +122,7 @@ def flash_attn_varlen_kvpacked_func(
     )  # fmt: skip
 
 
+@with_clear_errors
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float = 0.0, softmax_scale: float | None = None,
     causal: bool = False, window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,

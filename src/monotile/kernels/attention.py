@@ -87,15 +87,16 @@ def attention(
 
 
 def part_of_visible(block_map, own, s, split_o, Nk, BK, glance):
-    """First key and end of split s of the blocks between the first and the last that some row sees."""
+    """First key and end of split s, or of all where keys are not split, of the blocks between the first and the last
+    that some row sees."""
     first, end, blocks = cdiv(Nk, BK), 0, cdiv(Nk, BK)
     for j in range(0, blocks, glance):
         places = j + arange(glance)
         shown = (block_map[own.b, own.group, own.index, places] != HIDDEN) & (places < blocks)
         first = minimum(first, where(shown, places, blocks).min(axis=0))
         end = maximum(end, where(shown, places + 1, 0).max(axis=0))
-    each = cdiv(maximum(end - first, 0), split_o.shape[3])
-    low = maximum(first + s * each, 0)
+    each = maximum(end - first, 0) if split_o is None else cdiv(maximum(end - first, 0), split_o.shape[3])
+    low = maximum(first if split_o is None else first + s * each, 0)
     return low * BK, minimum(minimum(low + each, end) * BK, Nk)
 
 

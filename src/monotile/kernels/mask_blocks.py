@@ -50,33 +50,39 @@ def mask_blocks(
         low, high = c * SPAN, minimum(c * SPAN + SPAN, Nk)
     height = minimum(BQ, Nq - i * BQ)
     first = 0 if covered and STRIP == BQ else 1  # the axis that is summed first
-    for r in range(0, height, STRIP):
-        rows = i * BQ + r + arange(STRIP)
-        for j in range(low, high, BK):
-            area = minimum(STRIP, height - r) * minimum(BK, Nk - j)  # of the strip, inside the mask
-            cols = j + arange(BK)
-            M = mask[b, h, rows, cols]
-            if mask.dtype == bool_:
-                seen = counts(M, first)
-                unchanged = total(seen)
-                hidden = area - unchanged
-            else:
-                M = M.astype(float32)
-                unchanged = total(counts(M == 0.0, first)) - (STRIP * BK - area)  # outside the mask reads as zero
-                unseen = counts(-inf == M, first)
-                hidden = total(unseen)
-                seen = height - unseen
-            partial = PARTIAL
-            if covered and STRIP < BQ:
-                partial = where(hidden == 0, COVERED, PARTIAL)
-            elif covered:  # `seen` counts the rows that see each key
-                partial = where(((seen > 0) | ~(cols < Nk)).min(axis=0), COVERED, PARTIAL)
-            case = where(unchanged == area, FULL, where(hidden == area, HIDDEN, partial)).astype(block_map.dtype)
-            if STRIP < BQ:
-                before = block_map[b, h, i, j // BK]
-                together = where(maximum(case, before) >= FULL, COVERED, PARTIAL) if covered else PARTIAL
-                case = where((r == 0) | (case == before), case, together).astype(block_map.dtype)
-            block_map[b, h, i, j // BK] = case
+
+    def classify(r, j):
+        area = minimum(STRIP, height - r) * minimum(BK, Nk - j)  # of the strip, inside the mask
+        rows, cols = i * BQ + r + arange(STRIP), j + arange(BK)
+        M = mask[b, h, rows, cols]
+        if mask.dtype == bool_:
+            seen = counts(M, first)
+            unchanged = total(seen)
+            hidden = area - unchanged
+        else:
+            M = M.astype(float32)
+            unchanged = total(counts(M == 0.0, first)) - (STRIP * BK - area)  # outside the mask reads as zero
+            unseen = counts(-inf == M, first)
+            hidden = total(unseen)
+            seen = height - unseen
+        partial = PARTIAL
+        if covered and STRIP < BQ:
+            partial = where(hidden == 0, COVERED, PARTIAL)
+        elif covered:  # `seen` counts the rows that see each key
+            partial = where(((seen > 0) | ~(cols < Nk)).min(axis=0), COVERED, PARTIAL)
+        return where(unchanged == area, FULL, where(hidden == area, HIDDEN, partial)).astype(block_map.dtype)
+
+    if STRIP == BQ and SPAN == BK:  # a program has one block
+        block_map[b, h, i, c] = classify(0, low)
+    else:
+        for r in range(0, height, STRIP):
+            for j in range(low, high, BK):
+                case = classify(r, j)
+                if STRIP < BQ:
+                    before = block_map[b, h, i, j // BK]
+                    together = where(maximum(case, before) >= FULL, COVERED, PARTIAL) if covered else PARTIAL
+                    case = where((r == 0) | (case == before), case, together).astype(block_map.dtype)
+                block_map[b, h, i, j // BK] = case
 
 
 @kernel

@@ -69,5 +69,4 @@ def dense(q, keys, o, lse, split_o, queries, first_block, blocks_per_split, BR, 
     source = key_sources.dense_or_paged(*keys[:6], keys.page)
     own, s = rows_and_split(q, source, queries, split_o, BR, packed)
     source = key_sources.of_batch(source, own.b)
-    low, high = keys_of_split(s, source.count, first_block, blocks_per_split, BK)
-    return Part(q, o, lse, source, own, s, low, high)
+    return Part(q, o, lse, source, own, s, *keys_of_split(s, source.count, first_block, blocks_per_split, BK))

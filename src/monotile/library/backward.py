@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,12 +18,14 @@ from .block_mask import BlockMask, unwrapped
 from .calls import ArrayRef, CallBuilder, Finish, LibraryFunction
 from .inputs import (
     AttentionInputs,
+    on_one_diagonal,
     read_inputs,
     read_options,
     read_scoring,
     unit_last,
 )
 from .launches import SCALE
+from .leading import summed_to
 from .ragged_spans import add_spans
 
 Array = Any
@@ -74,12 +77,12 @@ def attention_backward(
     torch tensors that require grad need no call of it: `attention` is differentiable there.
 
     Args:
-        do: gradient of the output (B, Hq, Nq, Dv).
-        q: queries (B, Hq, Nq, D).
-        k: keys (B, Hkv, Nk, D).
-        v: values (B, Hkv, Nk, Dv).
+        do: gradient of the output (..., Hq, Nq, Dv).
+        q: queries (..., Hq, Nq, D).
+        k: keys (..., Hkv, Nk, D).
+        v: values (..., Hkv, Nk, Dv).
         o: output of the forward call.
-        lse: its logsumexp (B, Hq, Nq), from `return_lse=True`.
+        lse: its logsumexp (..., Hq, Nq), from `return_lse=True`.
         dlse: gradient of the logsumexp; 0 if left out.
         mask_grad: also return the gradient of an additive mask.
         deterministic: True for the same bits in every run. False allows sums in any order on a GPU; so far none is.
@@ -107,9 +110,10 @@ def attention_backward(
 
 def _plan(builder: CallBuilder, given: BackwardOptions) -> Finish:
     options = read_options(given)
-    inputs = read_inputs(builder)
+    inputs = read_inputs(builder, broadcasts=True)
+    options = on_one_diagonal(options, inputs)
     rows = _read_rows(builder, inputs)
-    _check_mask_grad(given.mask_grad, inputs)
+    _check_mask_grad(given.mask_grad, inputs, builder)
     dq, dk, dv = (inputs.result(builder, array.shape, inputs.dtype) for array in (inputs.q, inputs.k, inputs.v))
     threads = builder.threads_for(5 * inputs.flops // 2, 2 * inputs.bytes)
     choice = builder.choices.attention_backward(inputs.problem(options))
@@ -118,9 +122,11 @@ def _plan(builder: CallBuilder, given: BackwardOptions) -> Finish:
     if given.mask_grad:
         call.add_mask(choice.keys)
     with_sinks, with_mask = inputs.sinks is not None, given.mask_grad
+    shapes = [builder.input(name).shape for name in "qkv"]
 
     def finish(results: list[Array]) -> Gradients:
-        dq, dk, dv, *rest = results
+        rest = results[3:]
+        dq, dk, dv = (summed_to(array, shape) for array, shape in zip(results[:3], shapes, strict=True))
         return Gradients(dq, dk, dv, rest[0] if with_sinks else None, rest[-1] if with_mask else None)
 
     return finish
@@ -226,12 +232,13 @@ class BackwardCall:
 
 
 def _read_rows(builder: CallBuilder, inputs: AttentionInputs) -> RowGradients:
-    out = inputs.out_shape if inputs.batched else inputs.out_shape[1:]
+    lead = inputs.lead or ()
+    out = *lead, *inputs.out_shape[1:]
     check_rows(builder, out, out[:-1], inputs.dtype)
 
     def batched(name: str) -> ArrayRef:
         array = builder.input(name)
-        return array if inputs.batched else array.reshaped(1, *array.shape)
+        return builder.reshaped(array, inputs.out_shape[0], *array.shape[len(lead) :])
 
     do, o = (unit_last(builder, batched(name)) for name in ("do", "o"))
     return RowGradients(do, o, batched("lse"), batched("dlse") if "dlse" in builder.inputs else None)
@@ -265,11 +272,16 @@ def _check(array: ArrayRef, name: str, shape: tuple[int, ...], what: str) -> Non
         raise ArgumentShape(f"{name!r} has shape {array.shape}; {what} of these q, k and v has shape {shape}")
 
 
-def _check_mask_grad(mask_grad: Any, inputs: AttentionInputs) -> None:
+def _check_mask_grad(mask_grad: Any, inputs: AttentionInputs, builder: CallBuilder) -> None:
     if mask_grad and inputs.mask is None:
         raise BadOption("mask_grad asks for the gradient of a mask, but there is none; pass mask, or leave it out")
     if mask_grad and inputs.mask is not None and inputs.mask.dtype is bool_:
         raise BadOption("a bool mask has no gradient; pass a floating mask, or leave mask_grad out")
+    if mask_grad and math.prod(builder.input("mask").shape) != math.prod(inputs.mask.shape if inputs.mask else ()):
+        raise BadOption(
+            f"the mask {builder.input('mask').shape} is broadcast along some of its leading dimensions, where its "
+            "gradient is not summed; pass it with all of them, and sum its gradient"
+        )
 
 
 _NAMES = ("q", "k", "v", "do", "o", "lse", "dlse", "mask", "sinks")

@@ -22,7 +22,7 @@ from ..launch.signature import check_threads, read_scalar
 from ..runtime import arrays, tensors
 from ..runtime.arrays import Library
 from ..runtime.tensors import Layouts, View
-from .growth import Family, Growth, family_key
+from .growth import GrowingCall, Growth, family_key
 from .kept_maps import MapMaker, MapStore
 from .launches import SCALE, PlannedLaunch, steps_of
 
@@ -261,7 +261,7 @@ class LibraryFunction:
     def __init__(self, names: Sequence[str], Options: Any, plan: Callable[[CallBuilder, Any], Finish]) -> None:
         self.names, self.Options, self.plan = names, Options, plan
         self.calls: dict[Any, PreparedCall] = {}
-        self.families: dict[Any, Family] = {}
+        self.families: dict[Any, GrowingCall] = {}
 
     def call(
         self, given: Sequence[Array | None], layouts: Layouts, options: tuple[Any, ...], scale: float | None = None,
@@ -317,7 +317,7 @@ class LibraryFunction:
         adopted = [None if a is None else lib.adopt(n, a) for n, a in zip(self.names, given, strict=False)]
         if any(a is not b for a, b in zip(adopted, given, strict=True)):
             block_mask = captured.block_mask if captured is not None else None
-            return _given_back(lib, self.call(adopted, tensors.layouts(adopted), options, scale, block_mask))
+            return arrays.given_back(lib, self.call(adopted, tensors.layouts(adopted), options, scale, block_mask))
         try:
             views = {n: None if a is None else tensors.read(n, a) for n, a in zip(self.names, given, strict=False)}
             prepared = self._prepare(lib, views, captured, options)
@@ -346,13 +346,5 @@ class LibraryFunction:
         if builder.growth is not None and key is not None:
             if len(self.families) >= MAX_PREPARED:
                 self.families.clear()
-            self.families[key] = Family(prepared, builder)
+            self.families[key] = GrowingCall(prepared, builder)
         return prepared
-
-
-def _given_back(lib: Library, result: Any) -> Any:
-    """Results as arrays of the caller's library."""
-    if not isinstance(result, tuple):
-        return lib.give_back(result)
-    found: list[Any] = [None if array is None else lib.give_back(array) for array in result]
-    return type(result)(*found) if hasattr(result, "_fields") else tuple(found)

@@ -135,13 +135,13 @@ def decode_partials(
     For one or a few queries against long caches, whose runs may lie on several devices.
 
     Args:
-        q: queries (B, Hq, Nq, D).
-        k: keys (B, Hkv, Nk, D), or what `quantize` made of them.
-        v: values (B, Hkv, Nk, Dv), likewise.
+        q: queries (..., Hq, Nq, D).
+        k: keys (..., Hkv, Nk, D), or what `quantize` made of them.
+        v: values (..., Hkv, Nk, Dv), likewise.
         splits: number of runs; `recommended_splits` if left out.
         causal: True or "lower_right": query i sees keys up to i + Nk - Nq; "upper_left": up to i.
         scale: factor of the scores; 1 / sqrt(D) if left out.
-        mask: broadcastable to (B, Hq, Nq, Nk); bool (True: visible) or numbers that are added.
+        mask: broadcastable to (..., Hq, Nq, Nk); bool (True: visible) or numbers that are added.
         window: (left, right), how many keys before and after its own a query sees; None or -1 is no bound.
         softcap: c, for scores c * tanh(score / c).
         score_mod: a Python function (score, b, h, q_idx, kv_idx) -> score, compiled into the kernel.

@@ -26,7 +26,7 @@ class Growth(NamedTuple):
     bytes_per_key: int
 
 
-class Family(NamedTuple):
+class GrowingCall(NamedTuple):
     """A prepared call and what it was made from."""
 
     prepared: Any  # a PreparedCall

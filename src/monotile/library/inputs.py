@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -199,25 +199,8 @@ def check_sinks(sinks: ArrayRef, heads: int) -> None:
 # ---- options ---------------------------------------------------------------------------------------------------------
 
 
-class MaskingOptions(Protocol):
-    """The options that attention and decode_partials share, as the caller gave them."""
-
-    @property
-    def causal(self) -> Any: ...
-    @property
-    def window(self) -> Any: ...
-    @property
-    def softcap(self) -> Any: ...
-    @property
-    def score_mod(self) -> Any: ...
-    @property
-    def mask_mod(self) -> Any: ...
-    @property
-    def negative(self) -> bool: ...
-
-
-def read_options(given: MaskingOptions) -> Options:
-    """Check the options of a call and return the kernels' compile-time options."""
+def read_options(given: Any) -> Options:
+    """Check the options that all functions of attention share, and return the kernels' compile-time options."""
     left, right = (None, None) if given.window is None else read_window(given.window)
     for name, function in (("score_mod", given.score_mod), ("mask_mod", given.mask_mod)):
         if function is not None and not is_function(function):
@@ -226,6 +209,14 @@ def read_options(given: MaskingOptions) -> Options:
     softcap = None if given.softcap is None else read_softcap(given.softcap)
     causal = read_causal(given.causal)
     return Options(causal, left, right, softcap, given.score_mod, given.mask_mod, given.negative)
+
+
+def on_one_diagonal(options: Options, inputs: AttentionInputs) -> Options:
+    """Return the options with the usual alignment where there are as many queries as keys: both are the same, and one
+    program serves them."""
+    if options.causal == "upper_left" and inputs.q.shape[2] == inputs.k.shape[2]:
+        return options._replace(causal="lower_right")
+    return options
 
 
 CAUSAL = {True: "lower_right", False: None, "lower_right": "lower_right", "upper_left": "upper_left"}

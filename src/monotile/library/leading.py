@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from ..errors import ArgumentRank, LengthsDiffer
+from ..runtime import arrays
 from .calls import ArrayRef, CallBuilder
 
 Lead = tuple[int, ...]
@@ -63,3 +65,12 @@ def mask_as_one_batch(builder: CallBuilder, mask: ArrayRef, lead: Lead) -> Array
     if not own or set(own) == {1}:
         return mask.reshaped(1, *mask.shape[-3:]) if own else mask
     return as_one_batch(builder, mask, lead)
+
+
+def summed_to(array: Any, shape: tuple[int, ...]) -> Any:
+    """The gradient of an array of this shape, which was broadcast to that of `array` along leading dimensions."""
+    if tuple(array.shape) == shape:
+        return array
+    more = array.ndim - len(shape)
+    axes = tuple(n for n in range(array.ndim) if n < more or shape[n - more] != array.shape[n])
+    return arrays.library("gradient", array).sum(array, axes).reshape(shape)

@@ -28,6 +28,7 @@ from .inputs import (
     AttentionInputs,
     AttentionOptions,
     check_count,
+    on_one_diagonal,
     read_inputs,
     read_options,
     read_scoring,
@@ -36,7 +37,7 @@ from .launches import SCALE
 from .mask_maps import MASK_BLOCKS, mask_blocks
 from .merging import MERGE, MERGE_LSE, Partials, add_merge, merge, merge_lse, new_partials
 from .paged import PAGED, attention_paged, paged_append
-from .quantized_inputs import codecs_of
+from .quantized_inputs import PLAIN, codecs_of
 from .rotations import before_rotation, rotate_back
 from .splits import recommended_splits
 from .varlen import VARLEN, attention_varlen
@@ -93,7 +94,8 @@ def attention(
 def _plan_attention(builder: CallBuilder, given: Any, *, by_position: bool = False) -> Finish:
     options = read_options(given)
     codecs = codecs_of(given)
-    inputs = read_inputs(builder, values_in_keys=given.values_in_keys, codecs=codecs, broadcasts=codecs == (None, None))
+    inputs = read_inputs(builder, values_in_keys=given.values_in_keys, codecs=codecs, broadcasts=codecs == PLAIN)
+    options = on_one_diagonal(options, inputs)
     threads = builder.threads_for(inputs.flops, inputs.bytes)
     problem = inputs.problem(options)
     choice = None if 0 in inputs.out_shape else builder.choices.attention(problem)
@@ -109,7 +111,7 @@ def _plan_attention(builder: CallBuilder, given: Any, *, by_position: bool = Fal
             merging = builder.choices.merge(choice.splits, rows, builder.device, after_split=True)
             add_merge(builder, state, inputs.sinks, found, lse, merging)
         rotate_back(builder, found, out, codecs[1])
-        if inputs.are_as_given(builder):
+        if inputs.are_as_given(builder) and given.causal != "upper_left":
             builder.growth = Growth(problem, choice, *inputs.work_per_key)
     if by_position and not direct:
         return _first_by_position
@@ -195,7 +197,8 @@ def decode_partials(
 def _plan_partials(builder: CallBuilder, given: Any) -> Finish:
     options = read_options(given)
     codecs = codecs_of(given)
-    inputs = read_inputs(builder, codecs=codecs)
+    inputs = read_inputs(builder, codecs=codecs, broadcasts=codecs == PLAIN)
+    options = on_one_diagonal(options, inputs)
     splits, keys = given.splits, inputs.k.shape[2]
     if splits is None:
         splits, keys_per_split = recommended_splits(keys, inputs.out_shape[2], "cpu"), KEYS_PER_SPLIT

@@ -3,10 +3,13 @@ call on NumPy arrays never needs it, and one on tensors has it already."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 from typing import Any
 
 from ..errors import NoGradient
+from ..runtime import tensors
 
 Array = Any
 
@@ -44,21 +47,21 @@ def needs_operator(*given: Array | None) -> bool:
     torch = sys.modules["torch"]
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return True
-    tensors = [t for t in given if isinstance(t, torch.Tensor)]
-    if torch.is_grad_enabled() and any([t.requires_grad for t in tensors]):
-        return _are_alike(tensors)
-    if any([type(t) is not torch.Tensor and type(t) is not torch.nn.Parameter for t in tensors]):
-        return _are_alike(tensors)
-    return all([t.is_meta for t in tensors])
+    found = [t for t in given if isinstance(t, torch.Tensor)]
+    if torch.is_grad_enabled() and any([t.requires_grad for t in found]):
+        return _are_alike(found)
+    if any([type(t) is not torch.Tensor and type(t) is not torch.nn.Parameter for t in found]):
+        return _are_alike(found)
+    return all([t.is_meta for t in found])
 
 
-def _are_alike(tensors: list[Any]) -> bool:
+def _are_alike(given: list[Any]) -> bool:
     """True if an operator takes these tensors together; otherwise reading them will say what is wrong."""
-    if any([t.is_nested for t in tensors]):
+    if any([t.is_nested for t in given]):
         return False
-    traced = [t for t in tensors if type(t).__name__ == "FakeTensor"]
-    alike = len({t.is_meta for t in tensors if not hasattr(t, "fake_mode")}) < 2
-    return alike and (len(traced) in (0, len(tensors)) or traced[0].fake_mode.allow_non_fake_inputs)
+    traced = [t for t in given if type(t).__name__ == "FakeTensor"]
+    alike = len({t.is_meta for t in given if not hasattr(t, "fake_mode")}) < 2
+    return alike and (len(traced) in (0, len(given)) or traced[0].fake_mode.allow_non_fake_inputs)
 
 
 def refuse_gradients(function: str, *given: Array | None) -> None:
@@ -71,3 +74,23 @@ def refuse_gradients(function: str, *given: Array | None) -> None:
             f"{function} has no gradient, and a tensor given to it requires grad; call it under torch.no_grad(), pass "
             "detached tensors, or use attention, which has one"
         )
+
+
+def with_clear_errors(function: Any) -> Any:
+    """A function under another library's name. What torch refuses to prepare (a view of a nested, sparse or freed
+    tensor) gets the error that reading it gives."""
+
+    @functools.wraps(function)
+    def checked(*args: Any, **options: Any) -> Any:
+        torch = sys.modules["torch"]
+        if torch.compiler.is_compiling():
+            return function(*args, **options)
+        try:
+            return function(*args, **options)
+        except (RuntimeError, NotImplementedError):
+            for name, given in inspect.signature(function).bind(*args, **options).arguments.items():
+                if isinstance(given, torch.Tensor):
+                    tensors.read(name, given)
+            raise
+
+    return checked

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -62,11 +63,19 @@ def _enter(mods: Mods) -> int:
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _number_in_graph(score_mod: Any, mask_mod: Any) -> int:
     """The number of two functions as a constant of a compiled graph."""
-    key = score_mod, mask_mod
+    key = _identity(score_mod), _identity(mask_mod)
     if key not in _kept:
         mods = Mods(score_mod, mask_mod)
         _kept[key] = _enter(mods), mods
     return _kept[key][0]
+
+
+def _identity(mod: Any) -> Any:
+    """What tells a function from others: its code, where nothing else belongs to it, so that a lambda made anew in
+    every trace takes no further entry."""
+    if type(mod) is FunctionType and not mod.__closure__ and not mod.__defaults__ and not mod.__kwdefaults__:
+        return mod.__code__, id(mod.__globals__)
+    return mod
 
 
 def number_of(score_mod: Any, mask_mod: Any) -> tuple[int, Mods]:

@@ -44,6 +44,9 @@ class Numpy:
     def stack(self, arrays: list[Any], axis: int) -> Any:
         return np.stack(arrays, axis)
 
+    def sum(self, array: Any, axes: tuple[int, ...]) -> Any:
+        return array.sum(axes, dtype=np.float32).astype(array.dtype)
+
     def give_back(self, array: Any) -> Any:
         return array if self.home is None else _into_library(self.home, array)
 
@@ -97,6 +100,9 @@ class Torch:
     def stack(self, arrays: list[Any], axis: int) -> Any:
         return self.torch.stack([a.detach() for a in arrays], axis)
 
+    def sum(self, array: Any, axes: tuple[int, ...]) -> Any:
+        return array.sum(axes)
+
     def give_back(self, array: Any) -> Any:
         return array
 
@@ -147,6 +153,9 @@ class Mlx:
     def stack(self, arrays: list[Any], axis: int) -> Any:
         return self.core.stack(arrays, axis)
 
+    def sum(self, array: Any, axes: tuple[int, ...]) -> Any:
+        return array.sum(axes)
+
     def give_back(self, array: Any) -> Any:
         return array
 
@@ -170,6 +179,14 @@ def library(name: str, array: Any, backend: str | None = None) -> Library:
         home = array.__array_namespace__() if hasattr(array, "__array_namespace__") else None
         return Numpy(home)
     raise ArgumentKind(f"{name!r} must be an array, found {type(array).__name__}; pass NumPy arrays or torch tensors")
+
+
+def given_back(lib: Library, result: Any) -> Any:
+    """Results as arrays of the caller's library."""
+    if not isinstance(result, tuple):
+        return lib.give_back(result)
+    found: list[Any] = [None if array is None else lib.give_back(array) for array in result]
+    return type(result)(*found) if hasattr(result, "_fields") else tuple(found)
 
 
 def takes_mlx(backend: Any) -> bool:
@@ -203,6 +220,8 @@ def host_view(name: str, array: Any) -> Any:
     except (TypeError, ValueError, BufferError, RuntimeError, AttributeError) as error:
         if _is_on_host(array):  # of a type that DLPack knows and NumPy does not: bfloat16
             return np.asarray(array)
+        if "Tracer" in type(array).__name__:
+            raise ArgumentKind(f"{name!r} is traced by JAX; in jit, grad and vmap use monotile.jax.attention") from None
         raise ArgumentKind(f"{name!r} is not an array monotile can read: {error}; pass NumPy or torch arrays") from None
 
 

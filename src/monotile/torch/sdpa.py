@@ -9,12 +9,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentRank, BadOption, HeadsDoNotDivide
+from ..errors import ArgumentKind, ArgumentRank, BadOption, HeadsDoNotDivide
 from ..library.entry import attention
+from ..library.torch_calls import with_clear_errors
 
 _patching = threading.Lock()
 
 
+@with_clear_errors
 def scaled_dot_product_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
@@ -29,6 +31,10 @@ def scaled_dot_product_attention(
         raise BadOption(f"dropout_p is {dropout_p}; monotile has no dropout: call model.eval(), or set dropout to 0")
     if is_causal and attn_mask is not None:
         raise BadOption("attn_mask and is_causal are given together; put causality into the mask, as torch asks for")
+    if query.is_nested or key.is_nested or value.is_nested:
+        raise ArgumentKind(
+            "query, key or value is a nested tensor; pass torch.nested.to_padded_tensor(...) and a mask, or each part"
+        )
     rank = max(t.dim() for t in (query, key, value))
     if min(t.dim() for t in (query, key, value)) < 2:
         shapes = ", ".join(str(tuple(t.shape)) for t in (query, key, value))

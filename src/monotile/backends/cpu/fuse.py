@@ -73,7 +73,9 @@ def _must_follow(op: Op, before: list[Op]) -> bool:
     they are not scatters that never meet."""
     if op.kind not in MEMORY:
         return False
-    same = [o for o in before if o.kind in MEMORY and o.attrs["tensor"] is op.attrs["tensor"] and not distance(o, op)]
+    same = [
+        o for o in before if o.kind in MEMORY and o.attrs["tensor"] is op.attrs["tensor"] and distance(o, op) is None
+    ]
     return bool(same) and (op.kind in WRITES or any(o.kind in WRITES for o in same))
 
 

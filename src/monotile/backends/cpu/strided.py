@@ -43,32 +43,52 @@ def walk_along(positions: Positions, side: int) -> Walk | None:
 # ---- scatters side by side -------------------------------------------------------------------------------------------
 
 
-def distance(a: Op, b: Op) -> int:
-    """Return how far the positions of scatter b are behind those of a, if they differ by a constant along one dimension
-    and never meet; else 0."""
+class Distance(NamedTuple):
+    """How far the positions of a scatter are behind those of another, and along which dimension."""
+
+    dim: int
+    behind: int
+
+
+def distance(a: Op, b: Op) -> Distance | None:
+    """Return the distance of scatter b from a, if they differ by a constant along one dimension and never meet."""
     if a.kind != "scatter" or b.kind != "scatter" or a.attrs != b.attrs or a.operands[0].shape != b.operands[0].shape:
-        return 0
+        return None
     pairs = [(x, y) for x, y in zip(a.operands[1:], b.operands[1:], strict=True) if x is not y]
     if len(pairs) != 1 or pairs[0][0] not in starts(a):
-        return 0
+        return None
     forms = [linear(value) for value in pairs[0]]
     if forms[0] is None or forms[1] is None or not (forms[1] - forms[0]).is_const:
-        return 0
+        return None
     behind, factors = (forms[1] - forms[0]).const, forms[0].iotas.values()
     common = math.gcd(*factors)
-    return behind if common and behind % common and max(map(abs, factors)) < 2**12 else 0
+    if not common or behind % common == 0 or max(map(abs, factors)) >= 2**12:
+        return None
+    return Distance(starts(a).index(pairs[0][0]), behind)
 
 
 def groups(stores: list[Op]) -> list[list[Op]]:
-    """Group scatters that fill each other's gaps; every other store is alone."""
+    """Group scatters that differ along one dimension and never meet; every other one is alone."""
     found: list[list[Op]] = []
     for op in stores:
-        group = next((g for g in found if all(0 < abs(distance(o, op)) < MAX_STEP for o in g)), None)
+        group = next((g for g in found if all(distance(o, op) for o in g)), None)
         if group is None:
             found.append([op])
         else:
             group.append(op)
     return found
+
+
+def places_in_walk(stores: list[Op], walk: Walk) -> list[int] | None:
+    """Return where each scatter of a group begins, counted from the first, if together they fill gaps of the walk."""
+    found = [0]
+    for op in stores[1:]:
+        apart = distance(stores[0], op)
+        if apart is None or apart.dim != walk.dim:
+            return None
+        found.append(apart.behind)
+    places = [n - min(found) for n in found]
+    return places if max(places) < abs(walk.step) and len(set(places)) == len(places) else None
 
 
 # ---- vectors ---------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from .axes import Axes, Axis, tile_of
 from .emit import Emitter, Index, Reg
 from .point import Point
 from .spread_reads import read_spread, spread_position
-from .strided import Positions, Walk, distance, read_walk, walk_along, write_walk
+from .strided import Positions, Walk, places_in_walk, read_walk, walk_along, write_walk
 from .vectors import (
     BYTES,
     STORED,
@@ -283,18 +283,22 @@ class Tensors:
                 mask = e.binary("and", e.splat(inside), valid)
                 scatter_at(e, raw, self._pointer(tensor, e.splat(offset)), element, mask.text)
 
-        behind = [distance(stores[0][0], op) for op, _, _ in stores]
-        op, _, positions = stores[behind.index(min(behind))]
-        walk = self._walk(op, positions, pt)
-        if walk is None or (walk.step != 1 and positions.mask is not None):
+        walk = self._walk(stores[0][0], stores[0][2], pt)
+        if walk is None or (walk.step != 1 and stores[0][2].mask is not None):
             one_by_one()
             return
+        places = places_in_walk([op for op, _, _ in stores], walk)
+        if places is None:
+            for store in stores:
+                self.write_scatters([store], spans, pt)
+            return
+        _, _, positions = stores[places.index(0)]
         offset, inside = self._offset(tensor, positions, spans, walk)
         pointer, step, count = self._pointer(tensor, offset), walk.step, e.lanes if pt.valid is None else pt.valid
         if step == 1:
             masked_store(e, raws[0], pointer, element, e.binary("and", e.splat(inside), valid).text)
             return
-        ahead = {n - min(behind): raw for n, raw in sorted(zip(behind, raws, strict=True))}
+        ahead = dict(sorted(zip(places, raws, strict=True)))
         every = self._all_inside(positions, spans, walk, step * (count - 1), max(ahead))
         e.when(every, lambda: write_walk(e, ahead, pointer, element, step, count), one_by_one)
 

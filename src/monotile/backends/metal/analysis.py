@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from ... import ir
 from ...ir import Block, Kernel, Op, Value
@@ -28,24 +28,28 @@ class Analysis:
         self.readers: dict[Value, list[Op]] = {}  # the ops with registers that read a value with registers
         for op in ir.walk(kernel.body):
             if not any(r in self.inlined for r in op.results):
-                for value in self.registers_read(op) if not op.blocks else set(op.operands):
+                for value in self._through_inlined(op.operands):
                     self.readers.setdefault(value, []).append(op)
         read = {op.attrs["tensor"].index for op in ir.walk(kernel.body) if op.kind in ("load", "gather")}
         self.fenced = (read & kernel.written) | overwritten(kernel)  # tensors whose accesses need a fence
 
     def registers_read(self, op: Op) -> set[Value]:
         """Return the values with registers that an op reads, also through inlined values."""
+        found = self._through_inlined(op.operands)
+        for block in op.blocks:
+            for inner in block.ops:
+                found |= self.registers_read(inner)
+        return found
+
+    def _through_inlined(self, operands: Iterable[Value]) -> set[Value]:
         found: set[Value] = set()
-        stack = list(op.operands)
+        stack = list(operands)
         while stack:
             value = stack.pop()
             if value in self.inlined and value.op is not None:
                 stack += value.op.operands
             else:
                 found.add(value)
-        for block in op.blocks:
-            for inner in block.ops:
-                found |= self.registers_read(inner)
         return found
 
     def reads_written_tensor(self, value: Value) -> bool:

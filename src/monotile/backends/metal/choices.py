@@ -141,10 +141,12 @@ def _by_columns(problem: AttentionProblem, rows: int) -> ThreadgroupRows | None:
         keys = next((fitting for fitting in (keys, 32) if needed(fitting) <= GROUP_BYTES), 0)
         if not keys:
             return None
-    vectors = 6 * rows / 8  # maximum, sum and the like of a row, which all simdgroups hold
-    scores = 1 + (problem.head_size >= LONG) + _mask_registers(problem)  # registers of one, with that of the second sum
-    registers = (elements + rows * keys * scores) / (32 * simdgroups) + vectors + rows / 8 * bytes_ / 2
-    if registers > (COLUMN_REGISTERS if rows > 32 else budget.REGISTERS):
+    score = rows * keys / (32 * simdgroups)
+    sums = rows * (problem.value_size or problem.head_size) / (32 * simdgroups)
+    # Maximum, sum and the like of a row, which all simdgroups hold; two of them beside the second sum of a long dot.
+    vectors = max(6 * rows / 8, 2 * rows / 8 + (score if problem.head_size >= LONG else 0))
+    registers = sums + score * (1 + _mask_registers(problem)) + vectors + rows / 8 * bytes_ / 2
+    if registers > (COLUMN_REGISTERS if rows > 32 else budget.REGISTERS - budget.OTHERS):
         return None
     return ThreadgroupRows(rows, keys, simdgroups, f"{simdgroups} simdgroups hold the sums of {rows} rows by columns")
 

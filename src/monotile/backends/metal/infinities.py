@@ -57,6 +57,14 @@ class Infinities:
     def of(self, value: Value) -> Signs:
         return self.signs.get(value, NONE)
 
+    def in_store(self, value: Value) -> Signs:
+        """Return the signs of infinities that may be stored: also of a maximum or minimum of nothing but NaN."""
+        op = value.op
+        while op is not None and op.kind in SHAPE_ONLY:
+            op = op.operands[0].op
+        fold = op.attrs["fold"] if op is not None and op.kind == "reduce" else "sum"
+        return self.of(value) | {"sum": NONE, "max": frozenset({-1}), "min": frozenset({1})}[fold]
+
     def _visit(self, op: Op) -> None:
         if op.kind in ("for", "if"):
             self._visit_blocks(op)
@@ -88,8 +96,9 @@ class Infinities:
             return operands[1] | (operands[2] - tested)
         if kind in ("max", "min"):
             low, high = (-1, 1) if kind == "max" else (1, -1)
-            both = operands[0] & operands[1] & {low}
-            return both | ((operands[0] | operands[1]) & {high})
+            found = operands[0] | operands[1]
+            finite = any(constant(_stripped(v)) is not None and infinity_of(v) is None for v in op.operands)
+            return found & {high} if finite else found & {low, high}  # NaN beside an infinity leaves that
         if kind == "reduce":
             return operands[0] | _identity(op)
         if kind in SHAPE_ONLY:
@@ -186,6 +195,8 @@ def _guarded(
         return None if kept is None else b.where(op.operands[0], kept, op.operands[2])
     if op.kind == "reduce":
         return _reduced(b, op, infinities)
+    if op.kind in ("max", "min"):
+        return _extreme(b, op, infinities)
     needs = op.kind in ("log", "log2") or any(infinities.of(v) for v in op.operands)
     if op.kind not in GUARDED or not needs or _only_in_exponentials(op.result, users):
         return None
@@ -203,15 +214,22 @@ def _apart(b: Builder, value: Value, sign: int, infinities: Infinities) -> Value
 
 
 def _reduced(b: Builder, op: Op, infinities: Infinities) -> Value | None:
-    """A maximum or minimum starts from an infinity, also that of one element."""
-    (operand,), axis, fold = op.operands, op.attrs["axis"], op.attrs["fold"]
+    """A maximum or minimum starts from an infinity, which its operand meets."""
     for sign in _identity(op):
-        kept = _apart(b, operand, sign, infinities)
-        if operand.shape[axis] == 1:
-            start = b.const(sign * math.inf, float32)
-            return b.reduce(fold, b.binary(fold, operand if kept is None else kept, start), axis)
-        return None if kept is None else b.reduce(fold, kept, axis)
+        kept = _apart(b, op.operands[0], sign, infinities)
+        return None if kept is None else b.reduce(op.attrs["fold"], kept, op.attrs["axis"])
     return None
+
+
+def _extreme(b: Builder, op: Op, infinities: Infinities) -> Value | None:
+    """The greater or smaller of a value of memory and one that may be infinite."""
+    sign = -1 if op.kind == "max" else 1
+    if not any(sign in infinities.of(v) for v in op.operands):
+        return None
+    apart = [_apart(b, v, sign, infinities) for v in op.operands]
+    if apart == [None, None]:
+        return None
+    return b.binary(op.kind, *(kept or v for kept, v in zip(apart, op.operands, strict=True)))
 
 
 def _of_sum(b: Builder, op: Op, infinities: Infinities, raw: Value) -> Value:

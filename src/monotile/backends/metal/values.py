@@ -121,7 +121,7 @@ class Values:
                 indices = [registers.with_offset(index, shape, str(e)) for e in range(run)]
             elements = [expressions.at(value, each, axis) for each in indices]
             texts = [bare(dialect.cast(element, value.dtype, tensor.dtype)) for element in elements]
-            signs = self.analysis.infinities.of(value)
+            signs = self.analysis.infinities.in_store(value)
             if tensor.dtype.name == "float32" and signs:
                 helper = dialect.use(RESTORED[sum(signs)])
                 texts = [f"as_type<float>({helper}(as_type<uint>({t})))" for t in texts]

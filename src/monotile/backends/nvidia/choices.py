@@ -44,18 +44,24 @@ BACKWARD_GLUON, BACKWARD_GLUON_MAPPED = 512, 256  # head size up to which its Gl
 # both or of neither, else Triton keeps every operand twice.
 BACKWARD_ROWS = ((64, 128), (64, 64), (32, 64), (32, 32), (16, 32), (16, 16))
 BACKWARD_KEYS = ((64, 128), (64, 64), (32, 32), (16, 32), (16, 16))
+# With mma.sync operands are in registers, too: of 128 keys, or of 128 rows with block cases, the assembler keeps 32
+# registers and spills 6 to 8 KB (compiled for sm_80 and sm_120 at D 64 and 128; of 64 it spills 600 bytes at most).
+BACKWARD_ROWS_MMA_SYNC = ((64, 64), (32, 64), (32, 32), (16, 32), (16, 16))
+BACKWARD_KEYS_MMA_SYNC = ((32, 64), (32, 32), (16, 32), (16, 16))
 BACKWARD_FLOAT32 = ((64, 32, 32), (256, 16, 32), (1024, 16, 16))
 # Up to this many keys the start and end of a CTA count for more than a slightly slower loop, and CTAs are persistent.
 # Measured at D 128 to 192; at D 256, and for most calls at D 64, they are slower or no faster. With softcap, which is
 # bound by special functions, they are faster at any length.
 SHORT, SHORT_CAUSAL = 1024, 8192
+LONG = 16384  # keys from which on persistent tiles of D 64, and edges of D 128 that overlap, are 1 to 3 % faster
 BALANCED_WAVES = 4  # of programs, where lengths of sequences are not known
+PRODUCED_KEYS = 2048  # of a decode CTA, from which on a producer warp outweighs its start
 MIN_SPLIT = 128  # keys of a split: fewer do not outweigh its output
 LONG_SPLIT = 512  # keys of a split: with this many, two CTAs on a multiprocessor beat one with twice the keys
 TWO_FIT = 16384  # bytes of a tile of keys: up to here, two decode CTAs fit a multiprocessor
 TILE_BYTES = 32768  # of a decode tile of keys, which fits shared memory beside its values
-LEAST_ROWS = 2  # of 16-bit elements: one row would be multiplied without matrix units, in 50 us where these take 36
-MAPPED_CTAS = 8  # CTAs to a multiprocessor of few rows with a block map: those whose keys are hidden end at once
+MAPPED_CTAS = 1  # CTAs to a multiprocessor of few rows with a block map, which divide what it shows
+LEAST_ROWS = 2  # of 16 bits: one row would be multiplied without matrix units, which takes up to twice as long
 MAPPED_REGISTERS = 168  # of their threads: three fit a multiprocessor, where block cases would take registers for two
 GLANCE = 256  # blocks of a map that a program looks at at once, to find those of its split
 MERGE_SPAN = 32  # columns of a row in one program of a merge: GPUs need many programs
@@ -71,6 +77,11 @@ APART = Choice(
 APART_WIDE = Choice({"BR": 64, "BK": 32}, Schedule(8, 1, consumers=1, edge_stages=1), "32 keys fit shared memory")
 # At D 64 two consumers with persistent tiles are faster than three up to this many keys, with causality.
 SHORT_NARROW = 2048
+
+NEAR = 1024  # keys of a window up to which one consumer of 8 warps, whose code is half as long, is faster
+# Head size, and keys up to which small CTAs in plain Triton are faster, without and with causality.
+SHORT_KEYS = ((64, 1024, 1024), (128, 512, 512))
+SHORT_PLAIN = Choice({"BR": 64, "BK": 64}, Schedule(4, 3), "measured on an H200, small CTAs for few keys")
 
 Table = tuple[tuple[int, Choice], ...]  # choices up to a head size
 
@@ -120,7 +131,8 @@ class NvidiaChoices(Choices):
         )
         if problem.has_block_map:
             return able and 2 * heads >= target.multiprocessors
-        return able and heads >= 2 * target.multiprocessors and not few.splits
+        long = problem.visible_keys >= PRODUCED_KEYS
+        return able and heads >= 2 * target.multiprocessors and not few.splits and long
 
     def row_blocks(self, problem: AttentionProblem) -> Choice:
         """BR, BK and the schedule for matrix units."""
@@ -140,19 +152,38 @@ class NvidiaChoices(Choices):
         if not support.version_supported():
             return Choice(fitting.blocks, why=f"no schedule was measured with this Triton: {fitting.why}")
         short = problem.keys <= (SHORT_CAUSAL if problem.causal is not None else SHORT)
+        if self._is_short(problem):
+            return SHORT_PLAIN
         if problem.zeroes_values:
-            table = zeroing_table(problem.mask is not None)
+            table = zeroing_table(problem.has_block_map, self._is_near(problem))
         else:
             narrow = problem.causal is not None and problem.keys <= SHORT_NARROW
-            table = forward_table(persistent=short or problem.softcap is not None, narrow=narrow)
+            persistent = short or problem.softcap is not None
+            table = forward_table(persistent=persistent, narrow=narrow, long=problem.keys >= LONG)
             apart = APART if problem.value_size <= 512 else APART_WIDE
             table += ((576, IN_KEYS if problem.values_in_keys else apart),)
         return _up_to(size, table) or Choice(fitting.blocks, why=f"no row for head size {size}: {fitting.why}")
 
+    def _is_near(self, problem: AttentionProblem) -> bool:
+        """True if every row sees few keys, by a window."""
+        right = 0 if problem.causal is not None else problem.right
+        bounded = problem.left is not None and right is not None and not problem.has_block_map
+        return bounded and (problem.left or 0) + (right or 0) < NEAR
+
+    def _is_short(self, problem: AttentionProblem) -> bool:
+        """True where several small CTAs on a multiprocessor, of which one starts while others compute, beat one with a
+        producer warp."""
+        whole = len(pieces(problem.head_size)) == 1  # sides in pieces are slower there
+        if problem.zeroes_values or problem.source != "dense" or 2 * problem.queries < problem.keys or not whole:
+            return False
+        full, causal = next(((full, causal) for most, full, causal in SHORT_KEYS if problem.head_size <= most), (0, 0))
+        return problem.keys <= (full if problem.causal is None else causal)
+
     def _split_few(self, problem: AttentionProblem, fixed: bool) -> AttentionChoice:
         length = split_length(problem, self.few_rows(problem, unsplit=True).blocks["BK"] or 0)
-        found = self.few_rows(problem, unsplit=not fixed and length >= problem.visible_keys)
-        rows = max(LEAST_ROWS if problem.dtype.bytes == 2 else 1, row_block(problem.rows))
+        single = problem.rows == 1 and not fixed  # with fixed splits a row is computed alike whatever the others
+        found = self.few_rows(problem, unsplit=not fixed and length >= problem.visible_keys, single=single)
+        rows = max(row_block(problem.rows), LEAST_ROWS if problem.dtype.bytes == 2 else 1)
         blocks = {"BR": rows, "BK": found.blocks["BK"], "packed": True}
         schedule, why = found.schedule, found.why
         if problem.has_block_map and schedule is not None:
@@ -162,11 +193,9 @@ class NvidiaChoices(Choices):
         if fixed:
             return chosen
         chosen = chosen.divided(problem, -(-length // chosen.key_block))
-        if problem.has_block_map and chosen.splits:
-            chosen = replace(chosen, blocks={**blocks, "glance": GLANCE})
-        return chosen
+        return replace(chosen, blocks={**blocks, "glance": GLANCE}) if problem.has_block_map else chosen
 
-    def few_rows(self, problem: AttentionProblem, *, unsplit: bool) -> Choice:
+    def few_rows(self, problem: AttentionProblem, *, unsplit: bool, single: bool = False) -> Choice:
         """BK and the schedule for few rows."""
         size, dtype = problem.head_size, problem.dtype
         tuned = tuning.lookup("decode", size, dtype.name, problem.device)
@@ -177,9 +206,9 @@ class NvidiaChoices(Choices):
         fitting = Choice({"BK": keys}, why=f"{keys} keys fit {TILE_BYTES >> 10} KiB; no schedule was measured")
         if target.architecture != MEASURED or dtype.bytes != 2:
             return fitting
-        if problem.source == "paged":
-            return _up_to(size, paged_table()) or fitting
-        return _up_to(size, decode_table(unsplit, quantized=problem.quantized)) or fitting
+        if problem.source == "paged" or problem.quantized:
+            return _up_to(size, cache_table(2 if problem.source == "paged" else 3)) or fitting
+        return _up_to(size, decode_table(unsplit, single)) or fitting
 
     def page_block(self, page: int, block: int, *, quantized: bool = False) -> int:
         """Blocks as of dense keys: rows of several pages are copied to shared memory as those of one are. Codes are
@@ -200,9 +229,11 @@ class NvidiaChoices(Choices):
         if able and size <= (BACKWARD_GLUON_MAPPED if problem.has_block_map else BACKWARD_GLUON):
             chosen = next(choice for most, choice in backward_table() if size <= most)
             return chosen if problem.source == "dense" else _in_spans(chosen)
-        (keys, owned_rows), (rows, owned_keys) = (
-            _backward_tile(problem, *kind) for kind in ((BACKWARD_ROWS, 1), (BACKWARD_KEYS, 2))
-        )
+        mma_sync = gpu(problem.device).architecture in MMA_SYNC
+        for_rows = BACKWARD_ROWS_MMA_SYNC if mma_sync and problem.has_block_map else BACKWARD_ROWS
+        for_keys = BACKWARD_KEYS_MMA_SYNC if mma_sync else BACKWARD_KEYS
+        keys, owned_rows = _backward_tile(problem, for_rows, 1)
+        rows, owned_keys = _backward_tile(problem, for_keys, 2)
         why = "fit shared memory and registers; nothing was measured"
         return BackwardChoice(
             BackwardBlocks({"BR": owned_rows, "BK": keys}, why=f"{owned_rows} rows by {keys} keys {why}"),
@@ -237,7 +268,7 @@ class NvidiaChoices(Choices):
         """Without a limit the edges, which seldom run, take all registers, and only two CTAs fit a multiprocessor. Few
         rows have one block in a program: others would wait for memory one after the other."""
         few = BQ <= MASK_FEW_ROWS
-        limited = Schedule(4, max_registers=128, triggers_dependents=few)
+        limited = Schedule(1 if few else 4, max_registers=128, triggers_dependents=few)
         columns = max(1, MASK_COLUMNS // BK) * BK if not few else BK
         known = gpu(device).architecture == MEASURED
         return Choice({"STRIP": BQ, "SPAN": columns}, limited if known else None, "whole blocks are read")
@@ -316,11 +347,11 @@ def shared_bytes(problem: AttentionProblem, rows: int, keys: int, stages: int = 
 
 
 @cache
-def forward_table(persistent: bool, narrow: bool = False) -> Table:
+def forward_table(persistent: bool, narrow: bool = False, long: bool = False) -> Table:
     """`narrow`: persistent tiles at D 64, too."""
     why = "measured on an H200" + (", persistent CTAs for few keys or softcap" if persistent else "")
     edges = 0 if persistent else 1  # less code: up to a tenth of a short call
-    three = Schedule(4, 3, consumers=3, registers=160)
+    three = Schedule(4, 3, consumers=3, registers=160, persistent=long)
     two = Schedule(4, 3, consumers=2, registers=232, persistent=True)
     return (
         (64, Choice({"BR": 64, "BK": 128}, two if narrow else three, why)),
@@ -328,7 +359,7 @@ def forward_table(persistent: bool, narrow: bool = False) -> Table:
             128,
             Choice(
                 {"BR": 64, "BK": 128},
-                Schedule(4, 2, consumers=2, registers=232, persistent=persistent, edge_stages=edges),
+                Schedule(4, 2, consumers=2, registers=232, persistent=persistent, edge_stages=0 if long else edges),
                 why,
             ),
         ),
@@ -346,14 +377,17 @@ def forward_table(persistent: bool, narrow: bool = False) -> Table:
 
 
 @cache
-def zeroing_table(masked: bool) -> Table:
+def zeroing_table(masked: bool, near: bool = False) -> Table:
     """For kernels that zero values in a copy of the tile, which takes shared memory. With a mask's tile three consumers
-    of D 64 have too few registers."""
+    of D 64 have too few registers. `near`: rows see few keys."""
     why = "measured on an H200, with shared memory for a copy of V in which hidden keys are zeroed"
     three, two = Schedule(4, 3, consumers=3, registers=152), Schedule(4, 3, consumers=2, registers=240)
+    pair = Schedule(4, 2, consumers=2, registers=240 if masked else 232, edge_stages=1)
+    persistent = Schedule(8, 2, consumers=1, registers=232, edge_stages=1, persistent=True)
+    eight = Choice({"BR": 128, "BK": 128}, persistent, why)
     return (
         (64, Choice({"BR": 64, "BK": 128}, two if masked else three, why)),
-        (128, Choice({"BR": 64, "BK": 128}, Schedule(4, 2, consumers=2, registers=240 if masked else 232), why)),
+        (128, eight if near else Choice({"BR": 64, "BK": 128}, pair, why)),
         (256, Choice({"BR": 64, "BK": 32}, Schedule(4, 2, consumers=2, registers=232), why)),
         (512, Choice({"BR": 64, "BK": 32}, Schedule(8, 1, consumers=1), why)),
         (576, Choice({"BR": 64, "BK": 32}, Schedule(8, 1, consumers=1), "fits shared memory")),
@@ -379,10 +413,10 @@ def backward_table() -> tuple[tuple[int, BackwardChoice], ...]:
 
 
 @cache
-def paged_table() -> Table:
-    """Two stages of large blocks: pages of 16, 64 and 256 positions are read at 0.92, 0.94 and 0.98 of the rate of
-    dense keys, where 64 keys in 3 stages have 0.77, 0.88 and 0.85."""
-    schedule = Schedule(4, 2, edge_stages=1, triggers_dependents=True)
+def cache_table(stages: int) -> Table:
+    """Large blocks for pages, in 2 stages, and codes, in 3: pages of 16, 64 and 256 positions are read at 0.91, 0.93
+    and 0.97 of the rate of dense keys, where 64 keys in 3 stages have 0.77, 0.88 and 0.85."""
+    schedule = Schedule(4, stages, edge_stages=1, triggers_dependents=True)
     why = "measured on an H200 at D 128"
     return (
         (128, Choice({"BK": 128}, schedule, why)),
@@ -392,16 +426,16 @@ def paged_table() -> Table:
 
 
 @cache
-def decode_table(unsplit: bool, quantized: bool = False) -> Table:
-    """Edges that are not pipelined make the code shorter, which counts where CTAs are short. They also take less shared
-    memory, so that three CTAs fit a multiprocessor; many long ones are better taken two by two."""
+def decode_table(unsplit: bool, single: bool = False) -> Table:
+    """Two warps are enough for a single row. Edges that are not pipelined make the code shorter, which counts where
+    CTAs are short. They also take less shared memory, so that three CTAs fit a multiprocessor; many long ones are
+    better taken two by two."""
     why = "measured on an H200" + (", keys unsplit since there are many heads" if unsplit else "")
     schedule = Schedule(4, 3, edge_stages=0 if unsplit else 1, triggers_dependents=True)
-    if quantized:
-        return ((128, Choice({"BK": 128}, schedule, why)), (256, Choice({"BK": 64}, schedule, why)))
+    narrow = replace(schedule, num_warps=2) if single else schedule
     return (
-        (64, Choice({"BK": 128}, schedule, why)),
-        (128, Choice({"BK": 64}, schedule, why)),
+        (64, Choice({"BK": 64 if single else 128}, narrow, why)),
+        (128, Choice({"BK": 64}, narrow, why)),
         (512, Choice({"BK": 32}, schedule, why)),
     )
 

@@ -161,7 +161,7 @@ def seen_rows(
 
 
 @kernel
-def repeat_columns(x: Tensor["M W"], y: Tensor["M N"], *, M: Const, N: Const, times: Const):
+def repeat_columns(x: Tensor["M W"], y: Tensor["M N"], *, M: Const, N: Const, W: Const, times: Const):
     rows, columns = arange(M), arange(N)
     y[rows, columns] = x[rows[:, None], (columns * 3 // (3 * times))[None, :]]
 
@@ -202,3 +202,13 @@ def compile_ahead(call: ir.Kernel, schedule: Schedule | None = None) -> Any:
     kernel_ir = nvidia.BACKEND.lower(call, peel=schedule is None or schedule.peel)
     schedule = schedule or choose(kernel_ir)
     return build.compile_ahead(kernel_ir, render_triton(kernel_ir, schedule), schedule)
+
+
+@kernel
+def through_table(
+    q: Tensor["R D"], x: Tensor["K D"], table: Tensor["M"], o: Tensor["R N"], *, R: Const, D: Const, N: Const
+):
+    Q, acc = q[arange(R), arange(D)], zeros((R, N))
+    for j in range(table.shape[0]):
+        acc = acc + dot(Q, x[table[j] * N + arange(N), arange(D)].T)
+    o[arange(R), arange(N)] = acc

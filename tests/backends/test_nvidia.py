@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from arrays import random
@@ -16,6 +17,7 @@ from backends.nvidia_kernels import (
     repeat_columns,
     scale_rows,
     text,
+    through_table,
     twice,
 )
 from kernel_calls import in_splits
@@ -215,3 +217,10 @@ def test_columns_that_repeat_are_loaded_once() -> None:
     assert wide.count("tl.join") == 3 and wide.count("tl.load") == 1 and "iota_8[None, :]" in wide
     for other, times in ((64, 12), (16, 8)):  # no power of two; a small tile, whose products Triton 3.6 gets wrong
         assert "tl.join" not in text(repeat_columns.ir(x[:other], y[:other], M=other, times=times)).text
+
+
+def test_loads_that_place_others_have_stages_of_their_own() -> None:
+    """Triton divides a loop's stages among loads that follow one another."""
+    table = np.zeros(4, np.int32)
+    call = through_table.ir(random((16, 32)), random((64, 32)), table, random((16, 16)))
+    assert "num_stages=5" in render_triton(lowered(call), Schedule(4, 3)).text

@@ -12,7 +12,7 @@ import monotile
 from monotile.dtypes import BY_NAME, to_numpy
 from monotile.errors import BadOption, MonotileError
 from monotile.kernels import reference
-from monotile.library import quantized_ops, registry
+from monotile.library import registry, rotations
 from monotile.library.aura import levels, rotation
 from monotile.library.quantized import FORMATS, Quantized
 
@@ -129,7 +129,8 @@ def test_tokens_are_quantised_as_their_pages(backend: str, keys: str | None, val
         tokens = monotile.quantize(tokens, format).dequantize() if format else tokens
         for i, place in enumerate((37, 38)):  # the first sequence has no page
             wanted[table[1, place // 5], place % 5] = tokens[1, :, i]
-        assert np.array_equal(registry.from_device(exact(x)), wanted)
+        found = registry.from_device(exact(x))  # libraries round norms and rotations of their own
+        np.testing.assert_allclose(found, wanted, atol=1e-5 if format and format.startswith("aura") else 0)
 
 
 def test_partials_of_quantised_keys_merge_to_attention(backend: str) -> None:
@@ -175,9 +176,9 @@ def test_a_rotation_is_copied_to_its_device_once() -> None:
     q, k = torch.randn(1, 2, 1, 16), torch.randn(1, 2, 20, 16)
     K = monotile.quantize(k, "aura2")
     monotile.attention(q, K, K)
-    before = quantized_ops._rotation_on.cache_info()
+    before = rotations._tensor.cache_info()
     monotile.attention(q, K, K)
-    after = quantized_ops._rotation_on.cache_info()
+    after = rotations._tensor.cache_info()
     assert (after.misses, after.hits) == (before.misses, before.hits + 2)
 
 

@@ -12,6 +12,7 @@ from monotile.ir.fields import as_table, bit_fields
 from monotile.language import Const, Tensor, arange, bfloat16, cdiv, int32, kernel, program_id, where
 from monotile.library import aura
 from monotile.passes import pipeline
+from monotile.passes.spread import spread
 
 LEVELS = tuple(np.linspace(-2, 2, 8).tolist())
 
@@ -66,7 +67,7 @@ def test_bits_are_followed_to_memory() -> None:
     """No gather is left, a code is a run of bits of its row, and the number is a table of it."""
     y = np.zeros((4, 64), to_numpy(bfloat16))
     made = numbers.ir(np.zeros((4, 6), np.uint32), y, levels=LEVELS, C=64)
-    pipeline.run(made, pipeline.PipelineOptions(spread_loads=True))
+    pipeline.run(made, pipeline.PipelineOptions(early=(spread,)))
     ops = list(ir.walk(made.body))
     assert not [op for op in ops if op.kind == "gather"] and sum("spread" in op.attrs for op in ops) == 2
     fields = [found for op in ops if op.kind == "bitand" and (found := bit_fields(op.result)) is not None]

@@ -15,7 +15,7 @@ from ..dtypes import DType, bool_
 
 KEYS_PER_SPLIT = 512  # measured on CPUs: outweighs a part's output, small enough to share among cores
 WHOLE_PAGE = 16  # keys of a page, from which on blocks of its size are worth it
-ROW_BLOCKS = (1, 2, 4, 8)  # of few rows, which are multiplied without matrix units
+ROW_BLOCKS = (1, 2, 4, 8)  # of few rows
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class AttentionProblem:
     values_in_keys: bool = False  # values are the first columns of the keys, and read with them
     value_size: int = 0  # Dv
     source: str = "dense"  # of the keys; "ragged": views of sequences; "paged": pages behind a table
+    quantized: bool = False  # keys or values are stored in fewer bits
 
     @property
     def group(self) -> int:
@@ -187,7 +188,7 @@ class Choices:
         chosen = AttentionChoice({"BR": rows, "BK": keys, "packed": few or fixed or problem.packs(rows)})
         return chosen.divided(problem, KEYS_PER_SPLIT // keys) if few and not fixed else chosen
 
-    def page_block(self, page: int, block: int) -> int:
+    def page_block(self, page: int, block: int, *, quantized: bool = False) -> int:
         """Keys of a block where keys are in pages, and `block` is best for dense ones. A block that divides the page is
         read like dense keys, another one by looking up each key."""
         whole = page & -page  # the greatest power of two that divides it
@@ -214,6 +215,10 @@ class Choices:
         """BS (parts of a row taken at once) and SPAN (columns of a row in one program) of a merge. Results depend on
         BS, which follows from the number of parts alone."""
         return Choice({"BS": 64, "SPAN": None})
+
+    def rotation(self, rows: int) -> Choice:
+        """BR (rows) and SPAN (columns) of a program that multiplies `rows` rows of each head by one matrix."""
+        return Choice({"BR": row_block(rows, (1, 16)), "SPAN": None})
 
     def mask_blocks(self, BQ: int, BK: int, device: str) -> Choice:
         """STRIP (rows read at a time) and SPAN (columns in one program) of the block map of a mask."""

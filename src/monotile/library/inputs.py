@@ -26,7 +26,8 @@ from ..launch.signature import read_scalar
 from .calls import ArrayRef, CallBuilder
 from .leading import Lead, as_one_batch, read_lead
 from .masks import broadcast_mask_to
-from .quantized_inputs import ALL_PLAIN, PLAIN, Codecs, StoredFields, as_numbers, is_rotated, read_fields
+from .quantized_inputs import ALL_PLAIN, PLAIN, Codecs, StoredFields, as_numbers, read_fields
+from .rotations import rotated_queries
 
 MAX_HEAD_SIZE = 576
 MAX_PARTS = 2**20
@@ -88,11 +89,6 @@ class AttentionInputs:
         """True if kernels read keys and values as the caller passed them."""
         return self.stored.is_plain and (self.k, self.v) == (builder.inputs["k"], builder.inputs["v"])
 
-    @property
-    def out_dtype(self) -> DType:
-        """The type of the output: float32 where it is rotated once more, else that of q."""
-        return float32 if is_rotated(self.stored.codecs[1]) else self.dtype
-
     def problem(self, options: Options) -> AttentionProblem:
         """The facts that block sizes and schedules are chosen by."""
         (B, Hq, Nq, D), (_, Hkv, Nk, Dv) = self.q.shape, self.v.shape
@@ -100,7 +96,7 @@ class AttentionInputs:
             self.q.view.device, self.dtype, B, Hq, Hkv, Nq, Nk, max(D, Dv),
             options.causal, options.left, options.right, options.softcap,
             mask=None if self.mask is None else self.mask.dtype, mask_mod=options.mask_mod is not None,
-            values_in_keys=self.values_in_keys, value_size=Dv,
+            values_in_keys=self.values_in_keys, value_size=Dv, quantized=not self.stored.is_plain,
         )  # fmt: skip
 
     def result(self, builder: CallBuilder, shape: tuple[int, ...], dtype: DType) -> ArrayRef:
@@ -111,7 +107,7 @@ class AttentionInputs:
     def output_by_position(self, builder: CallBuilder) -> ArrayRef:
         """The output, which the caller sees as (..., Nq, Hq, Dv)."""
         B, Hq, Nq, Dv = self.out_shape
-        return self.result(builder, (B, Nq, Hq, Dv), self.out_dtype).permuted(0, 2, 1, 3)
+        return self.result(builder, (B, Nq, Hq, Dv), self.dtype).permuted(0, 2, 1, 3)
 
     def broadcast_mask(self) -> ArrayRef | None:
         return None if self.mask is None else self.mask.broadcast((*self.q.shape[:3], self.k.shape[2]))
@@ -140,6 +136,7 @@ def read_inputs(
     copied = builder.copies.keys() & {array.place[1] for array in (k, v)}
     stored = read_fields(builder, codecs, batched=bool(lead))
     in_keys = values_in_keys and not copied
+    q = rotated_queries(builder, q, codecs[0])
     return AttentionInputs(q, k, v, mask, sinks, dtype, bool(lead), in_keys, stored, lead)
 
 

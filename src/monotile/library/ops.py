@@ -38,6 +38,7 @@ from .mask_maps import MASK_BLOCKS, mask_blocks
 from .merging import MERGE, MERGE_LSE, Partials, add_merge, merge, merge_lse, new_partials
 from .paged import PAGED, attention_paged, paged_append
 from .quantized_inputs import PLAIN, codecs_of
+from .rotations import before_rotation, rotate_back
 from .splits import recommended_splits
 from .varlen import VARLEN, attention_varlen
 from .varlen_backward import VARLEN_BACKWARD, attention_varlen_backward
@@ -99,15 +100,17 @@ def _plan_attention(builder: CallBuilder, given: Any, *, by_position: bool = Fal
     problem = inputs.problem(options)
     choice = None if 0 in inputs.out_shape else builder.choices.attention(problem)
     direct = by_position and _is_written_by_position(inputs, choice)
-    out = inputs.output_by_position(builder) if direct else inputs.result(builder, inputs.out_shape, inputs.out_dtype)
+    out = inputs.output_by_position(builder) if direct else inputs.result(builder, inputs.out_shape, inputs.dtype)
     lse = inputs.result(builder, inputs.out_shape[:3], float32) if given.return_lse else None
     if choice is not None:
         state = new_partials(builder.temporary, inputs.out_shape, choice.splits) if choice.splits else None
-        _add_attention(builder, inputs, options, choice, state or (out, lse), threads)
+        found = before_rotation(builder, out, codecs[1])
+        _add_attention(builder, inputs, options, choice, state or (found, lse), threads)
         if state is not None:
             rows = math.prod(inputs.out_shape[:3])
             merging = builder.choices.merge(choice.splits, rows, builder.device, after_split=True)
-            add_merge(builder, state, inputs.sinks, out, lse, merging)
+            add_merge(builder, state, inputs.sinks, found, lse, merging)
+        rotate_back(builder, found, out, codecs[1])
         if inputs.are_as_given(builder) and given.causal != "upper_left":
             builder.growth = Growth(problem, choice, *inputs.work_per_key)
     if by_position and not direct:
@@ -206,7 +209,9 @@ def _plan_partials(builder: CallBuilder, given: Any) -> Finish:
         threads = builder.threads_for(inputs.flops, inputs.bytes)
         choice = builder.choices.attention(inputs.problem(options), keys_per_split)
         choice = choice.in_splits(splits, keys_per_split)
-        _add_attention(builder, inputs, options, choice, state, threads)
+        found = state._replace(o=before_rotation(builder, state.o, codecs[1]))
+        _add_attention(builder, inputs, options, choice, found, threads)
+        rotate_back(builder, found.o, state.o, codecs[1])
     return Partials._make
 
 

@@ -33,6 +33,7 @@ from .inputs import (
 )
 from .launches import SCALE
 from .quantized_inputs import as_numbers, codecs_of, read_paged_fields
+from .rotations import before_rotation, rotate_back, rotated_queries
 from .varlen import contents
 
 Array = Any
@@ -77,8 +78,9 @@ def plan(builder: CallBuilder, given: Any) -> Finish:
     one_device(builder.inputs)
     builder.scale = float(q.shape[3] ** -0.5)
     stored = read_paged_fields(builder, codecs, q.shape[0])
-    inputs = AttentionInputs(unit_last(builder, q), k, v, None, sinks, dtype, True, given.values_in_keys, stored)
-    out = builder.result(inputs.out_shape, inputs.out_dtype)
+    q = rotated_queries(builder, unit_last(builder, q), codecs[0])
+    inputs = AttentionInputs(q, k, v, None, sinks, dtype, True, given.values_in_keys, stored)
+    out = builder.result(inputs.out_shape, inputs.dtype)
     lse = builder.result(inputs.out_shape[:3], float32) if given.return_lse else None
     if 0 not in out.shape:
         capacity = table.shape[1] * k.shape[2]
@@ -87,21 +89,22 @@ def plan(builder: CallBuilder, given: Any) -> Finish:
         rows, keys = math.prod(out.shape[:3]), out.shape[0] * capacity
         work = 2 * rows * capacity * sum(q.shape[3:] + v.shape[3:])
         threads = builder.threads_for(work, keys * k.shape[1] * (k.shape[3] + v.shape[3]) * dtype.bytes)
-        balanced = None
+        balanced, found = None, before_rotation(builder, out, codecs[1])
         if is_balanced(builder, problem, choice):
             blocks = out.shape[0] * cdiv(problem.rows if choice.packed else problem.queries, choice.row_block)
             of = Lengths(problem.queries, capacity, blocks, lengths=lengths)
             balanced = add_balance(builder, of, problem, choice, options)
-        _add(builder, inputs, (table, lengths), choice, balanced or (out, lse), threads=threads, options=options)
+        _add(builder, inputs, (table, lengths), choice, balanced or (found, lse), threads=threads, options=options)
         if balanced is not None:
-            add_merge_slots(builder, balanced, None, sinks, (out, lse), choice)
+            add_merge_slots(builder, balanced, None, sinks, (found, lse), choice)
+        rotate_back(builder, found, out, codecs[1])
     return tuple if given.return_lse else itemgetter(0)
 
 
 def _choose(builder: CallBuilder, problem: AttentionProblem, page: int) -> AttentionChoice:
     """Return the blocks for pages; whether keys are split is that of dense ones."""
     choice = builder.choices.attention(problem)
-    block = builder.choices.page_block(page, choice.key_block)
+    block = builder.choices.page_block(page, choice.key_block, quantized=problem.quantized)
     return replace(choice, blocks={**choice.blocks, "BK": block}, first_block=0, blocks_per_split=0)
 
 

@@ -25,10 +25,6 @@ def codecs_of(options: Any) -> Codecs:
     return found
 
 
-def is_rotated(codec: Codec | None) -> bool:
-    return codec is not None and codec.kind == "aura"
-
-
 class StoredFields(NamedTuple):
     """The fields of quantised keys and values of a call: codes, scales and zeros, or None for plain ones."""
 

@@ -12,7 +12,8 @@ from .calls import LibraryFunction
 from .paged import check_pages, check_places, plan
 from .quantized import Quantized, quantize_like
 from .quantized_inputs import FIELDS
-from .quantized_ops import QuantizedOptions, read_quantized, read_quantized_options, rotated
+from .quantized_ops import QuantizedOptions, read_quantized, read_quantized_options
+from .rotations import ROTATIONS
 from .varlen import contents
 
 Array = Any
@@ -25,14 +26,11 @@ def attention_paged(
     """`attention_paged` where keys or values are quantised: their codes are (P, page, Hkv, width)."""
     if check:
         check_pages(contents(page_table), contents(lengths), k_pages.shape)
-    (turned, k, v), fields, codecs = read_quantized("attention_paged", q, k_pages, v_pages)
+    (k, v), fields, codecs = read_quantized("attention_paged", q, k_pages, v_pages)
     scale, _, options = read_quantized_options(given)
-    arrays = (turned, k, v, page_table, lengths, sinks, *fields)
+    arrays = (q, k, v, page_table, lengths, sinks, *fields)
     options = (*options, return_lse, codecs, given["backend"], given["threads"])
-    found = _PAGED.call(arrays, tensors.layouts(arrays), options, scale)
-    out, *rest = found if return_lse else (found,)
-    out = rotated(out, codecs[1], back=True, like=q)
-    return (out, *rest) if return_lse else out
+    return _PAGED.call(arrays, tensors.layouts(arrays), options, scale)
 
 
 def paged_append(
@@ -61,4 +59,6 @@ def _fields(x: Array) -> list[Array]:
     return [x] if type(x) is not Quantized else [f for f in (x.codes, x.scales, x.zeros) if f is not None]
 
 
-_PAGED = LibraryFunction(("q", "k_pages", "v_pages", "page_table", "lengths", "sinks", *FIELDS), QuantizedOptions, plan)
+_PAGED = LibraryFunction(
+    ("q", "k_pages", "v_pages", "page_table", "lengths", "sinks", *FIELDS, *ROTATIONS), QuantizedOptions, plan
+)

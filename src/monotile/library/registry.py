@@ -352,7 +352,10 @@ BACKWARD, VARLEN_BACKWARD = (
         (reference_caches.attention_varlen, reference_caches.attention_varlen_backward),
     )
 )
-QUANTIZED = quantized_cases.formula(np.float64), quantized_cases.formula(np.float32)
+QUANTIZED, QUANTIZED_PAGES = (
+    tuple(quantized_cases.formula(compute, pages=pages) for compute in (np.float64, np.float32))
+    for pages in (False, True)
+)
 MERGE = _merge_formula(np.float64), _merge_formula(np.float32)
 OPS = {
     op.name: op
@@ -369,6 +372,7 @@ OPS = {
         CheckedFunction("merge_lse", _finished, _results(ops.merge_lse, "out", "lse"), *MERGE),
         CheckedFunction("mask_blocks", _mask, _block_map(ops.mask_blocks), *[_block_map(reference.mask_blocks)] * 2),
         CheckedFunction("quantize", _qkv, quantized_cases.run, *QUANTIZED),
+        CheckedFunction("quantize_pages", paged, quantized_cases.run_pages, *QUANTIZED_PAGES),
     )
 }
 
@@ -464,6 +468,8 @@ CHECKS = (
     Case("quantize", Sizes(1, 2, 1, 9, 70, 96, 96), F32, {"format": "fp8_e5m2", "window": (20, 0)}),
     Case("quantize", Sizes(1, 2, 1, 2, 70, 80, 64), F32, {"format": "aura3", "softcap": 5.0}, ("sinks",)),
     Case("quantize", Sizes(1, 4, 1, 1, 130, 64, 64), BF16, {"format": "aura4"}),
+    Case("quantize_pages", Sizes(2, 4, 2, 1, 90, 64, 64), BF16, {"format": "int4"}),
+    Case("quantize_pages", Sizes(2, 2, 1, 2, 40, 48, 48), F32, {"format": "aura3"}),
 )
 
 # As large as they are used.

@@ -7,7 +7,7 @@ after each. A backend selects passes with `PipelineOptions` and may add its own.
 | cse          | merge equal pure ops                                                                              |
 | motion       | hoist loop invariants                                                                             |
 | dce          | remove ops that nothing reads                                                                     |
-| spread       | load slices whose elements a tile repeats, in place of gathers                                     |
+| spread       | where asked for: load slices whose elements a tile repeats, in place of gathers                   |
 | skip         | restrict loops under `blocks(..., visible)` to blocks that may be visible                         |
 | unmark       | drop the `visible` marks                                                                          |
 | peel         | split a loop where its position predicates become constant: masked, unmasked, masked iterations   |
@@ -24,7 +24,6 @@ from .cse import cse, dce
 from .fold import fold
 from .motion import motion
 from .peel import peel, peel_all_bounds, peel_with_bounds, skip, unmark
-from .spread import spread
 
 Pass = Callable[[Kernel], None]
 CLEAN: tuple[Pass, ...] = (fold, cse, motion, dce)
@@ -37,7 +36,7 @@ class PipelineOptions:
     peel_bounds: bool = True  # also peel iterations whose loads and stores cross the edge of a tensor
     peel_all_bounds: bool = False  # also for bounds checks that the loop does not change
     keep_marks: bool = False  # keep `visible`: the backend skips hidden rows of a block itself
-    spread_loads: bool = False  # loads that repeat elements of memory, in place of gathers
+    early: tuple[Pass, ...] = ()  # passes that the backend selects to run before loops are split
     after_peel: tuple[Pass, ...] = ()  # passes of the backend that run on peeled loops
     last: tuple[Pass, ...] = ()  # passes of the backend that run at the end
 
@@ -47,8 +46,7 @@ def passes(options: PipelineOptions) -> tuple[Pass, ...]:
     chosen = peel_all_bounds if options.peel_all_bounds else peel_with_bounds if options.peel_bounds else peel
     marks = () if options.keep_marks else (unmark,)
     after_peel = (*options.after_peel, *CLEAN) if options.after_peel else ()
-    early = (spread,) if options.spread_loads else ()
-    return (*CLEAN, *early, skip, *marks, *CLEAN, chosen, *CLEAN, *after_peel, *options.last)
+    return (*CLEAN, *options.early, skip, *marks, *CLEAN, chosen, *CLEAN, *after_peel, *options.last)
 
 
 def after_each(kernel: Kernel, options: PipelineOptions) -> str:

@@ -28,19 +28,28 @@ class _Side(NamedTuple):
 
 def spread(kernel: Kernel) -> None:
     """Replace gathers of slices, with or without repeated elements, by loads."""
+    _replace(kernel, plain=True)
+
+
+def spread_repeated(kernel: Kernel) -> None:
+    """Replace gathers of slices with repeated elements by loads."""
+    _replace(kernel, plain=False)
+
+
+def _replace(kernel: Kernel, *, plain: bool) -> None:
     renamed: dict[Value, Value] = {}
-    _block(kernel.body, renamed)
+    _block(kernel.body, renamed, plain)
     replace(kernel.body, renamed)
 
 
-def _block(block: Block, renamed: dict[Value, Value]) -> None:
+def _block(block: Block, renamed: dict[Value, Value], plain: bool) -> None:
     ops, block.ops = block.ops, []
     builder = Builder(block)
     for op in ops:
         for inner in op.blocks:
-            _block(inner, renamed)
+            _block(inner, renamed, plain)
         sides = _sides(op) if op.kind == "gather" else None
-        if sides is None:
+        if sides is None or not (plain or any(_spread(side, op.result.shape) for side in sides)):
             block.ops.append(op)
             continue
         builder.loc = op.loc

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ... import ir
 from ...passes import pipeline
 from ...passes.cse import dce
+from ...passes.spread import spread
 from .detach import detach
 from .llvm import Host
 from .lower import Lowered, lower
@@ -13,7 +14,7 @@ from .target import target
 
 # Nests check bounds themselves (nests.py), which costs less code than peeling another copy of a loop.
 OPTIONS = pipeline.PipelineOptions(
-    peel_bounds=False, keep_marks=True, spread_loads=True, last=(detach, unshare_loads, dce)
+    peel_bounds=False, keep_marks=True, early=(spread,), last=(detach, unshare_loads, dce)
 )
 
 

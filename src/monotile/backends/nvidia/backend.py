@@ -11,6 +11,7 @@ from ... import ir
 from ...ir import verify
 from ...passes import pipeline
 from ...passes.peel import peel_with_bounds
+from ...passes.spread import spread_repeated
 from ..base import Backend, Emitted, Program
 from . import build, paths
 from .choices import NvidiaChoices
@@ -23,7 +24,9 @@ from .schedule import Schedule
 from .sides import split_sides
 
 LEAST_TRITON = (3, 2)
-OPTIONS = pipeline.PipelineOptions(peel_bounds=True, last=(orient_dots, split_sides, split_columns))
+OPTIONS = pipeline.PipelineOptions(
+    peel_bounds=True, early=(spread_repeated,), last=(orient_dots, split_sides, split_columns)
+)
 
 
 class NvidiaBackend(Backend):

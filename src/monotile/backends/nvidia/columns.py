@@ -68,7 +68,7 @@ class _Chains:
         elif op.kind == "if":
             for values in zip(op.results, *(block.terminator.operands for block in op.blocks), strict=True):
                 self._together(*values)
-        elif op.kind not in ("load", "store", "yield"):
+        elif op.kind not in ("load", "store", "yield") or "spread" in op.attrs:
             self.whole.update((*op.operands, *op.results))
 
 

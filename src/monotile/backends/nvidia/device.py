@@ -23,6 +23,12 @@ class Gpu:
     multiprocessors: int = 0
     shared_bytes: int = 227 * 1024  # of one CTA
 
+    @property
+    def capability(self) -> int:
+        """90 of "sm_90"; 0 of an unknown one."""
+        number = self.architecture.removeprefix("sm_")
+        return int(number) if number.isdecimal() else 0
+
 
 UNKNOWN = Gpu("an unknown GPU", "", 1)
 

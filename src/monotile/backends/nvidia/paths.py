@@ -33,6 +33,7 @@ class LaunchPath:
     schedule: Schedule  # of this module: the rule's where another was asked for and cannot be had
     pipeline: Pipeline | None  # None for plain Triton
     why_plain: str = ""  # a sentence
+    capability: int = 90  # of the GPU
 
     @property
     def name(self) -> str:
@@ -46,11 +47,16 @@ class LaunchPath:
     def render(self, kernel: Kernel, *, wide: bool = False, emulate: bool = False) -> TritonSource:
         if self.pipeline is not None:
             return render_gluon(kernel, self.schedule, self.pipeline, wide=wide)
-        return render_triton(kernel, self.schedule, wide=wide, emulate=emulate)
+        return render_triton(kernel, self.schedule, wide=wide, emulate=emulate, capability=self.capability)
 
 
 def select(kernel: Kernel, schedule: Schedule | None, target: Gpu = HOPPER, *, interpreted: bool = False) -> LaunchPath:
     """Return the path of a kernel after the passes. `interpreted`: Triton runs it in Python."""
+    found = _select(kernel, schedule, target, interpreted=interpreted)
+    return replace(found, capability=target.capability)
+
+
+def _select(kernel: Kernel, schedule: Schedule | None, target: Gpu, *, interpreted: bool) -> LaunchPath:
     rule = choose(kernel, target.shared_bytes)
     if schedule is None or not schedule.consumers:
         why = "The schedule does not ask for producer and consumer warps (consumers=0)."

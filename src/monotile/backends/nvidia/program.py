@@ -90,7 +90,8 @@ class NvidiaProgram(Program):
         if (wide, descriptors) not in self.variants:
             path = self.path
             if path.pipeline is not None:
-                path = path if descriptors else LaunchPath(choose(self.kernel, self.target.shared_bytes), None)
+                plain = LaunchPath(choose(self.kernel, self.target.shared_bytes), None)
+                path = path if descriptors else replace(plain, capability=self.target.capability)
             elif self.asked is None or not self.asked.consumers:
                 path = replace(path, schedule=replace(path.schedule, tensor_descriptors=descriptors))
             self.variants[wide, descriptors] = Variant(self.kernel, path, self.target.architecture, wide=wide)

@@ -60,7 +60,7 @@ def _only_contracted(value: Value, axis: int, dots: set[Op], readers: Uses) -> b
     """Return True if an operand is a load, and everything that reads the load contracts the same side in one of the
     dots."""
     value, transposed = untransposed(value)
-    if value.kind != "load":
+    if value.op is None or value.op.kind != "load" or "spread" in value.op.attrs:
         return False
     return _contracts(value, axis ^ transposed, dots, readers)
 

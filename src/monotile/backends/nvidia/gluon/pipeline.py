@@ -169,6 +169,8 @@ def analyse(kernel: Kernel, descriptors: Descriptors) -> Pipeline | str:
     for op in walk(kernel.body):
         if op.kind == "gather" and not op.result.shape:
             return "The kernel gathers a single element of a tensor by index."
+        if "spread" in op.attrs:
+            return "The kernel loads a tile that repeats elements of memory; consumers have no text for it."
         if op.kind == "scatter" or op.kind in MOVES:
             return f"The kernel has {op.kind!r}, which moves elements between threads; consumers have no text for it."
         if op.kind == "reduce" and padded(side := op.operands[0].shape[op.attrs["axis"]]) != side:

@@ -59,7 +59,7 @@ class Descriptors:
 
     def load(self, op: Op, starts: Sequence[str]) -> str | None:
         """Write a load through a descriptor; None where it cannot have one."""
-        if not self.feeds_dot(op):
+        if "spread" in op.attrs or not self.feeds_dot(op):
             return None
         block = [padded(extent or 1) for extent in op.attrs["extents"]]
         name = self._descriptor(op, tuple(block))

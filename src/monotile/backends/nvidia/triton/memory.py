@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ....ir import Kernel, Op, Tensor, Value, constant, view_of
+from ....ir import Kernel, Op, Spread, Tensor, Value, constant, spreads, view_of
 from ....ir import starts as ir_starts
 from ....ir.affine import linear
-from ....ir.intervals import nonnegative
+from ....ir.intervals import interval, nonnegative
 from ....passes.facts import loop_of
 from .padding import padded
 from .text import Dialect, Names, Text
@@ -111,15 +111,27 @@ class Memory:
             terms.append(str(fixed))
         return TileOrigin(self.pointer(tensor), terms)
 
-    def offsets(self, tensor: Tensor, extents: tuple[int | None, ...]) -> str:
-        """Return the offsets of a tile's elements from its first one; nothing for a single element."""
+    def offsets(
+        self,
+        tensor: Tensor,
+        extents: tuple[int | None, ...],
+        sides: tuple[Spread | None, ...],
+        parts: int = 0,
+    ) -> str:
+        """Return the offsets of a tile's elements from its first one; nothing for a single element. `sides` repeat
+        elements of memory; with `parts`, the offsets of those elements, or of that many bytes of each."""
         axes = [axis for axis, extent in enumerate(extents) if extent is not None]
         terms, spans = [], []
         for place, axis in enumerate(axes):
-            side = padded(extents[axis] or 1)
-            iota, stride = self.iota(side), self.stride(tensor, axis)
+            repeated, stride = sides[axis], self.stride(tensor, axis)
+            side = padded(repeated.extent if repeated and not parts else extents[axis] or 1)
+            if parts and stride == 1:
+                side = (extents[axis] or 1) * parts  # a power of two, which needs no padding
+            elif parts > 1:
+                stride = stride * parts if isinstance(stride, int) else f"({stride} * {parts})"
+            iota = self._repeated(repeated) if repeated and not parts else self.iota(side)
             if isinstance(stride, str):
-                spans.append((self.word_at[tensor.index] + 1 + tensor.rank + axis, side - 1))
+                spans.append((self.word_at[tensor.index] + 1 + tensor.rank + axis, (side - 1) * max(1, parts)))
                 far = self.wide
             else:
                 far = abs(stride) * (side - 1) >= INT32_SPAN // 2
@@ -129,6 +141,13 @@ class Memory:
         self.spans.append(spans)
         return " + ".join(terms)
 
+    def _repeated(self, side: Spread) -> str:
+        """Return the positions in memory of a side's elements."""
+        at = self.iota(padded(side.extent))
+        at = at if side.factor == 1 else f"{at} * {side.factor}"
+        at = at if side.offset == 0 else f"{at} + {side.offset}"
+        return f"(({at}) // {side.divisor})"
+
     # ---- masks -------------------------------------------------------------------------------------------------------
 
     def length(self, op: Op, axis: int, text: Callable[[Value], Text]) -> Text:
@@ -136,13 +155,19 @@ class Memory:
         view = view_of(op, axis)
         return self.dim(op.attrs["tensor"], axis) if view is None else text(view[1])
 
-    def mask(self, op: Op, starts: list[Text], text: Callable[[Value], Text]) -> str:
-        """Return the mask of a load or store: inside the tensor and not padding; empty where the whole tile is."""
-        extents = op.attrs["extents"]
+    def mask(self, op: Op, starts: list[Text], text: Callable[[Value], Text], *, packed: bool = False) -> str:
+        """Return the mask of a load or store: inside the tensor and not padding; empty where the whole tile is. The
+        elements that a tile repeats are inside; `packed`: the mask of those in memory."""
+        sides = spreads(op)
+        extents = tuple(s.extent if s else e for s, e in zip(sides, op.attrs["extents"], strict=True))
         rank = sum(extent is not None for extent in extents)
         scalars, tiles, place = [], [], 0
         for axis, extent in enumerate(extents):
-            tests = self._tests(op, axis, starts[axis], text)
+            if sides[axis] is not None:
+                padding = not packed and padded(extent) != extent
+                tests = [f"{self.iota(padded(extent))} < {extent}"] if padding else []
+            else:
+                tests = self._tests(op, axis, starts[axis], text)
             if extent is None:
                 scalars += [f"({t})" for t in tests]
             else:
@@ -187,8 +212,8 @@ class Memory:
         shape = (value or op.result).shape
         tensor: Tensor = op.attrs["tensor"]
         checked = op.attrs.get("checked") or (True,) * tensor.rank
-        terms = [self.pointer(tensor)]
-        tests: dict[bool, list[str]] = {True: [], False: []}  # of scalars, of tiles
+        terms: dict[bool, list[str]] = {True: [self.pointer(tensor)], False: []}  # of scalars, of tiles
+        tests: dict[bool, list[str]] = {True: [], False: []}
         for axis, value in enumerate(ir_starts(op)):
             index, stride, view = text(value), self.stride(tensor, axis), view_of(op, axis)
             known = constant(value)
@@ -196,12 +221,20 @@ class Memory:
                 index = Text(f"{self.tl}.full([], {index}, {self.tl}.int32)")
             if known != 0 and stride != 0:
                 wide = f"{index}.to({self.tl}.int64)"
-                terms.append(wide if stride == 1 else f"{wide} * {stride}")
+                terms[not index.shape].append(wide if stride == 1 else f"{wide} * {stride}")
             if view is not None:
-                terms += self.origin(tensor, [], {axis: text(view[0])}).terms
-            found = [f"({index} >= 0)", f"({index} < {self.length(op, axis, text)})"] if checked[axis] else []
-            tests[not index.shape] += found
-        return " + ".join(terms), self._all_of(tests[True], [*tests[False], *self.padding_mask(shape)], shape)
+                terms[True] += self.origin(tensor, [], {axis: text(view[0])}).terms
+            if checked[axis]:
+                tests[not index.shape] += self._gather_tests(index, value, self.length(op, axis, text))
+        return " + ".join([*terms[True], *terms[False]]), self._all_of(
+            tests[True], [*tests[False], *self.padding_mask(shape)], shape
+        )
+
+    def _gather_tests(self, index: Text, value: Value, length: Text) -> list[str]:
+        """Return the tests of positions that are not known to be inside."""
+        least, most = interval(value, self.loops)
+        inside = isinstance(length.constant, int) and most < length.constant
+        return ([] if least >= 0 else [f"({index} >= 0)"]) + ([] if inside else [f"({index} < {length})"])
 
     def _all_of(self, scalars: list[str], tiles: list[str], extents: tuple[int | None, ...]) -> str:
         """Join tests to a mask. A bool that is broadcast over a tile becomes an integer in Triton's interpreter, which

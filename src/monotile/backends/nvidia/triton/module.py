@@ -13,6 +13,7 @@ from .masked_loads import masked_loads
 from .memory import FunctionArgument
 from .renderer import TritonRenderer
 from .text import TRITON, SourceLines, function_name
+from .unpacking import FP8_CAPABLE, unpackings
 
 ARGUMENT_ORDER = ("pointer", "dim", "stride", "scalar", "tiles_per_cta")
 
@@ -29,13 +30,17 @@ class TritonSource:
     described: tuple[DescribedTensor, ...]  # the tensors that have descriptors
 
 
-def render_triton(kernel: Kernel, schedule: Schedule, *, wide: bool = False, emulate: bool = False) -> TritonSource:
+def render_triton(
+    kernel: Kernel, schedule: Schedule, *, wide: bool = False, emulate: bool = False, capability: int = 90
+) -> TritonSource:
     """Write a kernel that has been through the passes. `wide`: tiles whose strides are not known may span more than
     2^31 elements. `emulate`: for Triton's interpreter, which does not compute with bfloat16."""
-    name = function_name(kernel, repr((schedule, wide, emulate)))
+    name = function_name(kernel, repr((schedule, wide, emulate, *([capability] if capability < FP8_CAPABLE else []))))
     writer = TritonRenderer(kernel, schedule, wide=wide, emulate=emulate)
     if not schedule.tensor_descriptors:
         writer.masked_loads = masked_loads(kernel, writer.uses)
+    if not emulate:
+        writer.unpackings = unpackings(kernel, writer.uses, 32 * schedule.num_warps, capability)
     writer.block(kernel.body)
     arguments = tuple(sorted(writer.memory.arguments.values(), key=lambda a: ARGUMENT_ORDER.index(a.kind)))
     aligned = writer.memory.aligned

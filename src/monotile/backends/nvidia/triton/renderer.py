@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ....dtypes import bfloat16, bool_, float32
 from ....errors import DeviceLimit, InternalError
-from ....ir import ELEMENTWISE, Block, Kernel, Op, Value, constant, starts, uses, view_of, walk
+from ....ir import ELEMENTWISE, Block, Kernel, Op, Value, constant, spreads, starts, uses, view_of, walk
 from ....ir.affine import linear
 from ....ir.intervals import interval, nonnegative
 from ....ir.matchers import accumulation
@@ -18,10 +18,12 @@ from .barriers import barriers
 from .descriptors import Descriptors
 from .elementwise import Form
 from .functions import FUNCTIONS
+from .load_levels import load_levels
 from .memory import Memory, spread
 from .padding import holds_zero, identity, padded, padded_shape
-from .repeated_columns import repeated_columns
+from .spread_loads import doublings
 from .text import TRITON, Dialect, Names, SourceLines, Text, literal, meet, shape_text
+from .unpacking import HALVES, NOTHING, WHOLE, Unpackings
 
 MAX_ELEMENTS = 2**20  # of a tile, by Triton's own rule
 
@@ -53,6 +55,7 @@ class TritonRenderer:
         self.here = kernel.body  # the block that is being written
         self.fused: dict[Value, Op] = {}  # dots that the addition of their result will write
         self.masked_loads: Mapping[Op, Op] = {}  # loads that the select of their rows will write
+        self.unpackings: Unpackings = NOTHING  # tiles that assembly makes of packed codes
 
     # ---- values ------------------------------------------------------------------------------------------------------
 
@@ -108,7 +111,11 @@ class TritonRenderer:
     def write(self, op: Op) -> None:
         if op in self.barriers:
             self.lines.add(self.dialect.barrier)
-        if op.kind in ELEMENTWISE:
+        if op in self.unpackings.replaced:
+            return
+        if op in self.unpackings.made:
+            self.unpack(op)
+        elif op.kind in ELEMENTWISE:
             self.elementwise(op)
         elif op.kind in HANDLERS:
             getattr(self, HANDLERS[op.kind])(op)
@@ -335,8 +342,32 @@ class TritonRenderer:
             if tile is not None:
                 self.define(op.result, tile, stem=name)
                 return
-        address, mask = self._place(op)
-        self.define(op.result, self.load_text(op, address, mask), stem=name)
+        times = doublings(op)
+        address, mask = self._place(op, packed=times is not None)
+        text = self.load_text(op, address, mask)
+        self.define(op.result, text if times is None else self._doubled(text, name, op, times), stem=name)
+
+    def _doubled(self, text: str, name: str, op: Op, times: int) -> str:
+        """Return a tile whose columns are repeated until it is as wide as the result of a load."""
+        rows, columns = padded_shape(op.result.shape)
+        for n in reversed(range(times)):
+            tile = self.names.fresh(name)
+            self.lines.add(f"{tile} = {text}")
+            text = f"{self.tl}.reshape({self.tl}.join({tile}, {tile}), {shape_text((rows, columns >> n))})"
+        return text
+
+    def unpack(self, op: Op) -> None:
+        """Write a tile of numbers as assembly on the bytes of its codes."""
+        load, assembly, pure = self.unpackings.made[op]
+        codes = self.names.fresh(f"{load.attrs['tensor'].name}_tile")
+        self.lines.add(f"{codes} = {self.load_text(load, *self._place(load, packed=True, in_bytes=True))}")
+        text = assembly.call(codes, pure=pure)
+        if assembly.pairs:
+            low, high = self.names.fresh("low"), self.names.fresh("high")
+            self.lines.add(f"{low}, {high} = {HALVES.format(text)}")
+            text = f"{self.tl}.reshape({self.tl}.join({low}, {high}), {shape_text(padded_shape(op.result.shape))})"
+            text = WHOLE.format(text, pure)
+        self.define(op.result, text, stem="numbers")
 
     def masked_load(self, op: Op, select: Op) -> None:
         """Write a load of the rows that a select chooses."""
@@ -356,47 +387,36 @@ class TritonRenderer:
         content = text.text if not text.shape else self.full(value)
         self.lines.add(f"{self.tl}.store({address}, {content}{f', mask={mask}' if mask else ''})")
 
-    def _place(self, op: Op) -> tuple[str, str]:
-        """Return the addresses and the mask of a load's or store's tile."""
+    def _place(self, op: Op, *, packed: bool = False, in_bytes: bool = False) -> tuple[str, str]:
+        """Return the addresses and the mask of a load's or store's tile. `packed`: of the elements in memory, which
+        a tile may repeat; `in_bytes`: of their bytes."""
         tensor, texts = op.attrs["tensor"], [self.value(v) for v in starts(op)]
         views = {axis: self.value(span[0]) for axis in range(tensor.rank) if (span := view_of(op, axis))}
         origin = self.memory.origin(tensor, texts, views)
-        offsets = self.memory.offsets(tensor, op.attrs["extents"])
+        parts = tensor.dtype.bytes if in_bytes else int(packed)
+        offsets = self.memory.offsets(tensor, op.attrs["extents"], spreads(op), parts)
         at = origin.pointer
         if origin.terms:
             at = self.names.fresh(f"{tensor.name}_at")
             self.lines.add(f"{at} = {origin}")
-        return f"{at} + ({offsets})" if offsets else at, self.memory.mask(op, texts, self.value)
+        at = f"{at}.to({self.tl}.pointer_type({self.tl}.uint8))" if parts > 1 else at
+        mask = self.memory.mask(op, texts, self.value, packed=packed)
+        return f"{at} + ({offsets})" if offsets else at, mask
 
     def gather(self, op: Op) -> None:
         shape, stem = padded_shape(op.result.shape), f"{op.attrs['tensor'].name}_tile"
-        repeated = repeated_columns(op) if self.dialect is TRITON else None
-        if repeated is None:
-            address, mask = self._scattered(op, op.result, shape, self.value)
-            self.define(op.result, self.load_text(op, address, mask), stem=stem)
-            return
-        start, columns, times = repeated
-        short = Text(f"{self.memory.iota(columns)}[None, :]", (1, columns))
-        places = (shape[0], columns), lambda value: short if value is start else self.value(value)
-        text = self.load_text(op, *self._scattered(op, op.result, *places))
-        while times > 1:
-            tile = self.names.fresh(stem)
-            self.lines.add(f"{tile} = {text}")
-            columns, times = 2 * columns, times // 2
-            text = f"{self.tl}.reshape({self.tl}.join({tile}, {tile}), {shape_text((shape[0], columns))})"
-        self.define(op.result, text, stem=stem)
+        address, mask = self._scattered(op, op.result, shape)
+        self.define(op.result, self.load_text(op, address, mask), stem=stem)
 
     def scatter(self, op: Op) -> None:
         value = op.operands[0]
-        address, mask = self._scattered(op, value, padded_shape(value.shape), self.value)
+        address, mask = self._scattered(op, value, padded_shape(value.shape))
         self.lines.add(f"{self.tl}.store({address}, {self.full(value)}{f', mask={mask}' if mask else ''})")
 
-    def _scattered(
-        self, op: Op, value: Value, shape: tuple[int, ...], text: Callable[[Value], Text]
-    ) -> tuple[str, str]:
-        """Return the addresses, of this shape, and the mask of a gather or scatter; `text` writes its positions."""
-        address, mask = self.memory.gather(op, text, value)
-        if meet(*(text(v).shape for v in starts(op))) != shape:
+    def _scattered(self, op: Op, value: Value, shape: tuple[int, ...]) -> tuple[str, str]:
+        """Return the addresses, of this shape, and the mask of a gather or scatter."""
+        address, mask = self.memory.gather(op, self.value, value)
+        if meet(*(self.value(v).shape for v in starts(op))) != shape:
             address = f"{self.tl}.broadcast_to({address}, {shape_text(shape)})"
         return address, mask
 
@@ -431,8 +451,11 @@ class TritonRenderer:
         return f"python_int({self.value(value)})"
 
     def _stages(self, loop: Op) -> str:
-        masked = loop.attrs.get("edge") and self.schedule.edge_stages
-        return f", num_stages={self.schedule.edge_stages}" if masked else ""
+        """Return the stages of a loop that has others than the kernel: Triton divides them among loads that place
+        others."""
+        masked, levels = loop.attrs.get("edge") and self.schedule.edge_stages, load_levels(loop)
+        stages = (self.schedule.edge_stages if masked else self.schedule.num_stages) - 1
+        return f", num_stages={stages * levels + 1}" if masked or levels > 1 else ""
 
     def branch(self, op: Op) -> None:
         names = [self.names.fresh(result.hint or "picked") for result in op.results]

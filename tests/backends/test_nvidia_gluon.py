@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -160,6 +161,28 @@ def test_masks(kind: str, D: int, Dv: int, columns: bool) -> None:
     }
     given = {name: tensor.expand(2, 1, *tensor.shape).contiguous() for name, tensor in given.items()}
     assert attend(two(), D, Dv, rows, keys, columns=columns, **given) < 0.01
+
+
+@compiled
+@needs_gluon
+@pytest.mark.parametrize("kind", ["bool", "additive"])
+def test_a_private_tile_waits_for_dots_in_its_memory(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under causality a FULL block zeroes rows of values, in the memory of the next block's private tile."""
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        time.sleep(0.01)
+        return wait(*arguments, **options)
+
+    wait = gluon_in_python.wait_for_dots
+    monkeypatch.setattr(gluon_in_python, "wait_for_dots", slow)
+    mask = torch.ones(128, 128, dtype=torch.bool)
+    mask[40:60, 32:64:3], mask[80:90, 96:128:2] = False, False  # behind a FULL block of the diagonal
+    given = {
+        "mask": mask if kind == "bool" else torch.where(mask, 0.0, -torch.inf),
+        "block_map": block_states(mask, 32),
+    }
+    given = {name: tensor.expand(2, 1, *tensor.shape).contiguous() for name, tensor in given.items()}
+    assert attend(two(), 64, 64, 128, 128, causal="lower_right", **given) < 0.01
 
 
 def block_states(mask: Any, BK: int) -> Any:

@@ -266,14 +266,18 @@ class Consumer(TritonRenderer):
 
     def _load_private(self, op: Op, shape: tuple[int, ...]) -> None:
         """Read the private tile into registers; one that is read transposed, where that is written."""
-        name, index = self.pipeline.name(op), self.pipeline.private_tile_index("CONSUMER")
-        self.lines.add(f"mbarrier.wait({name}_full.index(CONSUMER), private_done & 1)")
+        name, index = self._take_private(), self.pipeline.private_tile_index("CONSUMER")
         tile = f"{name}_private.index({index}).reshape({shape_text(shape)})"
         if all(reader.kind == "trans" for reader in self.uses[op.result]):
             self.table[op.result] = Text(tile, shape, shared=True)
         else:
             self._read_private(op.result, tile, shape)
-        self.unreleased = name
+
+    def _take_private(self) -> str:
+        """Wait for the private tile of this iteration, and return its name."""
+        self.unreleased = self.pipeline.name(self.pipeline.private[0])
+        self.lines.add(f"mbarrier.wait({self.unreleased}_full.index(CONSUMER), private_done & 1)")
+        return self.unreleased
 
     def _read_private(self, value: Value, tile: str, shape: tuple[int, ...]) -> None:
         text = f"{tile}.load({self.layout(shape)})"
@@ -351,7 +355,9 @@ class Consumer(TritonRenderer):
         seen = self.in_layout(self.value(op.operands[0]), layout)
         tile = f"{self.value(op.operands[1])}.load({layout})"
         scratch = f"{ring.name}_scratch.index({self.pipeline.scratch_tile_index(ring, 'CONSUMER')})"
-        if self.pipeline.holds_private(ring):  # which was read from the same memory
+        if self.pipeline.holds_private(ring):  # which was read from the same memory, or at least has arrived there
+            if not self.unreleased:
+                self._take_private()
             self.lines.add(self.dialect.barrier)
         self.lines.add(f"{scratch}.store(gl.where({seen}, {tile}, 0.0))")
         self.lines.add("fence_async_shared()")

@@ -118,9 +118,8 @@ class ConsumerLoops(Iterations):
         split_bodies = [None if cases.loop.attrs.get("edge") else self._split(body) for body in cases.bodies]
         seek_last = not any(split_bodies)  # one copy of the search; overlapped iterations search while a dot runs
         for number, (body, parts) in enumerate(zip(cases.bodies, split_bodies, strict=True), 1):
-            reads_private = any(op in self.pipeline.private for op in body.blocks[0].ops)
             end = "blocks_done = blocks_done + 1"
-            if reads_private:
+            if self.pipeline.takes_private(body):
                 end = "blocks_done, private_done = blocks_done + 1, private_done + 1"
             enter, following = f"{'if' if number == 1 else 'elif'} block_case == {number}:", seek.format("block + 1")
             if parts is not None:

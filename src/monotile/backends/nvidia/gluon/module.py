@@ -218,7 +218,7 @@ class Module(BlockSearch):
 
     def _fetch_private(self, out: SourceLines, loop: Op) -> None:
         bodies = enumerate(self.pipeline.cases[id(loop)].bodies, 1)
-        reading = [number for number, body in bodies if any(op in self.pipeline.private for op in body.blocks[0].ops)]
+        reading = [number for number, body in bodies if self.pipeline.takes_private(body)]
         if not reading:
             return
         op, (lines, texts) = self.pipeline.private[0], self.private_origins

@@ -15,7 +15,8 @@ consumers read the blocks that one *producer* warp copies to shared memory. That
   position is a multiple of the step, so that the consumers of a CTA read the same blocks.
 
 In loops with block cases, one more tile may be fetched for each consumer alone: its *private tile*. It lies in the
-memory of the scratch tile, which the consumer overwrites after it has read its private tile.
+memory of the scratch tile, which the consumer overwrites after it has read its private tile. A case that has none to
+read, but overwrites that memory, gets one all the same: the next may not arrive before its dots are done.
 
 `analyse` returns the pipeline, or a sentence that says why there is none. Nothing here is about attention: any kernel
 that accumulates dots over blocks fits."""
@@ -124,6 +125,12 @@ class Pipeline:
         """True if the private tile lies in the scratch tile of a ring."""
         return bool(self.private) and ring is self.zeroed_rings[0]
 
+    def takes_private(self, body: Op) -> bool:
+        """True if a case reads its private tile, or overwrites the memory that it lies in."""
+        ops = body.blocks[0].ops
+        zeroed = [self.ring(load) for op in ops for v in op.results if (load := self.zeroed.get(v)) is not None]
+        return any(op in self.private for op in ops) or any(self.holds_private(ring) for ring in zeroed)
+
     def scratch_tiles(self, ring: Ring) -> int:
         """How many tiles of a zeroed ring a consumer's scratch memory for it has room for."""
         return self.scratch_bytes // tile_bytes(ring.load) if self.holds_private(ring) else 1
@@ -215,6 +222,8 @@ def _private_loads(kernel: Kernel, pipeline: Pipeline, descriptors: Descriptors)
     """Return the loads of a tensor that block cases read in tiles of the shape of their scores, at most one in each:
     those of the first such tensor."""
     found: list[Op] = []
+    if any(id(loop) not in pipeline.cases for loop in pipeline.loops):
+        return found
     for cases in pipeline.cases.values():
         for body in cases.bodies:
             (inside,) = body.blocks

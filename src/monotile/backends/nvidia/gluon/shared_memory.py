@@ -25,9 +25,9 @@ def needed(pipeline: Pipeline, schedule: Schedule) -> int:
 
 
 def _scratch(pipeline: Pipeline) -> int:
-    if pipeline.private:
-        return _aligned(pipeline.scratch_bytes)
-    return sum(_aligned(tile_bytes(ring.load)) for ring in pipeline.zeroed_rings)
+    apart = [ring for ring in pipeline.zeroed_rings if not pipeline.holds_private(ring)]
+    together = _aligned(pipeline.scratch_bytes) if pipeline.private else 0
+    return together + sum(_aligned(tile_bytes(ring.load)) for ring in apart)
 
 
 def _exchanged(pipeline: Pipeline, schedule: Schedule) -> list[int]:

@@ -338,3 +338,21 @@ def test_a_mask_in_a_gluon_module_compiles() -> None:
     program = NvidiaProgram(kernel, schedule)
     made = build.compile_ahead(kernel, program.default.source, schedule)
     assert "wgmma" in made.asm["ptx"] and build.resources(made)["STACK"] == 0
+
+
+@kernel
+def shift(y: Tensor["R C"]):
+    i = program_id(y.shape[0])
+    before, now = i, i
+    for _ in range(i, i + y.shape[1], 1):
+        before, now = now, 1
+    y[i, 0] = before
+
+
+@compiled
+def test_a_carried_value_that_becomes_another_stays() -> None:
+    """Triton 3.6 takes a carried value that becomes another one, which enters the loop with the same value, for one
+    that never changes."""
+    made = compile_ahead(shift.ir(np.zeros((4, 2), np.int32)))
+    leaving = [line for line in made.asm["ttir"].splitlines() if "scf.yield" in line]
+    assert [line.split(":")[0].count(",") for line in leaving] == [1], leaving

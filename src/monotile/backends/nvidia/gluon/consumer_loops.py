@@ -43,7 +43,7 @@ class ConsumerLoops(Iterations):
         carried, leaving = [], body.terminator.operands
         for init, param, last, result in zip(op.operands[2:], body.params[1:], leaving, op.results, strict=True):
             name = self.names.fresh(result.hint or param.hint or last.hint or "carried")
-            self.lines.add(f"{name} = {self.full(init)}")
+            self.lines.add(f"{name} = {self.entering(op, init, param, last)}")
             shape = padded_shape(param.shape)
             self.table[param] = self.table[result] = Text(name, shape, layout=self.layout(shape) if shape else None)
             self.names.taken.add(f"{name}_sum")  # of overlapped iterations

@@ -422,6 +422,14 @@ class TritonRenderer:
 
     # ---- control -----------------------------------------------------------------------------------------------------
 
+    def entering(self, loop: Op, init: Value, param: Value, last: Value) -> str:
+        """Write the first value of what a loop carries. One that becomes another carried value, with the same first
+        value, is folded away by Triton's compiler (3.6) as if it never changed: it must not be known to be the same."""
+        if last is param or last not in loop.blocks[0].params[1:]:
+            return self.full(init)
+        other = "False" if init.dtype is bool_ else "0"
+        return f"{self.tl}.where({self.tl}.program_id(2) == 0, {self.full(init)}, {other})"
+
     def loop(self, op: Op) -> None:
         (body,) = op.blocks
         low, high, *inits = op.operands
@@ -429,7 +437,7 @@ class TritonRenderer:
         leaving = body.terminator.operands
         for init, param, last, result in zip(inits, body.params[1:], leaving, op.results, strict=True):
             name = self.names.fresh(result.hint or param.hint or last.hint or "carried")
-            self.lines.add(f"{name} = {self.full(init)}")
+            self.lines.add(f"{name} = {self.entering(op, init, param, last)}")
             self.table[param] = self.table[result] = Text(name, padded_shape(param.shape))
             carried.append(name)
         counter = self.names.fresh(body.params[0].hint or "j")

@@ -20,7 +20,7 @@ pytest.importorskip("triton", reason="the nvidia backend needs triton")
 from monotile import errors
 from monotile.backends.choices import Choice
 from monotile.backends.nvidia import tuning
-from monotile.backends.nvidia.choices import NvidiaChoices
+from monotile.backends.nvidia.choices import LONG, NvidiaChoices
 from monotile.backends.nvidia.device import Gpu
 from monotile.backends.nvidia.schedule import SHARED_BYTES, Schedule
 from monotile.backends.nvidia.tuning import Key
@@ -224,5 +224,7 @@ def test_ctas_are_persistent_for_few_keys(keys: int, causal: str | None, persist
     choices, facts = NvidiaChoices(), {"device": "sm_90", "keys": keys, "causal": causal}
     assert choices.row_blocks(problem(128, **facts)).schedule.persistent is persistent
     assert choices.row_blocks(problem(128, **facts, softcap=30.0)).schedule.persistent
-    assert not choices.row_blocks(problem(64, **facts)).schedule.persistent
-    assert not choices.row_blocks(problem(128, **facts, left=4)).schedule.persistent
+    assert choices.row_blocks(problem(64, **facts)).schedule.persistent is (keys >= LONG)
+    near = choices.row_blocks(problem(128, **facts, left=4)).schedule
+    assert near.persistent is (causal is not None)  # a window with two ends
+    assert not choices.row_blocks(problem(128, **facts, left=2000)).schedule.persistent

@@ -89,8 +89,8 @@ class AttentionProblem:
 
     @property
     def has_block_map(self) -> bool:
-        """True if blocks of keys are skipped that a mask or a mask_mod hides."""
-        return self.mask is not None or self.mask_mod
+        """True if blocks of keys are skipped that a mask or a mask_mod hides; of dense keys alone."""
+        return self.source == "dense" and (self.mask is not None or self.mask_mod)
 
     @property
     def has_additive_mask(self) -> bool:

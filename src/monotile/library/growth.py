@@ -64,4 +64,9 @@ def family_key(lib: Library, views: Mapping[str, View | None], options: tuple[An
         return None
     sides = k.shape[:2], k.shape[3], v.shape[:2], v.shape[3]
     others = type(lib), views["q"], views.get("sinks"), *options, type(options[-1])
-    return *others, layouts[0].pattern, layouts[1].pattern, *sides
+    key = *others, layouts[0].pattern, layouts[1].pattern, *sides
+    try:
+        hash(key)
+    except TypeError:  # an option of a wrong kind, which the plan refuses
+        return None
+    return key

@@ -17,8 +17,8 @@ from .emit import Index, Reg
 from .fuse import Nest, unviewed
 from .layout import Layout
 from .long_sums import CHUNK, sum_loop
-from .nests import NestEmitter, Panel
-from .point import Point
+from .nests import NestEmitter
+from .point import Panel, Point
 from .scratch import Buffer
 
 # Steps of a contraction in one iteration. With 8, kernels take a sixth to a quarter longer to compile and run at most

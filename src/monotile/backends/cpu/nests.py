@@ -9,7 +9,6 @@ loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from ...ir import MOVES, Op, Value
 from .axes import Axis
@@ -20,13 +19,11 @@ from .fuse import Fusion, Nest, stored_values
 from .long_sums import CHUNK, LEVEL, float_sums, is_float_sum, sum_loop
 from .moves import emit_move
 from .pair_storage import end_pairs, pair_buffers, value_to_store
-from .point import Point
+from .point import Panel, Point, partly_filled
 from .strided import groups as scatter_groups
 from .target import Target
-from .transpose import transpose
+from .transposed_nests import emit_transposed, needs_transpose
 from .vectors import lane_mask
-
-Panel = tuple[Index, int] | None  # number of the panel, and how many of its lanes the tile fills
 
 
 class NestEmitter:
@@ -71,11 +68,11 @@ class NestEmitter:
                 emit_move(self.ev, nest.made[0], edge)
             return
         transposed = next(
-            (op for op in (*nest.made, *nest.stores) if op in self.fusion.isolated and self._needs_transpose(op, nest)),
+            (op for op in (*nest.made, *nest.stores) if op in self.fusion.isolated and needs_transpose(self, op, nest)),
             None,
         )
         if transposed is not None:
-            self._transposed(nest, transposed, panel, edge)
+            emit_transposed(self, nest, transposed, panel, edge)
             return
         rows = next((a for a in nest.axes if a is not nest.lane), None)
         along_rows = nest.fold_axis is not None and nest.fold_axis is rows
@@ -239,7 +236,7 @@ class NestEmitter:
         if panel is not None:
             number, lanes = panel
             first = e.mul(number, group)
-            parts = [(n, _partial(lanes - n * width, width)) for n in range(-(-lanes // width))]
+            parts = [(n, partly_filled(lanes - n * width, width)) for n in range(-(-lanes // width))]
             body([Point(at | {lane: e.add(first, n * width)}, lane, valid, edge, (number, n)) for n, valid in parts])
             return
         whole = lane.extent // group * group
@@ -252,7 +249,7 @@ class NestEmitter:
         rest = lane.extent - whole
         if rest:
             starts = range(whole, lane.extent, width)
-            body([Point(at | {lane: s}, lane, _partial(lane.extent - s, width), edge) for s in starts])
+            body([Point(at | {lane: s}, lane, partly_filled(lane.extent - s, width), edge) for s in starts])
 
     def prepare(self, nest: Nest, points: list[Point], fixed: set[Axis | None]) -> None:
         """Compute at each point the values that depend on the fixed axes only, before the loop inside needs them."""
@@ -359,62 +356,3 @@ class NestEmitter:
 
     def prefetch_next(self, load: Op, points: list[Point]) -> None:
         """Prefetch what a load reads at these points in the next iteration of a loop, if nothing else does."""
-
-    # ---- transposes --------------------------------------------------------------------------------------------------
-
-    def _needs_transpose(self, op: Op, nest: Nest) -> bool:
-        """True if the tensor is contiguous along the rows of the nest, so that squares of it are transposed in
-        registers."""
-        if op.kind == "gather" or len(nest.axes) != 2:
-            return False
-        dims = self.ev.tensors.tiles[op].dims
-        unit = [d for d in dims if d.stride == 1 and d.axis is not None]
-        dtype = op.attrs["tensor"].dtype
-        supported = dtype.is_float or (op.kind == "load" and dtype.kind == "bool")
-        return bool(unit) and unit[0].axis is not nest.lane and supported
-
-    def _transposed(self, nest: Nest, op: Op, panel: Panel, edge: bool) -> None:
-        """Copy or store a tile that is contiguous along the rows: transpose squares of `lanes` x `lanes` elements."""
-        e, width = self.e, self.target.lanes
-        rows = next(a for a in nest.axes if a is not nest.lane)
-        lane = nest.lane
-        assert lane is not None
-
-        def square(pt: Point, row: Index, count: int) -> None:
-            """Transpose `count` rows from `row` on, for the vector of lanes at `pt`."""
-            lanes = width if pt.valid is None else pt.valid
-            outer = [
-                Point({rows: row, lane: e.add(pt.at[lane], i)}, rows, _partial(count, width), edge)
-                for i in range(lanes)
-            ]
-            inner = [
-                Point({rows: e.add(row, i), lane: pt.at[lane]}, lane, pt.valid, edge, pt.panel) for i in range(count)
-            ]
-            if op.kind == "load":
-                if not edge:
-                    self.prefetch_next(op, outer)
-                columns = [self.ev.tensors.read(op, p) for p in outer]
-                bools = columns[0].type == "i1"  # transposed as zeros and ones
-                floats = [(e.convert("uitofp", c, "float") if bools else c).text for c in columns]
-                for p, text in zip(inner, transpose(e, floats), strict=False):
-                    reg = Reg(text, "float", True)
-                    reg = e.binary("fcmp une", reg, e.number(0, "float"), "i1") if bools else reg
-                    self.ev.scratch.write(self.ev.buffers[op.result], p, reg)
-            else:
-                values = [e.splat(self.ev.value(op.operands[0], p)).text for p in inner]
-                for p, text in zip(outer, transpose(e, values), strict=False):
-                    self.ev.tensors.write(op, p, Reg(text, "float", True))
-
-        def group(points: list[Point]) -> None:
-            whole = rows.extent // width * width
-            for pt in points:
-                e.loop(0, whole, width, partial(square, pt, count=width))
-                if rows.extent - whole:
-                    square(pt, whole, rows.extent - whole)
-            end_pairs(self.ev, nest, points)
-
-        self.each_group(lane, panel, edge, {}, group)
-
-
-def _partial(count: int, width: int) -> int | None:
-    return count if count < width else None

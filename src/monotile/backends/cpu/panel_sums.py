@@ -15,8 +15,7 @@ from .bf16_pairs import add_pair_products, interleave
 from .dots import Contraction, DotEmitter
 from .emit import Index, Reg
 from .fuse import Fusion, Nest, Segment
-from .nests import Panel
-from .point import Point
+from .point import Panel, Point
 
 
 def emit_panel_sum(nests: DotEmitter, nest: Nest, dot: Op, panel: Panel, edge: bool) -> None:

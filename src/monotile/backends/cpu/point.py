@@ -8,6 +8,8 @@ from ...ir import Value
 from .axes import Axis
 from .emit import Index, Reg
 
+Panel = tuple[Index, int] | None  # number of the panel, and how many of its lanes the tile fills
+
 
 @dataclass
 class Point:
@@ -28,3 +30,8 @@ class Point:
         at = {b: self.at[a] if a is not None else 0 for a, b in zip(mine, theirs, strict=True) if b is not None}
         lane = next((b for a, b in zip(mine, theirs, strict=True) if a is self.lane and a is not None), None)
         return Point(at, lane, self.valid, self.edge, self.panel if lane is self.lane else None)
+
+
+def partly_filled(count: int, width: int) -> int | None:
+    """Return how many lanes of a vector are filled; None for all."""
+    return count if count < width else None

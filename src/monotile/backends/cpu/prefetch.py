@@ -13,8 +13,7 @@ from ...ir import Op, Spread
 from .dots import DotEmitter
 from .emit import Index
 from .fuse import Nest
-from .nests import Panel
-from .point import Point
+from .point import Panel, Point
 from .spread_reads import spread_position
 from .tiles import Tile
 from .vectors import BYTES

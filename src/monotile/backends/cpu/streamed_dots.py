@@ -30,9 +30,8 @@ from .emit import Emitter, Index, Reg
 from .evaluate import Evaluator
 from .fuse import Fusion, Nest, unviewed
 from .long_sums import CHUNK, sum_loop
-from .nests import Panel
 from .panel_sums import emit_panel_sum
-from .point import Point
+from .point import Panel, Point
 from .prefetch import LINE, NextTile, PrefetchEmitter
 from .target import Target
 from .transpose import exchange, lane_sums

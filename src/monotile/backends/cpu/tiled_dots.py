@@ -19,10 +19,9 @@ from .dots import DotOperand
 from .emit import Emitter, Index, Reg, Var
 from .evaluate import Evaluator
 from .fuse import Fusion, Nest
-from .nests import Panel
 from .packed_tiles import PackedTiles, byte_words
 from .pair_storage import end_pairs
-from .point import Point
+from .point import Panel, Point
 from .scratch import Buffer
 from .streamed_dots import StreamedDotEmitter
 from .target import Target

@@ -37,12 +37,13 @@ class Budget:
 
     @property
     def threadgroups_per_core(self) -> int:
-        """How many fit a core at once. Registers beyond those of a lane are spilled to memory."""
+        """How many fit a core at once. Registers beyond those of a lane, or of a core where one threadgroup has more,
+        are spilled to memory."""
         registers = min(self.registers, REGISTERS)
         counts = [CORE_THREADS // self.threads, CORE_REGISTER_BYTES // (4 * registers * self.threads)]
         if self.threadgroup_bytes:
             counts.append(CORE_THREADGROUP_BYTES // self.threadgroup_bytes)
-        return min(counts)
+        return max(1, min(counts))
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ SHARED_MARGIN = 4096  # barriers, reductions, conversions of vectors
 STAGED_BLOCK = 32  # keys: blocks are made smaller down to here to have two stages of them
 # Of the backward pass: elements of a program's sums in registers, and rows or keys that it takes at a time and owns.
 BACKWARD_SUMS = 32768
-BACKWARD_GLUON, BACKWARD_GLUON_MAPPED = 512, 256  # head size up to which its Gluon modules fit; with a block map
+BACKWARD_GLUON, BACKWARD_GLUON_HIDING = 512, 256  # head size up to which its Gluon modules fit; with hidden keys
 # Products whose rows are taken and owned alternate in the kernel that owns keys: Hopper's matrix units take 64 rows of
 # both or of neither, else Triton keeps every operand twice.
 BACKWARD_ROWS = ((64, 128), (64, 64), (32, 64), (32, 32), (16, 32), (16, 16))
@@ -226,7 +226,8 @@ class NvidiaChoices(Choices):
         measured = problem.dtype.bytes == 2 and gpu(problem.device).architecture == MEASURED
         aligned = all(side * problem.dtype.bytes % ALIGNMENT == 0 for side in (problem.head_size, problem.value_size))
         able = measured and support.version_supported() and problem.source != "paged" and aligned
-        if able and size <= (BACKWARD_GLUON_MAPPED if problem.has_block_map else BACKWARD_GLUON):
+        hides = problem.mask is not None or problem.mask_mod
+        if able and size <= (BACKWARD_GLUON_HIDING if hides else BACKWARD_GLUON):
             chosen = next(choice for most, choice in backward_table() if size <= most)
             return chosen if problem.source == "dense" else _in_spans(chosen)
         mma_sync = gpu(problem.device).architecture in MMA_SYNC

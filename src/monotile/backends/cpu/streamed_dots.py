@@ -96,7 +96,7 @@ class StreamedDotEmitter(PrefetchEmitter):
                 contraction = outer_contraction(self, load, lane_operand, PackedRows(self, row_operand, height))
             whole_rows = self._set_register_block(nest, load, height)
             next_tile = None if edge else self.find_next_tile(load, whole_rows)
-            contraction = replace(contraction, before=partial(self.prefetch_rows, next_tile, contraction.steps))
+            contraction = replace(contraction, before=partial(self.prefetch_rows, next_tile, contraction.steps, self.height == height))
             self.register_blocks(nest, contraction, rows, panel, edge)
             self.vectors, self.height = self.target.vectors, None
         else:
@@ -109,18 +109,24 @@ class StreamedDotEmitter(PrefetchEmitter):
             self._inner(nest, inner, rows)
 
     def _set_register_block(self, nest: Nest, load: Op, height: int) -> bool:
-        """Choose the register block of an outer product: every row of the result, so that the tile is read once, and
-        equal pieces of a row of the tile. Return True if there is one piece. All registers are used if arithmetic takes
-        longer than memory or pieces would be short; else prefetching the next tile works better with two pieces."""
+        """Choose the register block of an outer product: equal pieces of a row of the tile, and every row of the
+        result, so that the tile is read once. Where that leaves registers for one vector alone, and a broadcast would
+        be loaded for every FMA, rows are divided, and the tile is read again from L1 or L2. Return True if the tile is
+        read in order. All registers are used if arithmetic takes longer than memory or pieces would be short; else
+        prefetching the next tile works better with two pieces."""
         assert nest.lane is not None
         size = self.ev.tensors.tiles[load].bytes_along(nest.lane) // nest.lane.extent
-        most = self.target.max_vectors(height)
+        row = -(-nest.lane.extent // self.target.lanes)
+        most, blocks = self.target.max_vectors(height), 1
         if size == 4 and height * LINE < COMPUTE_BOUND * size:
             most = max(1, self.target.accumulators // height)
-        row = -(-nest.lane.extent // self.target.lanes)
+        elif row > 1:
+            while self.target.max_vectors(-(-height // blocks)) < 2:
+                blocks += 1
+            most = self.target.max_vectors(-(-height // blocks))
         pieces = -(-row // most)
-        self.vectors, self.height = -(-row // pieces), height
-        return pieces == 1
+        self.vectors, self.height = -(-row // pieces), -(-height // blocks)
+        return pieces == blocks == 1
 
     # ---- bf16 pair products in panels --------------------------------------------------------------------------------
 

@@ -82,12 +82,16 @@ def cells(row: Report) -> list[str]:
         note = "; ".join(filter(None, [f"{row['ratios']['no option']:.2f} x the rate without", note]))
     if "slice" in row["ratios"]:
         note = "; ".join(filter(None, [f"{1 / row['ratios']['slice']:.2f} x the time of the slice", note]))
+    if "worst_step" in row:
+        worst = row["worst_step"]
+        said = f"{worst['from']} to {worst['to']} queries: {worst['ratio']:.2f} x the time, cliff {worst['cliff']:.2f}"
+        note = "; ".join(filter(None, [said, note]))
     return [row["name"], time(mine["median_s"]), f"{mine['spread']:.0%}", rate, share, _torch(row), note]
 
 
 def _torch(row: Report) -> str:
     if "torch" not in row["ratios"]:
-        return NOT_IN_TORCH
+        return "" if "worst_step" in row else NOT_IN_TORCH
     return f"{row['ratios']['torch']:.2f} ({row['torch']['way']})"
 
 

@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 from monotile import errors
 from monotile.bench import baselines, suite
 from monotile.bench.nvidia import goals, rows, run, table
+from monotile.bench.nvidia.caches import GpuCache
 from monotile.bench.nvidia.device import CudaTimer
 from monotile.bench.nvidia.gradients import GpuGradient
 from monotile.bench.nvidia.rows import GpuShape
@@ -50,6 +51,14 @@ GRADIENTS = (
 )
 MODS = tuple(
     GpuShape(1, (2, 2), 40, 40, 16, extra in ("alibi by score_mod", "near window"), extra) for extra in rows.MODS
+)
+CACHES = (
+    GpuCache("quantised", "int8", 2, (4, 2), 70, 32),
+    GpuCache("quantised", "aura4", 1, (2, 2), 70, 32),
+    GpuCache("paged", 16, 2, (4, 2), 64, 16),
+    GpuCache("mixed", None, 3, (4, 2), 200, 16),
+    GpuCache("mixed", 16, 3, (4, 2), 200, 16),
+    GpuCache("varlen", None, 2, (4, 2), 40, 16),
 )
 VISIBLE = tuple(GpuShape(2, (4, 2), 1 + 2 * (n % 2), 700, 16, extra=extra) for n, extra in enumerate(rows.FEW_VISIBLE))
 
@@ -319,6 +328,16 @@ def test_a_sweep_over_the_queries() -> None:
     (row,) = report["rows"]
     assert [step["size"] for step in row["steps"]] == [1, 2, 5] and row["worst_step"]["cliff"] > 0
     assert table.cells(row)[-2] == "" and "queries: " in table.cells(row)[-1] and baselines.markdown(report)
+
+
+@needs_results
+def test_caches_beside_dense_tensors() -> None:
+    report = report_of(CACHES)
+    assert report["wrong"] == [] and len(report["rows"]) == len(CACHES)
+    for row in report["rows"]:
+        assert ("dense" in row["ratios"]) == ("mixed" not in row["name"]) and table.cells(row)[-2] == "", row["name"]
+        assert row["limit"]["rate_per_s"] > 0
+    assert baselines.markdown(report)
 
 
 @needs_results

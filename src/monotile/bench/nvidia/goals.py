@@ -11,6 +11,7 @@ TORCH = Measure("against the best of torch", lambda row: row["ratios"].get("torc
 FLEX = Measure("against FlexAttention", TORCH.of)  # the only variant of rows with mods
 RATE = Measure("rate", lambda row: row["limit"]["rate_per_s"], "{:.0f} TFLOP/s", 1e-12)
 READ = Measure("of the read rate", lambda row: row["limit"]["share"], "{:.0%}")
+DENSE = Measure("against dense tensors", lambda row: row["ratios"].get("dense"))
 LARGE_READ = Measure(READ.name, lambda row: READ.of(row) if _bytes_read(row) >= LARGE else None, READ.form)
 HOST = Measure("host", lambda row: row["times"]["monotile"]["median_s"], "{:.1f} us", 1e6, at_most=True)
 
@@ -63,6 +64,11 @@ def _host(*, decode: bool) -> Callable[[Tags], bool]:
     return lambda t: bool(t["op"] == "host" and t["grouped"] == decode)
 
 
+def _cache(kind: str, form: str | None = None) -> Callable[[Tags], bool]:
+    """Match a kind of cache, in one format or in all."""
+    return lambda t: bool(t["op"] == f"{kind} cache" and form in (None, t["form"]))
+
+
 # Of the backward pass: 0.88 of what sums in no order should reach, because ours have one.
 GOALS = (
     Goal("forward D 64, N 16384", _forward(64, 16384), TORCH, 1.12),
@@ -89,6 +95,13 @@ GOALS = (
     Goal("backward D 256", _backward(256, 256), TORCH, 0.97),
     Goal("backward N 1024", lambda t: bool(t["op"] == "backward" and t["N"] <= 1024), TORCH, 0.79),
     Goal("backward D 512", _backward(512, 512), RATE, 176e12),
+    Goal("ragged, lengths alike", _cache("varlen"), DENSE, 0.95),
+    Goal("paged decode", _cache("paged"), DENSE, 0.9),
+    Goal("128 sequences of 100 to 100,000 keys", _cache("mixed"), READ, 0.85),
+    Goal("int8 decode against bfloat16", _cache("quantised", "int8"), DENSE, 1.7),
+    Goal("fp8 decode against bfloat16", _cache("quantised", "fp8_e4m3"), DENSE, 1.7),
+    Goal("int4 decode against bfloat16", _cache("quantised", "int4"), DENSE, 2.4),
+    Goal("aura4 decode against bfloat16", _cache("quantised", "aura4"), DENSE, 1.8),
     Goal("a warm call", _host(decode=False), HOST, 25e-6),
     Goal("a warm call of decode", _host(decode=True), HOST, 20e-6),
 )

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
@@ -23,9 +24,11 @@ from typer.testing import CliRunner
 from monotile import errors
 from monotile.bench import baselines, suite
 from monotile.bench.nvidia import goals, rows, run, table
+from monotile.bench.nvidia.caches import GpuCache
 from monotile.bench.nvidia.device import CudaTimer
 from monotile.bench.nvidia.gradients import GpuGradient
 from monotile.bench.nvidia.rows import GpuShape
+from monotile.bench.nvidia.sweep import GpuSweep
 from monotile.cli import commands
 
 ROOT = Path(__file__).parents[1]
@@ -45,6 +48,17 @@ TINY = (
 GRADIENTS = (
     GpuGradient("backward", 1, (2, 1), 40, 16, True),
     GpuGradient("forward+backward", 2, (2, 2), 40, 16),
+)
+MODS = tuple(
+    GpuShape(1, (2, 2), 40, 40, 16, extra in ("alibi by score_mod", "near window"), extra) for extra in rows.MODS
+)
+CACHES = (
+    GpuCache("quantised", "int8", 2, (4, 2), 70, 32),
+    GpuCache("quantised", "aura4", 1, (2, 2), 70, 32),
+    GpuCache("paged", 16, 2, (4, 2), 64, 16),
+    GpuCache("mixed", None, 3, (4, 2), 200, 16),
+    GpuCache("mixed", 16, 3, (4, 2), 200, 16),
+    GpuCache("varlen", None, 2, (4, 2), 40, 16),
 )
 VISIBLE = tuple(GpuShape(2, (4, 2), 1 + 2 * (n % 2), 700, 16, extra=extra) for n, extra in enumerate(rows.FEW_VISIBLE))
 
@@ -105,14 +119,16 @@ def report_of(shapes: tuple[run.Shape, ...], **words: Any) -> dict[str, Any]:
 
 
 def test_names_are_distinct_and_quick_rows_exist() -> None:
-    names = [row.name for row in rows.ROWS]
+    names = [row.name for row in run.ROWS]
     assert len(set(names)) == len(names) and set(rows.ROWS) >= rows.QUICK
     assert sum(suite.matches(name, "decode D512") for name in names) == 2
     assert sum(suite.matches(name, "visible") for name in names) == len(rows.FEW_VISIBLE)
     assert sum(suite.matches(name, "extend") for name in names) == len(rows.EXTEND)
     assert rows.EXTEND[0].name == "attention extend B1 64/1 Nq1 D128 N32768 bfloat16"
     assert rows.EXTEND[-1].name == "attention extend B32 16/1 Nq1 D576 Dv512 N8192 bfloat16 MLA"
-    assert sum(suite.matches(name, "prefill B1 D128 causal") for name in names) == 3
+    assert sum(suite.matches(name, "prefill B1 D128 N16384 causal") for name in names) == 3
+    assert sum(suite.matches(name, "sweep") for name in names) == 1
+    assert {row.extra for row in rows.LATER} == {"", *rows.MODS}
 
 
 def test_every_goal_has_rows() -> None:
@@ -131,6 +147,13 @@ def test_work_of_a_row() -> None:
     N, W = 16384, rows.WINDOW
     seen = sum(min(i, W) + 1 for i in range(N))
     assert GpuShape(1, (1, 1), N, N, 64, True, "window").pairs == seen
+    i, j = np.arange(1000)[:, None], np.arange(1000)[None, :]
+    for extra, visible in (
+        ("documents by mask_mod", i // rows.DOCUMENT == j // rows.DOCUMENT),
+        ("prefix-LM by mask_mod", (j < rows.PREFIX) | (j <= i)),
+        ("near window by mask_mod", (j <= i) & (i - j <= rows.NEAR)),
+    ):
+        assert GpuShape(1, (1, 1), 1000, 1000, 64, extra=extra).pairs == visible.sum(), extra
     assert GpuShape(1, (1, 1), N, N, 64, True, "window").plain == GpuShape(1, (1, 1), N, N, 64, True)
 
 
@@ -171,11 +194,19 @@ def full_report() -> dict[str, Any]:
 
 def test_the_worst_row_counts() -> None:
     found = {f"{f.goal.work}, {f.goal.measure.name}": f for f in goals.judge(full_report()["rows"])}
-    assert not found["forward D 64, against the best of torch"].ok
-    assert found["forward D 128, against the best of torch"].ok
-    assert found["decode N 131072, of the read rate"].shown == ("92%", "90%")
+    assert not found["forward D 64, N 16384, against the best of torch"].ok
+    assert found["forward N 256-2048, against the best of torch"].ok
+    assert found["decode, keys and values over 200 MB, of the read rate"].shown == ("92%", "90%")
     host = found["a warm call, host"]
-    assert host.shown == ("40.0 us", "30.0 us") and not host.ok and host.row == rows.ROWS[0].name
+    assert host.shown == ("40.0 us", "25.0 us") and not host.ok and host.row == rows.ROWS[0].name
+    assert found["a warm call of decode, host"].ok
+
+
+def test_short_caches_are_not_held_to_the_read_rate() -> None:
+    large, small = (row_of(GpuShape(1, (32, 8), 1, N, 128), 1.0, 1e12, N * 4096e-12) for N in (131072, 32768))
+    work = "decode, keys and values over 200 MB"
+    assert [f.row for f in goals.judge([large, small]) if f.goal.work == work] == [large["name"]]
+    assert not [f for f in goals.judge([small]) if f.goal.work == work]
 
 
 def test_tables(tmp_path: Path) -> None:
@@ -277,6 +308,36 @@ def test_gradients() -> None:
     for row, shape in zip(report["rows"], GRADIENTS, strict=True):
         assert row["error"] <= row["allowed"] and row["ratios"]["torch"] > 0, shape.name
         assert math.isclose(row["limit"]["rate_per_s"], shape.flops / row["times"]["monotile"]["median_s"])
+
+
+@needs_results
+def test_mods_beside_flex(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, keys in (("NEAR", 9), ("DOCUMENT", 14), ("PREFIX", 11)):
+        monkeypatch.setattr(rows, name, keys)
+    report = report_of(MODS, options=options("needed"))
+    assert report["wrong"] == [] and report["flex_refused"] == []
+    for row in report["rows"]:
+        assert row["torch"]["way"] == "flex" and list(row["torch"]["errors"]) == ["flex"], row["name"]
+        assert row["torch"]["errors"]["flex"] < 0.02 and row["ratios"]["no option"] > 0
+
+
+@needs_results
+def test_a_sweep_over_the_queries() -> None:
+    report = report_of((GpuSweep((4, 2), 70, 16, (1, 2, 5)),))
+    assert report["wrong"] == []
+    (row,) = report["rows"]
+    assert [step["size"] for step in row["steps"]] == [1, 2, 5] and row["worst_step"]["cliff"] > 0
+    assert table.cells(row)[-2] == "" and "queries: " in table.cells(row)[-1] and baselines.markdown(report)
+
+
+@needs_results
+def test_caches_beside_dense_tensors() -> None:
+    report = report_of(CACHES)
+    assert report["wrong"] == [] and len(report["rows"]) == len(CACHES)
+    for row in report["rows"]:
+        assert ("dense" in row["ratios"]) == ("mixed" not in row["name"]) and table.cells(row)[-2] == "", row["name"]
+        assert row["limit"]["rate_per_s"] > 0
+    assert baselines.markdown(report)
 
 
 @needs_results

@@ -96,6 +96,8 @@ SAMPLE = [
     ahead.AheadCall("sm_89", "float16", 256, "few queries", "plain"),
     ahead.AheadCall("sm_80", "float32", 64, "decode", "causal"),
     ahead.AheadCall("sm_120", "float32", 512, "prefill", "plain"),
+    ahead.AheadCall("sm_86", "bfloat16", 64, "prefill", "plain", "gradients"),
+    ahead.AheadCall("sm_120", "bfloat16", 128, "decode", "plain", "int8"),
 ]
 
 
@@ -110,10 +112,28 @@ def test_a_sample_compiles(call: ahead.AheadCall) -> None:
 
 def test_every_call_of_the_matrix_is_planned() -> None:
     """Blocks and schedules for every capability and option, without compiling."""
-    wanted = ahead.calls(list(DESCRIBED), sample=60, seed=3)
-    assert len(set(wanted)) == 60 and len(ahead.calls(list(DESCRIBED))) == 6 * 3 * 16 * 3 * 7
-    for call in wanted:
-        assert any(launch.kernel.name == "attention" for launch in ahead.launches(call))
+    assert len(ahead.calls(list(DESCRIBED), only=" attention ")) == 6 * 3 * 16 * 3 * 7
+    for work in ahead.WORKS:
+        for call in ahead.calls(list(DESCRIBED), only=f" {work} ", sample=40 if work == "attention" else 2, seed=3):
+            kernel = "backward_keys" if "gradients" in call.work else "attention"
+            assert kernel in [launch.kernel.name for launch in ahead.launches(call)], call
+
+
+def test_arrays_of_the_matrix() -> None:
+    """Each kind of work gets the arrays and the kernels it is named for."""
+    latent = ahead.AheadCall("sm_90", "bfloat16", 576, "decode", "plain", "MLA")
+    assert latent.Dv == 512 and str(latent) == "sm_90 MLA bfloat16 D 576 decode, plain"
+    assert ahead._arrays(latent)["v"].strides == ahead._arrays(latent)["k"].strides
+    for work in ("int4", "aura4"):
+        assert {"k_codes", "v_codes"} <= _tensors(latent._replace(D=64, work=work)), work
+    assert "v" not in _tensors(latent) and "v" in _tensors(latent._replace(work="other Dv"))
+    assert {"k_pages", "page_table"} <= _tensors(latent._replace(D=64, work="paged 16"))
+    assert {"q_offsets", "k_offsets"} <= _tensors(latent._replace(D=64, work="varlen"))
+
+
+def _tensors(call: ahead.AheadCall) -> set[str]:
+    """Names of the tensors that the attention kernel of a call takes."""
+    return {t.name for launch in ahead.launches(call) if launch.kernel.name == "attention" for t in launch.form.tensors}
 
 
 def test_command_names_what_it_does_not_know() -> None:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from rich.console import Console
 
 from .. import dtypes
@@ -16,7 +17,10 @@ from ..backends.nvidia.device import DESCRIBED, gpu
 from ..backends.nvidia.schedule import count
 from ..errors import MonotileError
 from ..library import dry_run
+from ..library.backward import BackwardOptions
 from ..library.inputs import AttentionOptions
+from ..library.quantized import quantize
+from ..library.quantized_ops import QuantizedOptions
 from ..runtime.tensors import View, dense
 from .request import BadRequest
 
@@ -48,17 +52,39 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+UNMASKED = tuple(name for name in OPTIONS if "mask," not in name and name != "bool mask")
+FORMATS = ("int8", "fp8_e4m3", "int4", "aura4")
+PAGES = {"paged 16": 16, "paged 64": 64}
+# Work: how many queries and keys it has, and which options.
+WORKS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
+    "attention": (tuple(LENGTHS), tuple(OPTIONS)),
+    "other Dv": (tuple(LENGTHS), ("plain", "causal", "bool mask")),
+    "MLA": (tuple(LENGTHS), ("plain", "causal", "bool mask")),
+    "gradients": (("few queries", "prefill"), tuple(OPTIONS)),
+    "varlen": (tuple(LENGTHS), UNMASKED),
+    "varlen gradients": (("prefill",), UNMASKED),
+    **dict.fromkeys(PAGES, (tuple(LENGTHS), UNMASKED)),
+    **dict.fromkeys(FORMATS, (("decode", "prefill"), ("plain", "causal", "bool mask"))),
+}
+
+
 class AheadCall(NamedTuple):
-    """A call of attention to compile for a GPU."""
+    """A call of the library to compile for a GPU."""
 
     device: str
     dtype: str
     D: int
     lengths: str
     options: str
+    work: str = "attention"
 
     def __str__(self) -> str:
-        return f"{self.device} {self.dtype} D {self.D} {self.lengths}, {self.options}"
+        return f"{self.device} {self.work} {self.dtype} D {self.D} {self.lengths}, {self.options}"
+
+    @property
+    def Dv(self) -> int:
+        """The columns of v: half of those of k, or its first ones, 512 of 576 in MLA."""
+        return {"other Dv": (self.D + 1) // 2, "MLA": (8 * self.D + 8) // 9}.get(self.work, self.D)
 
 
 class AheadKernel(NamedTuple):
@@ -75,26 +101,79 @@ class AheadKernel(NamedTuple):
 
 def calls(devices: Sequence[str], only: str = "", sample: int = 0, seed: int = 0) -> list[AheadCall]:
     """Every call of the matrix whose name holds the words, or some of them."""
-    found = [AheadCall(*words) for words in itertools.product(devices, DTYPES, HEAD_SIZES, LENGTHS, OPTIONS)]
+    found = []
+    for work, (lengths, options) in WORKS.items():
+        sizes = [D for D in HEAD_SIZES if work not in FORMATS or D % 16 == 0]  # codes of a row fill whole words
+        found += [AheadCall(*words, work) for words in itertools.product(devices, DTYPES, sizes, lengths, options)]
     found = [call for call in found if only.lower() in str(call).lower()]
     return random.Random(seed).sample(found, sample) if 0 < sample < len(found) else found
 
 
 def launches(call: AheadCall) -> list[dry_run.DryLaunch]:
     """What the call launches on its GPU."""
+    options, ragged = dict(OPTIONS[call.options]), call.work.startswith("varlen")
+    views = _arrays(call)
+    mask, lse = options.pop("mask", None), options.pop("return_lse", False)
+    Hq, _, Nq, Nk = LENGTHS[call.lengths]
+    views |= {"mask": _view(call, mask, 1, Hq, Nq, Nk)} if mask else {}
+    views |= {"sinks": _view(call, "float32", Hq)} if options.pop("sinks", False) else {}
+    scoring = {name: options.get(name) for name in ("window", "softcap", "score_mod", "mask_mod")}
+    usual = {"causal": False, **options, **scoring, "negative": False, "backend": "nvidia", "threads": None}
+    if call.work.endswith("gradients"):
+        function = "attention_varlen_backward" if ragged else "attention_backward"
+        return dry_run.launches(function, views | _gradients(call, views), BackwardOptions(mask_grad=False, **usual))
+    if call.work in FORMATS:
+        fields, codec = _quantised(call)
+        return dry_run.launches(
+            "attention", views | fields, QuantizedOptions(return_lse=lse, codecs=(codec, codec), **usual)
+        )
+    function = "attention_paged" if call.work in PAGES else "attention_varlen" if ragged else "attention"
+    return dry_run.launches(
+        function, views, AttentionOptions(values_in_keys=call.work == "MLA", return_lse=lse, **usual)
+    )
+
+
+def _view(call: AheadCall, dtype: str, *shape: int) -> View:
+    return View(dtypes.BY_NAME[dtype], shape, dense(shape), call.device)
+
+
+def _arrays(call: AheadCall) -> dict[str, View]:
+    """The arrays of a call, two sequences of them: dense, one after the other, or in pages."""
     Hq, Hkv, Nq, Nk = LENGTHS[call.lengths]
-    options = dict(OPTIONS[call.options])
+    columns = {"q": (Hq, Nq, call.D), "k": (Hkv, Nk, call.D), "v": (Hkv, Nk, call.Dv)}
+    if call.work.startswith("varlen"):
+        found = {name: _view(call, call.dtype, 2 * N, H, size) for name, (H, N, size) in columns.items()}
+        return found | {name: _view(call, "int32", 3) for name in ("q_offsets", "k_offsets")}
+    found = {name: _view(call, call.dtype, 2, *shape) for name, shape in columns.items()}
+    if call.work in PAGES:
+        page, count = PAGES[call.work], -(-Nk // PAGES[call.work])
+        pages = _view(call, call.dtype, 2 * count, page, Hkv, call.D)
+        table = {"page_table": _view(call, "int32", 2, count), "lengths": _view(call, "int32", 2)}
+        return {"q": found["q"], "k_pages": pages, "v_pages": pages, **table}
+    if call.work == "MLA":  # a view of the keys
+        found["v"] = found["v"]._replace(strides=found["k"].strides)
+    return found
 
-    def view(dtype: str, *shape: int) -> View:
-        return View(dtypes.BY_NAME[dtype], shape, dense(shape), call.device)
 
-    shapes = {"q": (2, Hq, Nq, call.D), "k": (2, Hkv, Nk, call.D), "v": (2, Hkv, Nk, call.D)}
-    views = {name: view(call.dtype, *shape) for name, shape in shapes.items()}
-    mask = options.pop("mask", None)
-    views |= {"mask": view(mask, 1, Hq, Nq, Nk)} if mask else {}
-    views |= {"sinks": view("float32", Hq)} if options.pop("sinks", False) else {}
-    usual = AttentionOptions(False, None, None, None, None, False, False, False, "nvidia", None)
-    return dry_run.launches("attention", views, usual._replace(**options))
+def _gradients(call: AheadCall, arrays: dict[str, View]) -> dict[str, View]:
+    """The output, its logsumexp and its gradient."""
+    shape = arrays["q"].shape
+    out = _view(call, call.dtype, *shape[:-1], call.Dv)
+    rows = shape[:-1] if len(shape) == 4 else (shape[1], shape[0])
+    return {"do": out, "o": out, "lse": _view(call, "float32", *rows)}
+
+
+def _quantised(call: AheadCall) -> tuple[dict[str, View], Any]:
+    """Codes and scales in place of keys and values, the rotations of aura, and the codec."""
+    _, Hkv, _, Nk = LENGTHS[call.lengths]
+    row = quantize(np.ones((1, call.D), np.float32), call.work)
+    found = {}
+    for name in "kv":
+        found[name] = _view(call, row.codes.dtype.name, 2, Hkv, Nk, row.codes.shape[1])
+        found[f"{name}_scales"] = _view(call, "float32", 2, Hkv, Nk, row.scales.shape[1])
+        if row.codec.kind == "aura":
+            found[f"{name}_rotation"] = _view(call, "float32", call.D, call.D)
+    return found, row.codec
 
 
 def compiled(call: AheadCall) -> list[AheadKernel]:

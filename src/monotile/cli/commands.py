@@ -185,8 +185,9 @@ def run_compile(
     seed: Annotated[int, typer.Option(help="of the sample")] = 0,
     processes: Annotated[int, typer.Option(min=1, help="at once")] = 1,
 ) -> None:
-    """Compile attention with every option for NVIDIA GPUs that need not be here, and show the shared memory, registers
-    and spills of each kernel. The exit code is 1 where one does not compile."""
+    """Compile attention with every option, its gradients, and ragged, paged and quantised calls for NVIDIA GPUs that
+    need not be here; show the shared memory, registers and spills of each kernel. The exit code is 1 where one does
+    not compile."""
     from ..backends.nvidia.device import DESCRIBED
     from . import ahead
 

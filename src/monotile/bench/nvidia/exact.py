@@ -49,22 +49,31 @@ def _options(inputs: Inputs, h: int, rows: list[int]) -> dict[str, Any]:
     found, given = {}, inputs.options
     Nq, Nk = inputs.q.shape[2], inputs.k.shape[2]
     seen = reference.visible(Nq, Nk, given.get("causal", False), given.get("window"), rows)[None, None]
-    mask, mask_mod = given.get("mask"), given.get("mask_mod")
+    mask, mask_mod, score_mod = (given.get(name) for name in ("mask", "mask_mod", "score_mod"))
     if mask_mod is not None:  # its sequences are of one length
-        import torch
-
-        i, j = torch.tensor(rows)[:, None], torch.arange(Nk)[None, :]
-        seen = seen & numpy_of(mask_mod(0, 0, i.to(inputs.q.device), j.to(inputs.q.device)))
+        seen = seen & numpy_of(mask_mod(0, 0, *_positions(inputs, rows)))
+    if score_mod is not None:  # it adds something to a score
+        mask = score_mod(0.0, 0, h, *_positions(inputs, rows))[None, None]
+    elif mask is not None:
+        mask = mask[:, :, rows]
     if mask is None:
         found["mask"] = seen
     else:
-        part = numpy_of(mask[:, :, rows])
+        part = numpy_of(mask)
         found["mask"] = seen & part if part.dtype == bool else np.where(seen, part, np.float32(-np.inf))
     if given.get("sinks") is not None:
         found["sinks"] = numpy_of(given["sinks"][h : h + 1])
     if given.get("softcap") is not None:
         found["softcap"] = given["softcap"]
     return found
+
+
+def _positions(inputs: Inputs, rows: list[int]) -> tuple[Tensor, Tensor]:
+    """Positions of these queries and of all keys, as a mod gets them."""
+    import torch
+
+    device = inputs.q.device
+    return torch.tensor(rows, device=device)[:, None], torch.arange(inputs.k.shape[2], device=device)[None, :]
 
 
 def numpy_of(tensor: Tensor) -> Array:

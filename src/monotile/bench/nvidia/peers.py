@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .rows import GpuShape, Inputs, Tensor
+from .rows import MODS, GpuShape, Inputs, Tensor
 
 Variants = dict[str, Callable[[], Any]]
 BACKENDS = {
@@ -27,8 +27,9 @@ MOST_REPEATED = 4 << 30  # bytes of keys or values repeated for every query head
 
 
 def variants(shape: GpuShape, inputs: Inputs) -> Variants:
-    """Return the sdpa variants. A window becomes a mask, made beforehand; only FlexAttention has softcap and sinks."""
-    if shape.extra in ("softcap", "sinks"):
+    """Return the sdpa variants. A window becomes a mask, made beforehand; only FlexAttention has softcap, sinks and
+    mods."""
+    if shape.extra in ("softcap", "sinks", *MODS):
         return {}
     q, k, v = inputs.q, inputs.k, inputs.v
     group = shape.heads[0] // shape.heads[1]
@@ -166,6 +167,8 @@ def _score_mod(options: dict[str, Any]) -> Callable[..., Tensor] | None:
     import torch
 
     cap, mask = options.get("softcap"), options.get("mask")
+    if options.get("score_mod") is not None:
+        return options["score_mod"]  # type: ignore[no-any-return]
     if cap is not None:
         return lambda score, b, h, i, j: torch.tanh(score / cap) * cap
     if mask is not None and mask.dtype is not torch.bool:

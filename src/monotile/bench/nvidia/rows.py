@@ -13,13 +13,14 @@ Tensor = Any
 MASKED_LENGTH = 8192  # at LONG a mask would be larger than the keys and values of all heads
 LONG = 16384
 WINDOW, SOFTCAP, SINK_MEAN = 4096, 20.0, 4.0
+NEAR, DOCUMENT, PREFIX = 1024, 700, 1024  # keys that a row of the MODS sees: in its window, its document, in front
 VISIBLE = 512  # keys that a call of few queries sees in the rows "512 visible"
 
 
 @dataclass(frozen=True)
 class GpuShape:
-    """One call of attention: batch, heads, queries, keys, head size, dtype; `extra` is a key of EXTRAS or FEW_VISIBLE,
-    or empty.
+    """One call of attention: batch, heads, queries, keys, head size, dtype; `extra` is a key of EXTRAS, MODS or
+    FEW_VISIBLE, or empty.
 
     `Dv` is given where v is a view of the first columns of k, as in MLA.
     """
@@ -60,14 +61,19 @@ class GpuShape:
 
     @property
     def pairs(self) -> float:
-        """Scores of one head that count as work: half of them under causality; with few visible keys or a window, the
-        visible ones."""
+        """Scores of one head that count as work: half of them under causality; with few visible keys, a window,
+        documents or a prefix, the visible ones."""
+        N = self.Nk
         if self.few_visible:
             return self.Nq * VISIBLE
-        if self.extra == "window":
-            width = min(WINDOW + 1, self.Nk)
+        if "window" in self.extra:
+            width = min((WINDOW if self.extra == "window" else NEAR) + 1, N)
             return width * self.Nq - width * (width - 1) / 2
-        return self.Nq * self.Nk * (0.5 if self.causal else 1.0)
+        if "documents" in self.extra:
+            return N // DOCUMENT * DOCUMENT**2 + (N % DOCUMENT) ** 2
+        if "prefix" in self.extra:
+            return N * (N + 1) / 2 + min(PREFIX, N) * (min(PREFIX, N) - 1) / 2
+        return self.Nq * N * (0.5 if self.causal else 1.0)
 
     @property
     def few_visible(self) -> bool:
@@ -119,7 +125,7 @@ def make(shape: GpuShape, device: str) -> Inputs:
     v = k[..., : shape.Dv] if shape.Dv else normal(*k.shape)
     options: dict[str, Any] = {"causal": shape.causal}
     if shape.extra:
-        options |= (EXTRAS | FEW_VISIBLE)[shape.extra](shape, generator, device)
+        options |= (EXTRAS | MODS | FEW_VISIBLE)[shape.extra](shape, generator, device)
     return Inputs(q, k, v, options)
 
 
@@ -149,6 +155,33 @@ def _sinks(s: GpuShape, generator: Any, device: str) -> dict[str, Any]:
     import torch
 
     return {"sinks": SINK_MEAN + torch.randn(s.heads[0], generator=generator, device=device)}
+
+
+def _documents(s: GpuShape, generator: Any, device: str) -> dict[str, Any]:
+    """Packed documents: a key is visible in its own one."""
+    import torch
+
+    document = torch.arange(s.Nk, device=device, dtype=torch.int32) // DOCUMENT
+    return {"mask_mod": lambda b, h, q_idx, kv_idx: document[q_idx] == document[kv_idx]}
+
+
+def _prefix(s: GpuShape, generator: Any, device: str) -> dict[str, Any]:
+    return {"mask_mod": lambda b, h, q_idx, kv_idx: (kv_idx < PREFIX) | (kv_idx <= q_idx)}
+
+
+def _alibi(s: GpuShape, generator: Any, device: str) -> dict[str, Any]:
+    import torch
+
+    slopes = 2.0 ** (-8.0 / s.heads[0] * torch.arange(1, s.heads[0] + 1, device=device))
+    return {"score_mod": lambda score, b, h, q_idx, kv_idx: score + slopes[h] * (kv_idx - q_idx)}
+
+
+def _near_window(s: GpuShape, generator: Any, device: str) -> dict[str, Any]:
+    return {"window": (NEAR, 0)}
+
+
+def _near_mod(s: GpuShape, generator: Any, device: str) -> dict[str, Any]:
+    return {"mask_mod": lambda b, h, q_idx, kv_idx: (kv_idx <= q_idx) & (q_idx - kv_idx <= NEAR)}
 
 
 def _near_keys(s: GpuShape, generator: Any, device: str) -> dict[str, Any]:
@@ -184,6 +217,13 @@ EXTRAS: dict[str, Callable[[GpuShape, Any, str], dict[str, Any]]] = {
     "softcap": _softcap,
     "sinks": _sinks,
 }
+MODS: dict[str, Callable[[GpuShape, Any, str], dict[str, Any]]] = {  # beside FlexAttention alone
+    "documents by mask_mod": _documents,
+    "prefix-LM by mask_mod": _prefix,
+    "alibi by score_mod": _alibi,
+    "near window": _near_window,
+    "near window by mask_mod": _near_mod,
+}
 FEW_VISIBLE = {
     f"{VISIBLE} visible by window": _near_keys,
     f"{VISIBLE} visible by bool mask": _padded_bool,
@@ -200,6 +240,16 @@ FORWARD = (
     (2, (16, 2), 8192, 512),
     (8, (8, 8), 2048, 512),
 )
+SHORT = (
+    *((B, (16, 16), N, D) for D in (64, 128) for B, N in ((16, 257), (8, 512), (4, 1024))),
+    (2, (16, 16), 2048, 64),
+    (8, (16, 16), 512, 96),
+)
+OTHER_SIZES = (
+    *((2, (16, 16), 4096, D) for D in (80, 96, 112, 160)),
+    (1, (16, 4), 8192, 192),
+    (2, (8, 8), 4096, 224),
+)  # no powers of two
 DECODE = (
     (1, (32, 8), 128, (4096, 32768, 131072)),
     (8, (32, 8), 128, (4096, 32768, 131072)),
@@ -207,6 +257,9 @@ DECODE = (
     (1, (32, 8), 64, (32768, 131072)),
     (1, (16, 2), 256, (32768, 131072)),
     (1, (16, 2), 512, (32768, 131072)),
+    *((1, (16, 16), D, (16384,)) for D in (64, 96, 128)),  # one row of a KV head
+    (1, (8, 8), 256, (16384,)),
+    (128, (16, 16), 64, (700,)),
 )
 EXTEND = (
     GpuShape(1, (64, 1), 1, 32768, 128),
@@ -217,6 +270,7 @@ EXTEND = (
     GpuShape(8, (32, 8), 16, 8192, 128),
     GpuShape(1, (16, 2), 16, 32768, 256),
     GpuShape(1, (8, 8), 9, 131072, 64),
+    GpuShape(128, (16, 1), 1, 4096, 576, Dv=512),
     GpuShape(128, (128, 1), 1, 4096, 576, Dv=512),
     GpuShape(32, (16, 1), 1, 8192, 576, Dv=512),
 )
@@ -229,7 +283,7 @@ def _shapes() -> Iterator[GpuShape]:
     for B, heads, D, lengths in DECODE:
         yield from (GpuShape(B, heads, 1, N, D) for N in lengths)
     yield from EXTEND
-    for B, heads, N, D in FORWARD:
+    for B, heads, N, D in (*SHORT, *FORWARD):
         yield from (GpuShape(B, heads, N, N, D, causal) for causal in (False, True))
     for extra in EXTRAS:
         N = MASKED_LENGTH if "mask" in extra else LONG
@@ -237,7 +291,18 @@ def _shapes() -> Iterator[GpuShape]:
     yield from (GpuShape(64, (32, 8), 1, 32768, 128, extra=extra) for extra in FEW_VISIBLE)
 
 
+def _later_shapes() -> Iterator[GpuShape]:
+    """Yield rows that the first baselines do not have, after all others: a run that is stopped leaves them out."""
+    for extra in MODS:
+        yield GpuShape(
+            1, (16, 16), MASKED_LENGTH, MASKED_LENGTH, 128, extra in ("alibi by score_mod", "near window"), extra
+        )
+    for B, heads, N, D in OTHER_SIZES:
+        yield from (GpuShape(B, heads, N, N, D, causal) for causal in (False, True))
+
+
 ROWS = tuple(_shapes())
+LATER = tuple(_later_shapes())
 QUICK = {
     *(row for row in ROWS if row.host),
     GpuShape(1, (32, 8), 1, 32768, 128),

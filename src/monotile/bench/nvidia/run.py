@@ -22,18 +22,20 @@ from ...library import ops
 from ...runtime import machine
 from .. import suite
 from ..rows import Sample
-from ..worker import COMPETE_WITHIN, SAME_WORK, RoundLimits, near
-from . import exact, gradients, limits, peers, rows, table
+from ..worker import COMPETE_WITHIN, SAME_WORK, RoundLimits, near, worst_step
+from . import caches, exact, gradients, limits, peers, rows, sweep, table
+from .caches import GpuCache
 from .device import CudaTimer
 from .gradients import GpuGradient
 from .rows import GpuShape, Inputs
+from .sweep import GpuSweep
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 Report = dict[str, Any]
-Shape = GpuShape | GpuGradient
-ROWS: tuple[Shape, ...] = (*rows.ROWS, *gradients.ROWS)
+Shape = GpuShape | GpuGradient | GpuSweep | GpuCache
+ROWS: tuple[Shape, ...] = (*rows.ROWS, *gradients.ROWS, *rows.LATER, *sweep.ROWS, *caches.ROWS)
 GRAPH_S = 0.01  # shorter calls are captured in a CUDA graph, so that host time is not measured
 HOST_CALLS, HOST_ROUNDS = 200, 15  # calls per timing of the host: fewer than the launch queue holds
 TRIALS = 3  # of each variant of the torch call
@@ -75,7 +77,7 @@ def run(
     wanted = [s for s in shapes if (suite.matches(s.name, only) if only else s.quick or not quick)]
     if not wanted:
         raise MonotileError(
-            f"no row matches the filter {only!r}; try prefill, decode, extend, backward, D128 or causal"
+            f"no row matches the filter {only!r}; try prefill, decode, extend, sweep, backward, caches or D128"
         )
     begin, gpu = time.perf_counter(), gpu or CudaTimer()
     lists: Report = {name: [] for name in ("doubts", "rows", "wrong", "starts", "left_out")}
@@ -149,8 +151,14 @@ def measure(shape: Shape, gpu: CudaTimer, options: RunOptions, best: Report) -> 
     begin = time.perf_counter()
     try:
         with peers.quiet():
-            timed = _gradients if isinstance(shape, GpuGradient) else _forward
-            result |= timed(shape, gpu, options, best)  # type: ignore[arg-type]
+            if isinstance(shape, GpuSweep):
+                result |= _sweep(shape, gpu, options)
+            elif isinstance(shape, GpuCache):
+                result |= _cache(shape, gpu, options, best)
+            elif isinstance(shape, GpuGradient):
+                result |= _gradients(shape, gpu, options, best)
+            else:
+                result |= _forward(shape, gpu, options, best)
     except (AssertionError, RuntimeError, MonotileError) as error:
         result |= {"wrong": f"{shape.name}: {type(error).__name__}: {error}"}
     gpu.release()
@@ -179,6 +187,28 @@ def _gradients(shape: GpuGradient, gpu: CudaTimer, options: RunOptions, best: Re
     rate, limit = shape.flops / found["times"]["monotile"]["median_s"], best["flop"]["best_per_s"]
     share = {"kind": "flop", "rate_per_s": rate, "best_per_s": limit, "share": rate / limit}
     return checked | found | {"limit": share}
+
+
+def _sweep(shape: GpuSweep, gpu: CudaTimer, options: RunOptions) -> Report:
+    """Time the calls of a sweep in the same rounds. The time of the row is that of all its calls."""
+    runs, checked = sweep.checked(shape, sweep.calls(shape, gpu.name))
+    times, notes = interleave(runs, gpu, options.round_limits, cold=True)
+    medians = {n: statistics.median(times[str(n)]) for n in shape.sizes}
+    together = [sum(round) for round in zip(*times.values(), strict=True)]
+    steps = [{"size": n, "median_s": seconds} for n, seconds in medians.items()]
+    about = {"rounds": len(together), "note": "; ".join(notes), "steps": steps, "worst_step": worst_step(medians)}
+    return checked | about | {"times": {"monotile": summary(together)}, "ratios": {}}
+
+
+def _cache(shape: GpuCache, gpu: CudaTimer, options: RunOptions, best: Report) -> Report:
+    call = caches.make(shape, gpu.name)
+    checked = exact.check(shape.name, call.run, call.sample)
+    entries = {"monotile": call.run, **({} if call.dense is None else {"dense": call.dense})}
+    times, notes = interleave(entries, gpu, options.round_limits, cold=shape.kind != "varlen")
+    found = _compared(times, {}, notes)
+    kind, amount = ("flop", call.flops) if call.flops else ("read", call.bytes)
+    rate, limit = amount / found["times"]["monotile"]["median_s"], best[kind]["best_per_s"]
+    return checked | found | {"limit": {"kind": kind, "rate_per_s": rate, "best_per_s": limit, "share": rate / limit}}
 
 
 def _device(

@@ -24,6 +24,7 @@ GOAL_HEADS = tuple(
     for text, rank in zip(GOALS_HEAD, (0, 1, 0, 0, 2, 0), strict=True)
 )
 NOT_IN_TORCH = "torch takes it in no way that was asked"
+NO_PEER = ("sweep", "quantised cache", "paged cache", "varlen cache", "mixed cache")  # not timed beside torch
 
 
 def show(report: Report, console: Console, *, with_goals: bool = False) -> None:
@@ -82,12 +83,18 @@ def cells(row: Report) -> list[str]:
         note = "; ".join(filter(None, [f"{row['ratios']['no option']:.2f} x the rate without", note]))
     if "slice" in row["ratios"]:
         note = "; ".join(filter(None, [f"{1 / row['ratios']['slice']:.2f} x the time of the slice", note]))
+    if "dense" in row["ratios"]:
+        note = "; ".join(filter(None, [f"{row['ratios']['dense']:.2f} x the speed of dense tensors", note]))
+    if "worst_step" in row:
+        worst = row["worst_step"]
+        said = f"{worst['from']} to {worst['to']} queries: {worst['ratio']:.2f} x the time, cliff {worst['cliff']:.2f}"
+        note = "; ".join(filter(None, [said, note]))
     return [row["name"], time(mine["median_s"]), f"{mine['spread']:.0%}", rate, share, _torch(row), note]
 
 
 def _torch(row: Report) -> str:
     if "torch" not in row["ratios"]:
-        return NOT_IN_TORCH
+        return "" if row["tags"]["op"] in NO_PEER else NOT_IN_TORCH
     return f"{row['ratios']['torch']:.2f} ({row['torch']['way']})"
 
 

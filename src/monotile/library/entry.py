@@ -53,6 +53,7 @@ def attention(
     if is_quantized(k, v):
         run = quantized_ops.attention
     elif torch_calls.is_tensor(q) and not torch_calls.is_plain(q, k, v, mask, sinks):
+        torch_calls.refuse_tangents("attention", q, k, v, mask, sinks)
         q, k, v = torch_calls.in_autocast(q, k, v)
         if torch_calls.needs_operator(q, k, v, mask, sinks):
             from . import torch_operator
@@ -113,6 +114,7 @@ def attention_varlen(
     """
     run: Callable[..., Any] = ops.attention_varlen
     if torch_calls.is_tensor(q) and not torch_calls.is_plain(q, k, v, None, sinks):
+        torch_calls.refuse_tangents("attention_varlen", q, k, v, sinks)
         q, k, v = torch_calls.in_autocast(q, k, v)
         if torch_calls.needs_operator(q, k, v, sinks):
             from . import varlen_operator

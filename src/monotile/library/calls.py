@@ -317,6 +317,7 @@ class LibraryFunction:
     ) -> Any:  # fmt: skip
         named = self.Options(*options)
         lib = arrays.library(self.names[0], given[0], named.backend)
+        arrays.check_one_library(zip(self.names, given, strict=False))
         adopted = [None if a is None else lib.adopt(n, a) for n, a in zip(self.names, given, strict=False)]
         if any(a is not b for a, b in zip(adopted, given, strict=True)):
             block_mask = captured.block_mask if captured is not None else None

@@ -9,8 +9,9 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from ..errors import NoGradient
+from ..errors import ArgumentKind, NoGradient
 from ..runtime import tensors
+from ..runtime.arrays import check_one_library
 
 Array = Any
 
@@ -56,6 +57,19 @@ def needs_operator(*given: Array | None) -> bool:
     if any([type(t) is not torch.Tensor and type(t) is not torch.nn.Parameter for t in found]):
         return _are_alike(found)
     return all([t.is_meta for t in found])
+
+
+def check_tensors(**given: Array | None) -> None:
+    """Raise an error unless an operator's arguments are tensors or left out. In a trace torch says it."""
+    torch = sys.modules["torch"]
+    if torch.compiler.is_compiling():
+        return
+    check_one_library(given.items())
+    for name, array in given.items():
+        if array is None and name in ("mask", "sinks"):
+            continue
+        if not isinstance(array, torch.Tensor):
+            raise ArgumentKind(f"{name!r} must be an array, found {type(array).__name__}; pass a torch tensor")
 
 
 def _are_alike(given: list[Any]) -> bool:

@@ -284,9 +284,9 @@ FORWARD_MODE: dict[str, Any] = {
     "merge": lambda x: monotile.merge(x, x[..., 0], x[..., 0])[0],
     "merge_lse": lambda x: monotile.merge_lse(x[None], torch.zeros(1, 1, 2, 5))[0],
     "attention_backward": lambda x: monotile.attention_backward(x, x, x, x, x, torch.zeros(1, 2, 5)).dq,
-    "attention_varlen_backward": lambda x: monotile.attention_varlen_backward(
-        *[x[0].transpose(0, 1)] * 5, torch.zeros(2, 5), OFFSETS, OFFSETS
-    ).dq,
+    "attention_varlen_backward": lambda x: (
+        monotile.attention_varlen_backward(*[x[0].transpose(0, 1)] * 5, torch.zeros(2, 5), OFFSETS, OFFSETS).dq
+    ),
     "attention_paged": lambda x: monotile.attention_paged(x, x, x, OFFSETS[None, :1], OFFSETS[1:]),
 }
 

@@ -37,6 +37,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(each, "_plans", {})
     for op in (ops._ATTENTION, ops._PARTIALS, ops.MERGE, ops.MERGE_LSE, ops.MASK_BLOCKS):
         monkeypatch.setattr(op, "calls", {})
+        monkeypatch.setattr(op, "families", {})
 
 
 class Kind:

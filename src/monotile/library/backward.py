@@ -13,8 +13,8 @@ from ..kernels.backward import backward_keys, backward_queries, row_deltas, sees
 from ..kernels.option_gradients import mask_gradient, sink_gradient
 from ..kernels.scores import Options
 from ..runtime import tensors
-from .block_maps import add_block_map
 from . import torch_calls
+from .block_maps import add_block_map
 from .block_mask import BlockMask, unwrapped
 from .calls import ArrayRef, CallBuilder, Finish, LibraryFunction
 from .inputs import (

@@ -181,7 +181,7 @@ def library(name: str, array: Any, backend: str | None = None) -> Library:
 def check_one_library(named: Iterable[tuple[str, Any]]) -> None:
     """Raise an error where arrays of a call are of different libraries; those that share memory by DLPack alone, as
     JAX's, may have NumPy's beside them. What is no array at all is left to whoever reads it."""
-    found = [(name, array, _kind(array)) for name, array in named if hasattr(array, "__dlpack__")]
+    found = [(n, a, _kind(a)) for n, a in named if tensors.is_array(a) or hasattr(a, "__dlpack__")]
     for name, array, kind in found:
         first, other, expected = found[0]
         if kind != expected and (tensors.is_array(other) or not isinstance(array, np.ndarray)):

@@ -270,3 +270,67 @@ def test_functions_without_a_gradient_say_so() -> None:
         monotile.decode_partials(q, k, v)
     with torch.no_grad():
         monotile.decode_partials(q, k, v)
+
+
+# ---- forward mode ----------------------------------------------------------------------------------------------------
+
+OFFSETS = torch.tensor([0, 5], dtype=torch.int32)
+FORWARD_MODE: dict[str, Any] = {
+    "attention's q": lambda x: monotile.attention(x, x.detach(), x.detach()),
+    "attention's v": lambda x: monotile.attention(x.detach(), x.detach(), x),
+    "attention's mask": lambda x: monotile.attention(*[torch.ones(1, 2, 5, 8)] * 3, mask=x[..., :5]),
+    "attention_varlen": lambda x: monotile.attention_varlen(*[x[0].transpose(0, 1)] * 3, OFFSETS, OFFSETS),
+    "decode_partials": lambda x: monotile.decode_partials(x, x, x).o,
+    "merge": lambda x: monotile.merge(x, x[..., 0], x[..., 0])[0],
+    "merge_lse": lambda x: monotile.merge_lse(x[None], torch.zeros(1, 1, 2, 5))[0],
+    "attention_backward": lambda x: monotile.attention_backward(x, x, x, x, x, torch.zeros(1, 2, 5)).dq,
+    "attention_varlen_backward": lambda x: (
+        monotile.attention_varlen_backward(*[x[0].transpose(0, 1)] * 5, torch.zeros(2, 5), OFFSETS, OFFSETS).dq
+    ),
+    "attention_paged": lambda x: monotile.attention_paged(x, x, x, OFFSETS[None, :1], OFFSETS[1:]),
+}
+
+
+@pytest.mark.parametrize("case", FORWARD_MODE)
+def test_a_tangent_is_refused(case: str) -> None:
+    x = torch.rand(1, 2, 5, 8)
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(NoGradient, match="no forward-mode derivative"):
+        FORWARD_MODE[case](torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))
+    with pytest.raises(NoGradient, match="no forward-mode derivative"):
+        torch.func.jvp(FORWARD_MODE[case], (x,), (x,))
+
+
+def test_a_hessian_is_refused() -> None:
+    x = torch.rand(1, 2, 5, 8)
+    for case in ("attention's q", "attention_varlen"):
+        with pytest.raises(NoGradient, match="no forward-mode derivative"):
+            torch.func.hessian(lambda x, case=case: FORWARD_MODE[case](x).sum())(x)
+
+
+def test_a_dual_level_without_tangents_changes_nothing() -> None:
+    x = torch.rand(1, 2, 5, 8)
+    expected = monotile.attention(x, x, x)
+    with torch.autograd.forward_ad.dual_level():
+        assert torch.equal(monotile.attention(x, x, x), expected)
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        with torch.inference_mode():  # where torch has no tangents either
+            assert torch.equal(monotile.attention(dual, x, x), expected)
+
+
+@pytest.mark.parametrize("function", [monotile.attention, monotile.decode_partials])
+def test_a_captured_gradient_is_refused_though_no_argument_has_one(function: Any) -> None:
+    x, bias = torch.rand(1, 2, 5, 8), torch.zeros(5).requires_grad_()
+
+    def biased(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return score + bias[j]
+
+    with pytest.raises(NoGradient, match="detach"):
+        function(x, x, x, score_mod=biased)
+    with torch.no_grad():
+        function(x, x, x, score_mod=biased)
+
+
+def test_a_function_without_a_rule_for_vmap_says_so() -> None:
+    x = torch.rand(3, 1, 2, 5, 8)
+    with pytest.raises(MonotileError, match=r"torch\.func"):
+        torch.vmap(lambda x: monotile.decode_partials(x, x, x).o)(x)

@@ -130,3 +130,74 @@ def test_a_storage_that_was_made_smaller() -> None:
 def test_meta_tensors_give_meta_results() -> None:
     found = monotile.attention(*[plain().to("meta") for _ in range(3)])
     assert found.is_meta and found.shape == SHAPE
+
+
+# ---- arrays of different libraries -----------------------------------------------------------------------------------
+
+
+def numbers(*shape: int) -> Any:
+    return np.linspace(-1, 1, int(np.prod(shape)), dtype=np.float32).reshape(shape)
+
+
+def whole(*given: int) -> Any:
+    return np.array(given, np.int32)
+
+
+X, ROWS, TOKENS, PAGES = numbers(1, 2, 4, 8), numbers(1, 2, 4), numbers(4, 2, 8), numbers(3, 4, 2, 8)
+RAGGED = {"q": TOKENS, "k": TOKENS, "v": TOKENS, "q_offsets": whole(0, 4), "k_offsets": whole(0, 4)}
+PLACES = {"page_table": whole(1, 2)[None], "lengths": whole(5)}
+CALLS: dict[str, dict[str, Any]] = {
+    "attention": {"q": X, "k": X, "v": X, "mask": numbers(4, 4), "sinks": numbers(2)},
+    "attention_backward": {"do": X, "q": X, "k": X, "v": X, "o": X, "lse": ROWS, "dlse": ROWS, "mask": numbers(4, 4)},
+    "attention_varlen": {**RAGGED, "sinks": numbers(2)},
+    "attention_varlen_backward": {"do": TOKENS, **RAGGED, "o": TOKENS, "lse": ROWS[0], "dlse": ROWS[0]},
+    "attention_paged": {"q": X, "k_pages": PAGES, "v_pages": PAGES, **PLACES, "sinks": numbers(2)},
+    "paged_append": {"k_pages": PAGES, "v_pages": PAGES, **PLACES, "k_new": X, "v_new": X},
+    "decode_partials": {"q": X, "k": X, "v": X, "mask": numbers(4, 4)},
+    "merge": {"o": X, "m": ROWS, "l": ROWS},
+    "merge_lse": {"outs": X, "lses": ROWS},
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_arrays_of_two_libraries(name: str, dtype: str) -> None:
+    """Each argument alone is of another library than the others: every one is refused, and none is read."""
+    call = getattr(monotile, name)
+
+    def tensor(array: Any) -> Any:
+        found = torch.from_numpy(array.copy())
+        return found.to(getattr(torch, dtype)) if found.is_floating_point() else found
+
+    for odd in CALLS[name]:
+        both = "a NumPy array and .* a torch tensor|a torch tensor and .* a NumPy array"
+        one = {n: tensor(a) if n == odd else a.copy() for n, a in CALLS[name].items()}
+        with pytest.raises(errors.ArgumentKind, match=both):
+            call(**one)
+        with pytest.raises(errors.ArgumentKind, match=both):
+            call(**{n: a.copy() if n == odd else tensor(a) for n, a in CALLS[name].items()})
+
+
+def test_an_operator_takes_tensors_only() -> None:
+    x = torch.from_numpy(X).clone().requires_grad_()
+    with pytest.raises(errors.ArgumentKind, match="'mask' is a NumPy array and 'q' a torch tensor"):
+        monotile.attention(x, x, x, mask=numbers(4, 4))
+    with pytest.raises(errors.ArgumentKind, match="'sinks' must be an array, found list"):
+        monotile.attention(x, x, x, sinks=[0.0, 0.0])
+    tokens = x[0].transpose(0, 1)
+    with pytest.raises(errors.ArgumentKind, match="'q_offsets' must be an array, found list"):
+        monotile.attention_varlen(tokens, tokens, tokens, [0, 4], [0, 4])
+
+
+def test_quantised_arrays_of_another_library() -> None:
+    k = monotile.quantize(X, "int8")
+    with pytest.raises(errors.ArgumentKind, match="'k' is a NumPy array and 'q' a torch tensor"):
+        monotile.attention(torch.from_numpy(X), k, k)
+    pages = monotile.quantize(PAGES, "int8")
+    with pytest.raises(errors.ArgumentKind, match="'k_new' is a torch tensor and 'k_pages' a NumPy array"):
+        monotile.paged_append(pages, pages, *PLACES.values(), torch.from_numpy(X), torch.from_numpy(X))
+
+
+def test_parts_of_two_libraries() -> None:
+    with pytest.raises(errors.ArgumentKind, match="'outs' is a torch tensor and 'outs' a NumPy array"):
+        monotile.merge_lse([X, torch.from_numpy(X)], [ROWS, ROWS])

@@ -37,6 +37,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(each, "_plans", {})
     for op in (ops._ATTENTION, ops._PARTIALS, ops.MERGE, ops.MERGE_LSE, ops.MASK_BLOCKS):
         monkeypatch.setattr(op, "calls", {})
+        monkeypatch.setattr(op, "families", {})
 
 
 class Kind:
@@ -302,7 +303,7 @@ def test_no_metal_in_mlx(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlx.core", core)
     with pytest.raises(UnknownBackend, match=r"MLX has no Metal here.* pass numpy.array\(x\)"):
         monotile.attention(*map(mlx_stand_in.array, qkv(12, 12)))
-    with pytest.raises(ArgumentKind, match="'k' is ndarray where the others are MLX arrays; pass one kind"):
+    with pytest.raises(ArgumentKind, match="'k' is a NumPy array and 'q' an MLX array; pass arrays of one library"):
         monotile.attention(mlx_stand_in.array(qkv(12, 12)[0]), *qkv(12, 12)[1:])
 
 

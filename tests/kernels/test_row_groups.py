@@ -17,6 +17,7 @@ from kernels.cases import check, check_output, equal, normal, qkv
 from monotile import backends
 from monotile.backends.choices import AttentionChoice, AttentionProblem
 from monotile.backends.cpu.choices import CpuChoices
+from monotile.kernels.reference import attention as reference
 from monotile.library import ops
 from monotile.runtime import tensors
 from usable import ON_GPU
@@ -110,6 +111,39 @@ def test_hidden_keys_are_not_read(options: dict[str, Any]) -> None:
     equal(
         monotile.attention(q, *guarded, backend="cpu", **options), monotile.attention(q, k, v, backend="cpu", **options)
     )
+
+
+def uneven_mask() -> Array:
+    """A mask for each of 4 heads, whose 3 rows are the first of 5: heads and rows are no one dimension."""
+    mask = np.random.default_rng(0).random((1, 4, 5, 1000)) < 0.5
+    mask[..., :900] = False
+    return mask[:, :, :3]
+
+
+UNEVEN: dict[str, Array] = {
+    "bool": uneven_mask(),
+    "additive": np.where(uneven_mask().base, 0.5, -np.inf).astype(np.float32)[:, :, :3],
+    "by columns": np.asfortranarray(uneven_mask()),
+    "expanded": np.broadcast_to(uneven_mask()[:, :1], (1, 4, 3, 1000)),
+}
+
+
+@pytest.mark.skipif(ON_GPU, reason="about this machine's memory")
+@pytest.mark.parametrize("kind", UNEVEN)
+def test_a_mask_of_uneven_rows_hides_keys(kind: str) -> None:
+    mask = UNEVEN[kind]
+    q, k, v = qkv(3, 1000, 32, Hq=4)
+    expected = monotile.attention(q, k, v, backend="cpu", mask=np.ascontiguousarray(mask))
+    guarded = [unreadable_before(x, 768) for x in (k, v)]
+    equal(monotile.attention(q, *guarded, backend="cpu", mask=mask), expected)
+    np.testing.assert_allclose(expected, reference(q, k, v, mask=mask)[0], atol=1e-5)
+
+
+def test_a_mask_larger_than_the_keys_is_not_copied(backend: str) -> None:
+    q, k, v = qkv(6, 300, 1, Hq=8, Hkv=2)
+    mask = (np.random.default_rng(0).random((1, 8, 9, 300)) < 0.5)[:, :, :6]
+    found = monotile.attention(q, k, v, backend=backend, mask=mask)
+    np.testing.assert_allclose(found, reference(q, k, v, mask=mask)[0], atol=1e-5)
 
 
 def unreadable_before(array: Array, row: int) -> Array:

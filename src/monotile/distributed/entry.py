@@ -48,6 +48,7 @@ def attention(
     for name, array in (("q", q), ("k", k), ("v", v)):
         if not isinstance(array, Tensor):
             raise ArgumentKind(f"{name!r} must be a torch tensor, found {type(array).__name__}")
+    torch_calls.refuse_tangents("attention of a group", q, k, v, sinks)
     q, k, v = torch_calls.in_autocast(q, k, v)
     batched = q.dim() != 3
     if not batched:

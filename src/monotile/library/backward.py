@@ -13,6 +13,7 @@ from ..kernels.backward import backward_keys, backward_queries, row_deltas, sees
 from ..kernels.option_gradients import mask_gradient, sink_gradient
 from ..kernels.scores import Options
 from ..runtime import tensors
+from . import torch_calls
 from .block_maps import add_block_map
 from .block_mask import BlockMask, unwrapped
 from .calls import ArrayRef, CallBuilder, Finish, LibraryFunction
@@ -103,6 +104,7 @@ def attention_backward(
     if mask_mod is not None:
         mask_mod, blocks = unwrapped(mask_mod)
     arrays = q, k, v, do, o, lse, dlse, mask, sinks
+    torch_calls.refuse_tangents("attention_backward", *arrays)
     options = causal, window, softcap, score_mod, mask_mod, negative, mask_grad, backend, threads
     found: Gradients = ATTENTION_BACKWARD.call(arrays, tensors.layouts(arrays), options, scale, blocks)
     return found

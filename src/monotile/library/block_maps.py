@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..backends.choices import AttentionChoice, AttentionProblem, BackwardBlocks, Choice
@@ -95,18 +97,44 @@ def _map_of_mask(
     threads: int | None,
 ) -> tuple[ArrayRef | None, bool]:  # fmt: skip
     """The block map of the mask as given, with sides of 1 where it broadcasts. Packed rows have one row of blocks for
-    all rows of a group; a mask whose heads do not lie evenly has no map, and is read everywhere."""
+    all rows of a group; a mask whose heads do not lie evenly then has no map, and is read everywhere."""
+    mask = _without_repetition(mask)
     if not choice.packed:
         covered = builder.choices.marks_covered(problem)
         return add_mask_blocks(builder, mask, choice.row_block, choice.key_block, threads, covered=covered), covered
     if mask.shape[1] > 1:
-        batch, heads, queries, keys = mask.shape
-        view = mask.view.reshaped((batch, problem.kv_heads, heads // problem.kv_heads * queries, keys))
+        view = mask.view.reshaped(_packed_shape(mask, problem.kv_heads))
         if view is None:
             return None, False
         mask = ArrayRef(mask.place, view)
     rows = _power_of_two(mask.shape[2])
     return add_mask_blocks(builder, mask, rows, choice.key_block, threads, covered=False), False
+
+
+def with_even_heads(builder: CallBuilder, inputs: AttentionInputs, choice: AttentionChoice) -> AttentionInputs:
+    """Return the inputs with a copy of a mask that packed rows could have no block map of, because its heads do not lie
+    evenly. A mask larger than the keys and values that it may hide is left as it is."""
+    mask = inputs.mask
+    if mask is None or not choice.packed or 0 in mask.shape:
+        return inputs
+    own = _without_repetition(mask)
+    if own.shape[1] == 1 or own.view.reshaped(_packed_shape(own, inputs.k.shape[1])) is not None:
+        return inputs
+    if math.prod(mask.shape) * mask.dtype.bytes > inputs.bytes:
+        return inputs
+    return replace(inputs, mask=builder.contiguous(mask))
+
+
+def _packed_shape(mask: ArrayRef, kv_heads: int) -> tuple[int, ...]:
+    batch, heads, queries, keys = mask.shape
+    return batch, kv_heads, heads // kv_heads * queries, keys
+
+
+def _without_repetition(mask: ArrayRef) -> ArrayRef:
+    """The mask with sides of 1 where the caller has expanded it: along batches, heads or queries with a stride of 0."""
+    dtype, shape, strides, device = mask.view
+    sides = *[1 if s == 0 else n for n, s in zip(shape[:3], strides[:3], strict=True)], shape[3]
+    return ArrayRef(mask.place, View(dtype, sides, strides, device))
 
 
 def _power_of_two(least: int) -> int:

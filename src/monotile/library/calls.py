@@ -25,6 +25,7 @@ from ..runtime.tensors import Layouts, View
 from .growth import GrowingCall, Growth, family_key
 from .kept_maps import MapMaker, MapStore
 from .launches import SCALE, PlannedLaunch, steps_of
+from .torch_calls import refuse_captured_gradients
 
 Array = Any
 Finish = Callable[[list[Array]], Any]  # post-processing of the list of results
@@ -292,6 +293,8 @@ class LibraryFunction:
         signatures, addresses = layouts
         found = captures(functions)
         given_arrays = list(found.arrays.values())
+        if given_arrays:
+            refuse_captured_gradients(given_arrays)
         others, places = tensors.layouts(given_arrays) if given_arrays else ([], [])
         captured = Captured(found, given_arrays, tuple(found.numbers.values()), places, block_mask)
         keys = [o if type(o) in PLAIN or not is_function(o) else const_key(o) for o in options]
@@ -314,6 +317,7 @@ class LibraryFunction:
     ) -> Any:  # fmt: skip
         named = self.Options(*options)
         lib = arrays.library(self.names[0], given[0], named.backend)
+        arrays.check_one_library(zip(self.names, given, strict=False))
         adopted = [None if a is None else lib.adopt(n, a) for n, a in zip(self.names, given, strict=False)]
         if any(a is not b for a, b in zip(adopted, given, strict=True)):
             block_mask = captured.block_mask if captured is not None else None

@@ -53,8 +53,10 @@ def attention(
     if is_quantized(k, v):
         run = quantized_ops.attention
     elif torch_calls.is_tensor(q) and not torch_calls.is_plain(q, k, v, mask, sinks):
+        torch_calls.refuse_tangents("attention", q, k, v, mask, sinks)
         q, k, v = torch_calls.in_autocast(q, k, v)
         if torch_calls.needs_operator(q, k, v, mask, sinks):
+            torch_calls.check_tensors(q=q, k=k, v=v, mask=mask, sinks=sinks)
             from . import torch_operator
 
             run = torch_operator.attention
@@ -113,8 +115,10 @@ def attention_varlen(
     """
     run: Callable[..., Any] = ops.attention_varlen
     if torch_calls.is_tensor(q) and not torch_calls.is_plain(q, k, v, None, sinks):
+        torch_calls.refuse_tangents("attention_varlen", q, k, v, sinks)
         q, k, v = torch_calls.in_autocast(q, k, v)
         if torch_calls.needs_operator(q, k, v, sinks):
+            torch_calls.check_tensors(q=q, k=k, v=v, q_offsets=q_offsets, k_offsets=k_offsets, sinks=sinks)
             from . import varlen_operator
 
             run = varlen_operator.attention_varlen

@@ -124,10 +124,12 @@ def merge_lse(
         >>> monotile.merge_lse(outs, lses)[0].shape
         (3, 64)
     """
-    parts = [*outs, *lses] if isinstance(outs, list | tuple) and isinstance(lses, list | tuple) else [outs, lses]
-    torch_calls.refuse_gradients("merge_lse", *parts)
+    given = (("outs", outs), ("lses", lses))
+    parts = [(name, part) for name, a in given for part in (a if isinstance(a, list | tuple) else [a])]
+    torch_calls.refuse_gradients("merge_lse", *[part for _, part in parts])
     first = outs[0] if isinstance(outs, list | tuple) and outs else outs
     lib = arrays.library("outs", first, backend)
+    arrays.check_one_library(parts)
     outs, lses = (
         _stack_parts(lib, name, a, axis) if isinstance(a, list | tuple) else lib.adopt(name, a)
         for name, a, axis in (("outs", outs, -2), ("lses", lses, -1))

@@ -20,7 +20,7 @@ from ..kernels.scores import Options
 from ..runtime import tensors
 from . import torch_calls
 from .backward import ATTENTION_BACKWARD, Gradients, attention_backward
-from .block_maps import add_block_map
+from .block_maps import add_block_map, with_even_heads
 from .block_mask import BlockMask, block_mask, unwrapped
 from .calls import ArrayRef, CallBuilder, Finish, LibraryFunction
 from .growth import Growth
@@ -145,6 +145,7 @@ def _add_attention(
     split = isinstance(target, Partials)
     state: tuple[ArrayRef | None, ...] = tuple(map(grouped, target)) if split else (None, None, None)
     outputs: tuple[ArrayRef | None, ...] = (None, None) if split else tuple(map(grouped, target))
+    inputs = with_even_heads(builder, inputs, choice)
     block_map, covered = add_block_map(builder, inputs, options, choice, threads)
     mask = inputs.broadcast_mask()
     keys, values, *fields = inputs.stored.arguments(inputs.k, inputs.v if not inputs.values_in_keys else None)

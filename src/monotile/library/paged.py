@@ -17,6 +17,7 @@ from ..ir.ops import MAX_LENGTH
 from ..kernels.attention import attention as attention_kernel
 from ..kernels.paged_append import paged_append as paged_append_kernel
 from ..runtime import tensors
+from ..runtime.arrays import check_one_library
 from . import torch_calls
 from .balancing import NOT_BALANCED, Balanced, Lengths, add_balance, add_merge_slots, is_balanced
 from .calls import ArrayRef, CallBuilder, Finish, LibraryFunction
@@ -180,6 +181,7 @@ def paged_append(
     """`monotile.paged_append` on pages that are not quantised."""
     torch_calls.refuse_gradients("paged_append", k_pages, v_pages, k_new, v_new)
     views = {"k_pages": k_pages, "v_pages": v_pages, "k_new": k_new, "v_new": v_new}
+    check_one_library([*views.items(), ("page_table", page_table), ("lengths", lengths)])
     found = {name: tensors.read(name, array) for name, array in views.items()}
     if len({view.dtype for view in found.values()}) > 1:
         listing = ", ".join(f"{name} {view.dtype}" for name, view in found.items())

@@ -7,6 +7,7 @@ from typing import Any
 from ..errors import ArgumentRank, ArgumentShape
 from ..kernels.paged_append import paged_append as paged_append_kernel
 from ..runtime import tensors
+from ..runtime.arrays import check_one_library
 from . import torch_calls
 from .calls import LibraryFunction
 from .paged import check_pages, check_places, plan
@@ -39,6 +40,8 @@ def paged_append(
 ) -> None:  # fmt: skip
     """Quantise new tokens as their pages are, and store their fields."""
     torch_calls.refuse_gradients("paged_append", k_new, v_new)
+    codes = [("k_pages", _fields(k_pages)[0]), ("v_pages", _fields(v_pages)[0]), ("k_new", k_new), ("v_new", v_new)]
+    check_one_library([*codes, ("page_table", page_table), ("lengths", lengths)])
     stored: list[list[tuple[Array, Array]]] = []  # fields of pages and of new tokens
     for name, pages, tokens in (("k_new", k_pages, k_new), ("v_new", v_pages, v_new)):
         wanted, found = tuple(pages.shape), tuple(tensors.read(name, tokens).shape)

@@ -6,10 +6,12 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+from collections.abc import Iterable
 from typing import Any
 
-from ..errors import NoGradient
+from ..errors import ArgumentKind, NoGradient
 from ..runtime import tensors
+from ..runtime.arrays import check_one_library
 
 Array = Any
 
@@ -21,7 +23,7 @@ def is_tensor(array: Array) -> bool:
 
 def is_plain(q: Array, k: Array, v: Array, mask: Array | None, sinks: Array | None) -> bool:
     """True if a call on tensors surely needs nothing but its arithmetic: the common case, in few questions. Others ask
-    `in_autocast` and `needs_operator`."""
+    `refuse_tangents`, `in_autocast` and `needs_operator`."""
     torch = sys.modules["torch"]
     Tensor = torch.Tensor
     if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor or torch.compiler.is_compiling():
@@ -29,6 +31,8 @@ def is_plain(q: Array, k: Array, v: Array, mask: Array | None, sinks: Array | No
     if torch._C._are_functorch_transforms_active() or torch._C._is_any_autocast_enabled() or q.is_meta:
         return False
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return False
+    if torch.autograd.forward_ad._current_level >= 0:
         return False
     return mask is sinks is None or not needs_operator(mask, sinks)
 
@@ -55,6 +59,19 @@ def needs_operator(*given: Array | None) -> bool:
     return all([t.is_meta for t in found])
 
 
+def check_tensors(**given: Array | None) -> None:
+    """Raise an error unless an operator's arguments are tensors or left out. In a trace torch says it."""
+    torch = sys.modules["torch"]
+    if torch.compiler.is_compiling():
+        return
+    check_one_library(given.items())
+    for name, array in given.items():
+        if array is None and name in ("mask", "sinks"):
+            continue
+        if not isinstance(array, torch.Tensor):
+            raise ArgumentKind(f"{name!r} must be an array, found {type(array).__name__}; pass a torch tensor")
+
+
 def _are_alike(given: list[Any]) -> bool:
     """True if an operator takes these tensors together; otherwise reading them will say what is wrong."""
     if any([t.is_nested for t in given]):
@@ -67,13 +84,50 @@ def _are_alike(given: list[Any]) -> bool:
 def refuse_gradients(function: str, *given: Array | None) -> None:
     """Raise an error where gradients would be lost in silence."""
     torch = sys.modules.get("torch")
-    if torch is None or not torch.is_grad_enabled():
+    if torch is None:
+        return
+    refuse_tangents(function, *given)
+    if not torch.is_grad_enabled():
         return
     if any([isinstance(t, torch.Tensor) and t.requires_grad for t in given]):
         raise NoGradient(
             f"{function} has no gradient, and a tensor given to it requires grad; call it under torch.no_grad(), pass "
             "detached tensors, or use attention, which has one"
         )
+
+
+def refuse_captured_gradients(captured: Iterable[Array]) -> None:
+    """Raise an error where a mod reads a tensor with a gradient or a tangent: neither is computed."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    refuse_tangents("a score_mod or mask_mod", *captured)
+    if torch.is_grad_enabled() and any([getattr(a, "requires_grad", False) for a in captured]):
+        raise NoGradient(
+            "score_mod or mask_mod reads a tensor that requires grad, and attention has no gradient for it; "
+            "pass it detached (bias.detach()), or as an additive mask, which has one"
+        )
+
+
+def refuse_tangents(function: str, *given: Array | None) -> None:
+    """Raise an error where a tangent of forward mode (torch.autograd.forward_ad, torch.func.jvp) would be lost in
+    silence. Outside of a dual level this is one comparison."""
+    torch = sys.modules.get("torch")
+    if torch is None or torch.compiler.is_compiling() or torch.autograd.forward_ad._current_level < 0:
+        return
+    unpack = torch.autograd.forward_ad.unpack_dual
+    if torch._C._is_fwd_grad_enabled() and any(
+        [isinstance(t, torch.Tensor) and unpack(t).tangent is not None for t in given]
+    ):
+        raise no_forward_mode(function)
+
+
+def no_forward_mode(function: str) -> NoGradient:
+    return NoGradient(
+        f"{function} has no forward-mode derivative, and a tensor given to it has a tangent; use reverse mode "
+        "(requires_grad and backward, torch.func.grad, vjp or jacrev), which attention and attention_varlen have, or "
+        "a formula of torch operations"
+    )
 
 
 def with_clear_errors(function: Any) -> Any:

@@ -26,6 +26,7 @@ from . import backward, ops
 from .block_mask import unwrapped
 from .inputs import read_window
 from .leading import broadcast_lead
+from .torch_calls import no_forward_mode, refuse_captured_gradients
 
 OPTIONS = "str causal, int? left, int? right, float? scale, float? softcap, int mods, str? backend, int? threads"
 ARRAYS = "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? sinks"
@@ -85,7 +86,8 @@ def number_of(score_mod: Any, mask_mod: Any) -> tuple[int, Mods]:
     if torch.compiler.is_compiling():
         return _number_in_graph(score_mod, mask_mod), NONE
     mods = Mods(frozen(score_mod), frozen(mask_mod))
-    _refuse_captured_gradients(mods)
+    functions = [mod for mod in (mods.score_mod, unwrapped(mods.mask_mod)[0]) if mod is not None]
+    refuse_captured_gradients(captures(functions).arrays.values())
     return _enter(mods), mods
 
 
@@ -181,16 +183,6 @@ def call_operator(name: str, function: type[torch.autograd.Function], given: Seq
         raise ArgumentKind(f"{name} has no rule for tensors of the classes {kinds}; pass plain ones") from error
 
 
-def _refuse_captured_gradients(mods: Mods) -> None:
-    """Gradients of arrays that a mod reads are not computed; losing them in silence would be worse than an error."""
-    arrays = captures([mod for mod in (mods.score_mod, unwrapped(mods.mask_mod)[0]) if mod is not None]).arrays.values()
-    if torch.is_grad_enabled() and any([getattr(a, "requires_grad", False) for a in arrays]):
-        raise NoGradient(
-            "score_mod or mask_mod reads a tensor that requires grad, and attention has no gradient for it; "
-            "pass it detached (bias.detach()), or as an additive mask, which has one"
-        )
-
-
 def _forward(*args: Any) -> tuple[Tensor, Tensor]:
     given = Given(*args)
     found: tuple[Tensor, Tensor] = ops.attention(**given.arrays, **given.options, return_lse=True)
@@ -234,6 +226,11 @@ def _differentiate(ctx: Any, do: Tensor, dlse: Tensor) -> tuple[Any, ...]:
     return dq, dk, dv, dmask if mask_grad else None, dsinks if with_sinks else None, *[None] * len(ctx.rest)
 
 
+def no_tangent(*args: Any) -> None:
+    """The jvp of the operators under torch.func."""
+    raise no_forward_mode("attention")
+
+
 def no_second(*args: Any) -> None:
     raise NoGradient(
         "attention has no second derivative: its gradients cannot be differentiated; "
@@ -258,6 +255,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
 
     setup_context = staticmethod(_save)
     backward = staticmethod(_differentiate)
+    jvp = staticmethod(no_tangent)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
@@ -276,6 +274,7 @@ class _AttentionBackward(torch.autograd.Function):  # type: ignore[misc]
         """There is nothing to keep."""
 
     backward = staticmethod(no_second)
+    jvp = staticmethod(no_tangent)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..runtime import tensors
+from . import torch_calls
 from .backward import BackwardCall, BackwardOptions, Gradients, RowGradients, check_bools, check_rows
 from .calls import CallBuilder, Finish, LibraryFunction
 from .inputs import read_options, read_scoring, unit_last
@@ -51,6 +52,7 @@ def attention_varlen_backward(
     check_bools(deterministic=deterministic)
     scale, window, softcap, negative = read_scoring(causal, scale, window, softcap)
     arrays = q, k, v, do, o, lse, q_offsets, k_offsets, dlse, sinks
+    torch_calls.refuse_tangents("attention_varlen_backward", *arrays)
     layouts = tensors.layouts(arrays)
     if check:
         check_offsets(q, k, q_offsets, k_offsets)

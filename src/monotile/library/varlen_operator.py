@@ -10,7 +10,7 @@ from torch import Tensor
 from ..errors import ArgumentKind, BadOption
 from . import varlen, varlen_backward
 from .inputs import read_window
-from .torch_operator import LIBRARY, OPTIONS, call_operator, mods_of, no_second, number_of, scoring_options
+from .torch_operator import LIBRARY, OPTIONS, call_operator, mods_of, no_second, no_tangent, number_of, scoring_options
 
 ARRAYS = "Tensor q, Tensor k, Tensor v, Tensor q_offsets, Tensor k_offsets, Tensor? sinks"
 LIBRARY.define(f"attention_varlen({ARRAYS}, {OPTIONS}) -> (Tensor, Tensor)")
@@ -117,6 +117,7 @@ class _Varlen(torch.autograd.Function):  # type: ignore[misc]
 
     setup_context = staticmethod(_save)
     backward = staticmethod(_differentiate)
+    jvp = staticmethod(no_tangent)
     vmap = staticmethod(_no_vmap)
 
 
@@ -130,4 +131,5 @@ class _VarlenBackward(torch.autograd.Function):  # type: ignore[misc]
         """There is nothing to keep."""
 
     backward = staticmethod(no_second)
+    jvp = staticmethod(no_tangent)
     vmap = staticmethod(_no_vmap)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ class Numpy:
         self.home = home  # the library results are converted to; None for NumPy itself
 
     def adopt(self, name: str, array: Any) -> Any:
-        """Return the array as one of this library, sharing its memory."""
+        """Return an array of a call, all of whose arrays are of one library, as this one computes with it."""
         return array if isinstance(array, np.ndarray) else host_view(name, array)
 
     def template(self, view: View) -> Any:
@@ -62,8 +63,6 @@ class Torch:
         self.torch = sys.modules["torch"]
 
     def adopt(self, name: str, array: Any) -> Any:
-        if not isinstance(array, self.torch.Tensor):
-            raise ArgumentKind(f"{name!r} is {type(array).__name__} where the others are torch tensors; pass one kind")
         return array
 
     def template(self, view: View) -> Any:
@@ -134,8 +133,6 @@ class Mlx:
         self.core = sys.modules["mlx.core"]
 
     def adopt(self, name: str, array: Any) -> Any:
-        if not tensors.is_mlx(array):
-            raise ArgumentKind(f"{name!r} is {type(array).__name__} where the others are MLX arrays; pass one kind")
         return array
 
     def template(self, view: View) -> Any:
@@ -179,6 +176,27 @@ def library(name: str, array: Any, backend: str | None = None) -> Library:
         home = array.__array_namespace__() if hasattr(array, "__array_namespace__") else None
         return Numpy(home)
     raise ArgumentKind(f"{name!r} must be an array, found {type(array).__name__}; pass NumPy arrays or torch tensors")
+
+
+def check_one_library(named: Iterable[tuple[str, Any]]) -> None:
+    """Raise an error where arrays of a call are of different libraries; those that share memory by DLPack alone, as
+    JAX's, may have NumPy's beside them. What is no array at all is left to whoever reads it."""
+    found = [(n, a, _kind(a)) for n, a in named if tensors.is_array(a) or hasattr(a, "__dlpack__")]
+    for name, array, kind in found:
+        first, other, expected = found[0]
+        if kind != expected and (tensors.is_array(other) or not isinstance(array, np.ndarray)):
+            raise ArgumentKind(f"{name!r} is {kind} and {first!r} {expected}; pass arrays of one library")
+
+
+def _kind(array: Any) -> str:
+    """The library of an array, in words."""
+    if isinstance(array, np.ndarray):
+        return "a NumPy array"
+    if tensors.is_array(array):
+        return "an MLX array" if tensors.is_mlx(array) else "a torch tensor"
+    if hasattr(array, "__array_namespace__"):
+        return f"an array of {array.__array_namespace__().__name__.partition('.')[0]}"
+    return f"of type {type(array).__name__}"
 
 
 def given_back(lib: Library, result: Any) -> Any:

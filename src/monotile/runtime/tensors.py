@@ -149,8 +149,11 @@ def layouts(arrays: Sequence[Any]) -> Layouts:
 
 
 def _is_in_memory(tensor: Any) -> bool:
-    """False for a strided tensor without a block of memory for its elements: fake, meta, freed or nested."""
+    """False for a strided tensor without a block of memory for its elements: fake, meta, freed or nested, or one that
+    a transform of torch.func has wrapped."""
     if tensor.is_nested or type(tensor).__name__ == "FakeTensor":
+        return False
+    if sys.modules["torch"]._C._functorch.is_functorch_wrapped_tensor(tensor):
         return False
     if tensor.device.type == "mps":  # data_ptr() is no address there
         return True
@@ -279,7 +282,7 @@ def _read_torch(torch: Any, name: str, tensor: Any) -> View:
         cure = f"pass {name}.to_dense().resolve_conj().resolve_neg()"
         raise ArgumentKind(f"{name!r} is not an ordinary strided tensor; {cure}")
     if not _is_in_memory(tensor):
-        why = "it is on the meta device, belongs to a trace, or its storage was freed"
+        why = "it is on the meta device, belongs to a trace or to torch.func, or its storage was freed"
         raise ArgumentKind(f"{name!r} has no memory: {why}; pass a tensor that holds its elements")
     if address(tensor) % dtype.bytes:
         raise ArgumentAlignment(f"{name!r} is not aligned to its elements; pass {name}.clone()")

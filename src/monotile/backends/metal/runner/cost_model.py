@@ -11,6 +11,7 @@ MULTIPLY_ADDS = 128  # of float32 in a clock
 EXPONENTIALS = 32
 ON_CORE_BYTES = 64  # of threadgroup memory and the first cache together
 OFF_CORE_BYTES = 32  # from the caches that cores share
+MEMORY_BYTES = 8  # from memory: a core's share
 SHUFFLED_BYTES = 256
 MATRIX, LANES, REDUCTION_STEPS = 8, 32, 5
 

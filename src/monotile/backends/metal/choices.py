@@ -115,9 +115,10 @@ class MetalChoices(Choices):
 
 def _are_few(problem: AttentionProblem) -> bool:
     """True where blocks of 64 rows of each head do not fill the cores. Where they do, more threadgroups of fewer
-    simdgroups run at once."""
+    simdgroups run at once; and where positions hide keys, larger blocks skip fewer of them."""
     programs = problem.batch * problem.query_heads * cdiv(problem.queries, ROWS_APART)
-    return programs < CORES * CORE_SIMDGROUPS // SIMDGROUPS
+    fill = problem.has_positions or programs >= CORES * CORE_SIMDGROUPS // SIMDGROUPS
+    return problem.queries <= ROWS_APART or not fill
 
 
 def _divisions(rows: int, blocks: Sequence[ThreadgroupRows]) -> list[ThreadgroupRows]:

@@ -55,6 +55,8 @@ def test_a_correct_kernel(tmp_path: Path, capsys: Captured) -> None:
     clean, text = run(tmp_path, capsys, out=tmp_path / "out")
     assert clean and "barriers                   1\n" in text and text.endswith("nothing found\n")
     assert "model: memory on the core  16 clocks of a core\n" in text  # 4 x 256 bytes
+    assert "model: barriers            32 clocks of a core\n" in text
+    assert "model: M5, Pro, Max        at least 0.0184, 0.0184, 0.0184 us\n" in text  # one core waits 32 clocks
     np.testing.assert_array_equal(np.load(tmp_path / "out" / "1.npy"), np.arange(63, -1, -1))
     np.save(tmp_path / "y.npy", np.arange(64, dtype=np.float32))
     clean, text = run(tmp_path, capsys, fast_math=True)

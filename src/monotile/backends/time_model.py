@@ -36,6 +36,7 @@ class TimeModel:
     merge: float  # of a split call
     bytes_per_time: float  # that all programs together read from memory
     least: int = 1  # keys of a split
+    most_waves: int = MOST_WAVES
 
     def choose(self, problem: AttentionProblem, kinds: Sequence[RowKind]) -> AttentionChoice:
         """The kind and splits with the least time; of those with the same, the first."""
@@ -50,7 +51,7 @@ class TimeModel:
         blocks = max(1, cdiv(problem.visible_keys, kind.key_block))
         reading = problem.key_bytes / self.bytes_per_time + kind.start
         best, least_time = blocks, max(reading, self.unsplit(problem, kind, packed=packed))
-        for waves in range(1, MOST_WAVES + 1):
+        for waves in range(1, self.most_waves + 1):
             splits = min(waves * self.slots // programs, blocks * kind.key_block // max(1, self.least))
             if splits > 1:
                 per_split = cdiv(blocks, splits)

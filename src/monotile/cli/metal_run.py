@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 
 from .. import metal
 from ..backends.metal.runner import build
-from ..backends.metal.runner.cost_model import core_clocks
+from ..backends.metal.runner.cost_model import CHIPS, core_clocks, least_us
 from .request import BadRequest
 
 Array = np.ndarray[Any, Any]
@@ -43,6 +44,7 @@ class RunOutcome:
     findings: list[tuple[int, str]]
     counters: metal.Counters
     buffers: dict[str, Array]
+    threadgroups: int
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,7 @@ def run(source: str, kernel: str | None, launch: ShaderLaunch, orders: Sequence[
         findings += [(0, text) for text in _differences(results[0], other, orders[0], order)]
     for buffer, (wanted, allowed) in launch.expected.items():
         findings += [(0, text) for text in _errors(buffer, results[0][buffer], wanted, allowed)]
-    return RunOutcome(findings, report.counters, results[0])
+    return RunOutcome(findings, report.counters, results[0], math.prod(launch.grid))
 
 
 def _key(name: int | str) -> int | str:
@@ -228,5 +230,11 @@ def lines(shader: Path, source: str, outcome: RunOutcome, style: str) -> Iterato
         yield f"{name.replace('_', ' '):26} {value}"
     for unit, clocks in core_clocks(outcome.counters).items():
         yield f"{'model: ' + unit:26} {clocks:.0f} clocks of a core"
+    buffer_bytes = sum(array.nbytes for array in outcome.buffers.values())
+    for generation in dict.fromkeys(name.split()[0] for name in CHIPS):
+        chips = [chip for name, chip in CHIPS.items() if name.split()[0] == generation]
+        times = [least_us(outcome.counters, chip, max(1, outcome.threadgroups), buffer_bytes) for chip in chips]
+        name = f"model: {generation}, Pro, Max"
+        yield f"{name:26} at least {', '.join(f'{time:.3g}' for time in times)} us"
     count = len(outcome.findings)
     yield "nothing found" if not count else f"{count} finding{'s' if count > 1 else ''}"

@@ -4,6 +4,7 @@ many threadgroups run at once. Nothing here was measured; it follows from the si
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..choices import (
@@ -21,6 +22,7 @@ from ..time_model import RowKind, TimeModel
 from . import budget
 from .distribution import MAX_ELEMENTS, SIMDGROUPS
 from .matrix_dots import LONG
+from .runner import cost_model
 from .threadgroup import THREADGROUP_LIMIT
 
 QUERY_BYTES, STAGE_BYTES = 18 << 10, 8 << 10  # of 32 KiB of threadgroup memory
@@ -34,9 +36,11 @@ TILE_REGISTERS = 96  # of a lane; staging.py leaves the queries in registers up 
 REDUCTION_BYTES = 64  # of a row: its maximum and its sum in each of 4 or 8 simdgroups
 COLUMN_REGISTERS = 116  # of a lane, with the vectors along rows
 LANE_KEYS, LANE_SUMS, LANE_VECTORS = 64, 32, 6  # keys at a time in lanes, partial sums of a lane, vectors along rows
+LANES, ROWS_APART = 32, 64  # of a simdgroup; rows of a block from which on they are distributed over simdgroups
 SPLIT_KEYS = 128  # at least in a split
-# Blocks of keys that a threadgroup could have read while it starts and its first block arrives, and while `merge` does.
-START, LAUNCH = 1.0, 2.0
+LAUNCH = 8192.0  # clocks of a merge: about 6 us, an assumption
+WAVES = 8  # that a call is split into
+REREAD = 1.0  # of the time: what reading the keys twice as often has to gain
 BACKWARD_TILES = ((32, 32), (16, 32), (16, 16), (8, 16), (8, 8))  # rows and keys
 
 
@@ -49,26 +53,56 @@ class ThreadgroupRows:
     simdgroups: int
     why: str
 
+    @property
+    def of_a_core(self) -> int:
+        """Threadgroups that share a core."""
+        return max(1, CORE_SIMDGROUPS // self.simdgroups)
+
     def chosen(self, problem: AttentionProblem) -> AttentionChoice:
-        """This block, and splits of the keys by the time model: its unit is the time of a block of keys. A split writes
-        its softmax state in float32, which counts by its bytes."""
-        state = 2 * self.rows / (self.keys * problem.dtype.bytes)
-        kind = RowKind(self.rows, Choice({"BR": self.rows, "BK": self.keys}, why=self.why), 1.0, START + state)
-        slots = CORES * max(1, CORE_SIMDGROUPS // self.simdgroups)
-        return TimeModel(slots, merge=LAUNCH, bytes_per_time=math.inf, least=SPLIT_KEYS).choose(problem, [kind])
+        """This block, and splits of the keys by the time model."""
+        choice = Choice({"BR": self.rows, "BK": self.keys}, why=self.why)
+        kind = RowKind(self.rows, choice, self.of_a_core * self.clocks(problem), self.of_a_core * self._start(problem))
+        slots = CORES * self.of_a_core
+        model = TimeModel(slots, merge=LAUNCH, bytes_per_time=math.inf, least=SPLIT_KEYS, most_waves=WAVES)
+        return model.choose(problem, [kind])
+
+    def clocks(self, problem: AttentionProblem) -> float:
+        """Clocks of a core for a block of keys, by the unit that needs the most (docs/internals/metal_cost.md): every
+        block of rows reads its keys from memory, which all cores share."""
+        products = 2 * self.rows * self.keys * problem.head_size  # the last rows of a block are padding
+        read = self.keys * _key_bytes(problem)
+        width, size = problem.head_size, problem.dtype.bytes
+        if self.simdgroups == 1:
+            shared, shuffled = 0, 2 * self.rows * self.keys * LANES * 4
+        elif self.rows < ROWS_APART:  # each simdgroup reads all queries and weights
+            shared, shuffled = self.rows * size * (self.simdgroups * (width + self.keys) + self.keys), 0
+        else:  # each simdgroup reads all keys and values
+            shared, shuffled = 2 * self.keys * width * size * (1 + self.simdgroups), 0
+        return max(
+            products / cost_model.MULTIPLY_ADDS,
+            self.rows * self.keys / cost_model.EXPONENTIALS,
+            (read + shared) / cost_model.ON_CORE_BYTES,
+            read / cost_model.MEMORY_BYTES,
+            shuffled / cost_model.SHUFFLED_BYTES,
+        )
+
+    def _start(self, problem: AttentionProblem) -> float:
+        """Clocks in which a threadgroup's queries and first keys arrive, and a softmax state in float32 is written and
+        read again."""
+        row = problem.head_size * (problem.dtype.bytes + 2 * 4)
+        return (self.keys * _key_bytes(problem) + self.rows * row) / cost_model.MEMORY_BYTES
 
 
 class MetalChoices(Choices):
     def attention(self, problem: AttentionProblem, keys_per_split: int | None = None) -> AttentionChoice:
-        """The rows of a group are one block where a threadgroup can hold them: its keys are then read once. Where the
-        caller splits the keys, rows are computed without matrices, however many there are."""
+        """The block with the least time by the model, and of those within a few percent the one that reads the keys
+        least often. Where the caller splits the keys, rows are computed without matrices, however many there are."""
         if keys_per_split is not None:
             block = _in_lanes(row_block(problem.rows, _lane_rows(problem)))
             return AttentionChoice({"BR": block.rows, "BK": block.keys, "packed": True}, why=block.why)
-        block = _block(problem, problem.rows, packed=True)
-        if not problem.packs(block.rows):
-            block = _block(problem, problem.queries, packed=False)
-        return block.chosen(problem)
+        together = [block for block in _blocks(problem, large=True) if problem.packs(block.rows)]
+        apart = [block for block in _blocks(problem, large=_are_few(problem)) if not problem.packs(block.rows)]
+        return _cheapest(problem, _divisions(problem.rows, together) + _divisions(problem.queries, apart))
 
     def attention_backward(self, problem: AttentionProblem) -> BackwardChoice:
         """The largest tiles whose rows and keys fit threadgroup memory beside the tile of scores."""
@@ -79,12 +113,35 @@ class MetalChoices(Choices):
         return BackwardChoice(blocks, blocks)
 
 
-def _block(problem: AttentionProblem, rows: int, *, packed: bool) -> ThreadgroupRows:
-    """Divide the rows into as few blocks as possible, all alike, and as small as they then can be. Rows that are not
-    packed are many blocks anyway: more threadgroups of fewer rows then run at once."""
-    blocks = _blocks(problem, large=packed or rows <= 64)
-    each = cdiv(rows, cdiv(rows, blocks[-1].rows))
-    return next(block for block in blocks if each <= block.rows)
+def _are_few(problem: AttentionProblem) -> bool:
+    """True where blocks of 64 rows of each head do not fill the cores. Where they do, more threadgroups of fewer
+    simdgroups run at once; and where positions hide keys, larger blocks skip fewer of them."""
+    programs = problem.batch * problem.query_heads * cdiv(problem.queries, ROWS_APART)
+    fill = problem.has_positions or programs >= CORES * CORE_SIMDGROUPS // SIMDGROUPS
+    return problem.queries <= ROWS_APART or not fill
+
+
+def _divisions(rows: int, blocks: Sequence[ThreadgroupRows]) -> list[ThreadgroupRows]:
+    """For each number of blocks that the rows may be divided into, the smallest block that does: from few to many."""
+    counts = dict.fromkeys(cdiv(rows, block.rows) for block in reversed(blocks))
+    return [next(block for block in blocks if cdiv(rows, block.rows) == count) for count in counts]
+
+
+def _cheapest(problem: AttentionProblem, blocks: Sequence[ThreadgroupRows]) -> AttentionChoice:
+    """Reading the keys more often has to gain a few percent: it takes energy and the lines of a cache."""
+    found = [block.chosen(problem) for block in blocks]
+
+    def reads(choice: AttentionChoice) -> int:
+        rows, groups = (problem.rows, 1) if choice.packed else (problem.queries, problem.group)
+        return max(1, groups * cdiv(rows, choice.row_block))
+
+    least = min(map(reads, found))
+    return min(found, key=lambda choice: choice.time * (1 + REREAD * (reads(choice) / least - 1)))
+
+
+def _key_bytes(problem: AttentionProblem) -> int:
+    """Bytes of a key and its value. Values that lie in the keys come from a cache."""
+    return (1 if problem.values_in_keys else 2) * problem.head_size * problem.dtype.bytes
 
 
 def _blocks(problem: AttentionProblem, *, large: bool) -> list[ThreadgroupRows]:

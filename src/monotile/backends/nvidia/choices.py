@@ -89,12 +89,14 @@ Table = tuple[tuple[int, Choice], ...]  # choices up to a head size
 class NvidiaChoices(Choices):
     def attention(self, problem: AttentionProblem, keys_per_split: int | None = None) -> AttentionChoice:
         """Few rows have all query heads of a KV head in one small block; others have blocks by the model of times."""
-        fixed = keys_per_split is not None
+        fixed, few = keys_per_split is not None, None
         if fixed or self._is_few(problem):
             few = self._split_few(problem, fixed)
-            if fixed or not self._prefers_matrix_units(problem, few):
+            if fixed or not (self._prefers_matrix_units(problem, few) or self._has_a_choice(problem)):
                 return few
         chosen = row_kinds.model(problem).choose(problem, row_kinds.kinds(problem, self.row_blocks(problem)))
+        if few is not None and self._has_a_choice(problem) and few.time <= chosen.time:
+            return few
         schedule = chosen.schedule
         if problem.source == "ragged" and schedule is not None:
             return self._in_spans(problem, chosen)
@@ -117,6 +119,12 @@ class NvidiaChoices(Choices):
         """True for few rows; where nothing was measured, also for few queries of each head."""
         unknown = gpu(problem.device).architecture != MEASURED
         return problem.rows <= ROW_BLOCKS[-1] or (unknown and problem.queries <= ROW_BLOCKS[-1])
+
+    def _has_a_choice(self, problem: AttentionProblem) -> bool:
+        """True where few queries of large groups are compared with larger blocks, which read the keys less often. Where
+        all was measured few rows are few of a group, too."""
+        plain = problem.source == "dense" and not problem.quantized and not problem.has_block_map
+        return plain and problem.rows > ROW_BLOCKS[-1]
 
     def _prefers_matrix_units(self, problem: AttentionProblem, few: AttentionChoice) -> bool:
         """True where a producer warp is worth rows that are mostly padding: where heads alone make two waves, and with
@@ -193,6 +201,7 @@ class NvidiaChoices(Choices):
         if fixed:
             return chosen
         chosen = chosen.divided(problem, -(-length // chosen.key_block))
+        chosen = replace(chosen, time=row_kinds.few_rows_time(problem, chosen))
         return replace(chosen, blocks={**blocks, "glance": GLANCE}) if problem.has_block_map else chosen
 
     def few_rows(self, problem: AttentionProblem, *, unsplit: bool, single: bool = False) -> Choice:

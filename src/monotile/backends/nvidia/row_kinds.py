@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..choices import AttentionProblem, Choice
+from ..choices import AttentionChoice, AttentionProblem, Choice, cdiv
 from ..time_model import RowKind, TimeModel
 from .device import gpu
 from .schedule import Schedule
@@ -28,10 +28,20 @@ def model(problem: AttentionProblem) -> TimeModel:
     return TimeModel(gpu(problem.device).multiprocessors, MERGE_TIME, BYTES_PER_US, MIN_SPLIT)
 
 
+def few_rows_time(problem: AttentionProblem, chosen: AttentionChoice) -> float:
+    """The time of a choice for few rows, by the same model: 16 rows of `mma`, of which some are padding."""
+    blocks = chosen.blocks_per_split or max(1, cdiv(problem.visible_keys, chosen.key_block))
+    programs = problem.batch * problem.kv_heads * cdiv(problem.rows, chosen.row_block) * max(1, chosen.splits)
+    block_time = (PLAIN_BLOCK_TIME + PLAIN_ROW_TIME * ROWS[0]) * _depth(problem) * chosen.key_block / 128
+    waves = cdiv(programs, gpu(problem.device).multiprocessors) * (blocks * block_time + PLAIN_START)
+    reading = problem.key_bytes / BYTES_PER_US + PLAIN_START
+    return max(waves, reading) + (MERGE_TIME if chosen.splits else 0)
+
+
 def kinds(problem: AttentionProblem, found: Choice) -> list[RowKind]:
     """The kinds of rows for a problem whose blocks and schedule for many rows are `found`."""
     rows, keys, schedule = found.blocks["BR"] or 0, found.blocks["BK"] or 0, found.schedule
-    depth = next(factor for most, factor in DEPTHS if problem.head_size <= most)
+    depth = _depth(problem)
     if schedule is None or not schedule.consumers:
         fitting = [size for size in ROWS if size <= rows] or [rows]
         return [
@@ -46,6 +56,11 @@ def kinds(problem: AttentionProblem, found: Choice) -> list[RowKind]:
     if _three_fit(problem, schedule):
         every.append((Schedule(4, 3, consumers=3, registers=160), 64))
     return [_consumers(found, scheduled, block, depth) for scheduled, block in every]
+
+
+def _depth(problem: AttentionProblem) -> float:
+    """The time of a block relative to that of D 128."""
+    return next(factor for most, factor in DEPTHS if problem.head_size <= most)
 
 
 def _three_fit(problem: AttentionProblem, schedule: Schedule) -> bool:

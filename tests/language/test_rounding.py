@@ -15,10 +15,10 @@ from monotile.language import round as nearest
 from usable import TRITON, usable
 
 POINTS = np.array(
-    [0.0, -0.0, 0.3, -0.3, 0.5, -0.5, 0.49999997, 1.5, 2.5, -1.5, -2.5, 7.0, -7.0, 1e-45, np.inf, -np.inf, np.nan]
-    + [4194303.5, -4194303.5, 8388607.5, -8388607.5, 8388609.0, 2.0**31, -(2.0**31), 3e9, -3e38],
+    [0.0, -0.0, 0.3, -0.3, 0.5, -0.5, 0.49999997, 1.5, 2.5, -1.5, -2.5, 7.0, -7.0, 1e-45, np.inf, -np.inf, np.nan,
+     4194303.5, -4194303.5, 8388607.5, -8388607.5, 8388609.0, 2.0**31, -(2.0**31), 3e9, -3e38],
     np.float32,
-)
+)  # fmt: skip
 ROUNDINGS = {
     "floor": (floor, np.floor),
     "ceil": (ceil, np.ceil),

@@ -14,8 +14,9 @@ import pytest
 
 from monotile import errors
 from monotile.errors import InternalError, KernelError
-from monotile.frontend import cures, library_words, vocabulary, words
+from monotile.frontend import cures, library_words, vocabulary
 from monotile.frontend.expressions import REDUCTIONS
+from monotile.frontend.words import WORDS
 from monotile.launch.kernel import Kernel
 
 from . import calls, derivatives, names, python, shapes, signatures
@@ -88,7 +89,7 @@ def test_message(case: Mistake) -> None:
 def test_words_that_cures_name_exist() -> None:
     """What a cure calls is a word, a method of tiles, or a function of Python that kernels have."""
     methods = {f".{name}" for name in (*REDUCTIONS, *library_words.METHODS, "tolist")}
-    known = {*vocabulary.__all__, *(f.__name__ for f in words.WORDS), *methods, "tuple", "f", "lambda"}
+    known = {*vocabulary.__all__, *(f.__name__ for f in WORDS), *methods, "tuple", "f", "lambda"}
     shown = [(cures.unknown_word(name), set[str]()) for name in cures.INSTEAD]
     shown += [(raised(case)[0].cure, set(case.function.__globals__)) for case in MISTAKES]
     for cure, own in shown:

@@ -1,5 +1,5 @@
-"""Functions and methods of array libraries (torch, NumPy, JAX, MLX) that mean a word of the language on run-time values, so
-that a score_mod or mask_mod written for them compiles as it is.
+"""Functions and methods of array libraries (torch, NumPy, JAX, MLX) that mean a word of the language on run-time
+values, so that a score_mod or mask_mod written for them compiles as it is.
 
 Libraries are not imported: a function is recognised by being the one that a loaded library has under its name."""
 
@@ -166,7 +166,8 @@ WORDS: dict[str, Handler] = {
     "maximum": _binary("max"), "minimum": _binary("min"), "fmax": _binary("max"), "fmin": _binary("min"),
     "equal": _binary("eq"), "not_equal": _binary("ne"), "less": _binary("lt"), "less_equal": _binary("le"),
     "greater": _binary("gt"), "greater_equal": _binary("ge"),
-    "subtract": _binary("sub"), "multiply": _binary("mul"), "divide": _binary("div"), "div": _binary("div"), "true_divide": _binary("div"),
+    "subtract": _binary("sub"), "multiply": _binary("mul"),
+    "divide": _binary("div"), "div": _binary("div"), "true_divide": _binary("div"),
     "floor_divide": _binary("floordiv"), "remainder": _binary("mod"),
     "logical_and": _both("and"), "logical_or": _both("or"), "logical_not": _neither,
     "bitwise_and": _binary("and"), "bitwise_or": _binary("or"), "bitwise_not": _unary("not"),

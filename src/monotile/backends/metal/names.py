@@ -23,8 +23,8 @@ char8_t char16_t char32_t class compl concept const consteval constexpr constini
 co_yield decltype default delete do double dynamic_cast else enum explicit export extern false final float for friend
 goto if import inline int long main module mutable namespace new noexcept not not_eq nullptr operator or or_eq override
 private protected public register reinterpret_cast requires return short signed sizeof static static_assert static_cast
-struct switch NULL template this thread_local throw true try typedef typeid typename typeof union unsigned using virtual void
-volatile wchar_t while xor xor_eq
+struct switch template this thread_local throw true try typedef typeid typename typeof union unsigned using virtual void
+volatile wchar_t while xor xor_eq NULL
 """
 
 # Metal's own words: address spaces, qualifiers, types and namespaces.

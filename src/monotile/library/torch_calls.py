@@ -6,12 +6,14 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from ..errors import NoGradient
 from ..runtime import tensors
 
 Array = Any
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def is_tensor(array: Array) -> bool:
@@ -76,7 +78,7 @@ def refuse_gradients(function: str, *given: Array | None) -> None:
         )
 
 
-def with_clear_errors(function: Any) -> Any:
+def with_clear_errors(function: F) -> F:
     """A function under another library's name. What torch refuses to prepare (a view of a nested, sparse or freed
     tensor) gets the error that reading it gives."""
 
@@ -93,4 +95,4 @@ def with_clear_errors(function: Any) -> Any:
                     tensors.read(name, given)
             raise
 
-    return checked
+    return checked  # type: ignore[return-value]

@@ -122,6 +122,12 @@ def test_metal_chains_by_the_manifest(name: str, tmp_path: Path) -> None:
     agrees((found.outputs["o"], found.outputs["lse"]), q, k, v, scale=0.1, mask=mask, **options)
 
 
+@pytest.mark.parametrize("dtypes", [["q_offsets=int32", "k_offsets=int32"], ["k_pages=float32"]])
+def test_attention_that_only_the_library_runs(dtypes: list[str]) -> None:
+    with pytest.raises(BadRequest, match=f"attention with {dtypes[0].partition('=')[0]}.* cannot be emitted"):
+        emission.emit("metal", [find_kernel("attention")], Request({"D": 64}, {}, parse_dtypes(dtypes)))
+
+
 @needs_runner
 def test_a_chain_that_cannot_be_launched(tmp_path: Path) -> None:
     """Nothing runs where an array, a number or a relation of the manifest does not hold."""
@@ -137,7 +143,7 @@ def test_a_chain_that_cannot_be_launched(tmp_path: Path) -> None:
         ({**good, "q": q[:, :3].copy()}, {"scale": 1.0}, "q has 384 elements"),
     ):
         with pytest.raises(metal.LaunchError, match=phrase):
-            metal.run_chain(tmp_path, arrays, numbers)
+            metal.run_chain(str(tmp_path), arrays, numbers)
     with pytest.raises(BadRequest, match="packs those of several"):
         request = Request({"packed": True}, {}, parse_dtypes(["mask=bool", "block_map=uint8"]))
         emission.emit("metal", [find_kernel("attention"), find_kernel("mask_blocks")], request)

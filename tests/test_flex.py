@@ -56,6 +56,24 @@ def hiding(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return torch.where(q_idx >= kv_idx, score, -float("inf"))
 
 
+def distance(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return score + (q_idx - kv_idx) / 8
+
+
+def hiding_by_a_tensor(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    hidden = torch.tensor(-1e9, dtype=score.dtype, device=score.device)
+    return torch.where(q_idx > kv_idx, score, torch.where(q_idx == kv_idx, torch.tensor(2.0), hidden))
+
+
+def filled(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    bounded = score.masked_fill(q_idx < kv_idx, -1e9) + torch.full_like(score, 0.5) * h
+    return torch.masked_fill(bounded, kv_idx == 3, float("-inf")) + torch.zeros_like(score)
+
+
+def stepped(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return torch.floor(4 * score) / 4 + 0.1 * torch.round(score) + torch.nn.functional.sigmoid(score)
+
+
 MASKS = {
     "causal": causal,
     "causal window": and_masks(causal, window),
@@ -70,7 +88,7 @@ def without_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchs, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
 
 
-@pytest.mark.parametrize("score_mod", [relative, alibi, capped, hiding])
+@pytest.mark.parametrize("score_mod", [relative, alibi, capped, hiding, distance, hiding_by_a_tensor, filled, stepped])
 def test_score_mods(score_mod: Any) -> None:
     wanted = torchs.flex_attention(Q, K, V, score_mod, enable_gqa=True, scale=0.2)
     assert torch.allclose(flex_attention(Q, K, V, score_mod, enable_gqa=True, scale=0.2), wanted, atol=1e-5)

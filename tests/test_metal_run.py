@@ -50,6 +50,20 @@ def run(
     return clean, capsys.readouterr().out
 
 
+def test_a_shader_that_does_not_compile(tmp_path: Path, capsys: Captured) -> None:
+    """The error names the file and, for GitHub, is an annotation of its line."""
+    np.save(tmp_path / "y.npy", np.arange(64, dtype=np.float32))
+    text = SHADER.replace("BARRIER", "undeclared = 3;")
+    (tmp_path / "wrong.metal").write_text(text)
+    (tmp_path / "launch.json").write_text(json.dumps(LAUNCH))
+    for style in ("text", "github"):
+        with pytest.raises(metal.ShaderError, match=r"wrong\.metal:7:") as caught:
+            metal_run.command(tmp_path / "wrong.metal", tmp_path / "launch.json", metal_run.RunChoices(style=style))
+        assert "shader.metal" not in str(caught.value)
+        said = capsys.readouterr().out
+        assert (f"::error file={tmp_path / 'wrong.metal'},line=7::" in said) == (style == "github")
+
+
 def test_a_correct_kernel(tmp_path: Path, capsys: Captured) -> None:
     np.save(tmp_path / "y.npy", np.arange(63, -1, -1, dtype=np.float32))
     clean, text = run(tmp_path, capsys, out=tmp_path / "out")

@@ -41,6 +41,8 @@ def main() -> None:
         ]
         if pyright := shutil.which("pyright"):
             checkers.append([pyright, "--pythonpath", sys.executable])
+        else:
+            print("pyright is not on the path: the types of README.md are checked by mypy alone")
         for checker in checkers:
             done = subprocess.run([*checker, *map(str, sorted(Path(folder).iterdir()))], cwd=ROOT)
             if done.returncode:

@@ -94,6 +94,13 @@ def attention_paged(
     score_mod: Mod | None = ..., mask_mod: Mod | None = ..., return_lse: Literal[True], check: bool = ...,
     backend: str | None = ..., threads: int | None = ...,
 ) -> tuple[A, A]: ...
+@overload
+def attention_paged(
+    q: A, k_pages: Keys, v_pages: Keys, page_table: Array, lengths: Array, *, causal: bool | str = ...,
+    scale: float | None = ..., window: Window | None = ..., softcap: float | None = ..., sinks: Array | None = ...,
+    score_mod: Mod | None = ..., mask_mod: Mod | None = ..., return_lse: bool, check: bool = ...,
+    backend: str | None = ..., threads: int | None = ...,
+) -> A | tuple[A, A]: ...
 
 @overload
 def attention_varlen(
@@ -116,6 +123,13 @@ def attention_varlen(
     score_mod: Mod | None = ..., mask_mod: Mod | None = ..., return_lse: Literal[True], check: bool = ...,
     backend: str | None = ..., threads: int | None = ...,
 ) -> tuple[A, A]: ...
+@overload
+def attention_varlen(
+    q: A, k: Array, v: Array, q_offsets: Array, k_offsets: Array, *, causal: bool | str = ...,
+    scale: float | None = ..., window: Window | None = ..., softcap: float | None = ..., sinks: Array | None = ...,
+    score_mod: Mod | None = ..., mask_mod: Mod | None = ..., return_lse: bool, check: bool = ...,
+    backend: str | None = ..., threads: int | None = ...,
+) -> A | tuple[A, A]: ...
 
 def attention_backward(
     do: A, q: A, k: A, v: A, o: A, lse: Array, *, dlse: Array | None = ..., mask_grad: bool = ...,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -21,18 +21,47 @@ from .library.block_mask import BlockMask, block_mask
 from .library.entry import attention
 from .library.torch_calls import with_clear_errors
 
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
+
 __all__ = ["and_masks", "create_block_mask", "flex_attention", "or_masks"]
 Mod = Callable[..., Any]
 
 _of_torch: weakref.WeakKeyDictionary[Any, BlockMask | None] = weakref.WeakKeyDictionary()
 
 
+# fmt: off
+@overload
+def flex_attention(
+    query: Tensor, key: Tensor, value: Tensor, score_mod: Mod | None = ..., block_mask: Any = ...,
+    scale: float | None = ..., enable_gqa: bool = ..., return_lse: Literal[False] = ..., kernel_options: Any = ...,
+    *, return_aux: None = ...,
+) -> Tensor: ...
+@overload
+def flex_attention(
+    query: Tensor, key: Tensor, value: Tensor, score_mod: Mod | None = ..., block_mask: Any = ...,
+    scale: float | None = ..., enable_gqa: bool = ..., *, return_lse: Literal[True], kernel_options: Any = ...,
+    return_aux: None = ...,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def flex_attention(
+    query: Tensor, key: Tensor, value: Tensor, score_mod: Mod | None = ..., block_mask: Any = ...,
+    scale: float | None = ..., enable_gqa: bool = ..., return_lse: Literal[False] = ..., kernel_options: Any = ...,
+    *, return_aux: AuxRequest,
+) -> tuple[Tensor, AuxOutput]: ...
+@overload
+def flex_attention(
+    query: Tensor, key: Tensor, value: Tensor, score_mod: Mod | None = ..., block_mask: Any = ...,
+    scale: float | None = ..., enable_gqa: bool = ..., return_lse: bool = ..., kernel_options: Any = ...,
+    *, return_aux: AuxRequest | None = ...,
+) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, AuxOutput]: ...
+# fmt: on
 @with_clear_errors
 def flex_attention(
     query: Tensor, key: Tensor, value: Tensor, score_mod: Mod | None = None, block_mask: Any = None,
     scale: float | None = None, enable_gqa: bool = False, return_lse: bool = False, kernel_options: Any = None,
-    *, return_aux: Any = None,
-) -> Any:  # fmt: skip
+    *, return_aux: AuxRequest | None = None,
+) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, AuxOutput]:  # fmt: skip
     """`torch.nn.attention.flex_attention.flex_attention`. `block_mask` is what `create_block_mask` gives, here or in
     torch. `kernel_options` tune torch's kernels and are not read."""
     if return_lse and return_aux is not None:

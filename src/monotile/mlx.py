@@ -7,7 +7,7 @@ gradient = mx.grad(lambda q: monotile.mlx.attention(q, k, v, causal=True).sum())
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypeAlias, overload
 
 import mlx.core as mx
 
@@ -15,13 +15,30 @@ from .errors import ArgumentKind
 from .library import ops
 
 __all__ = ["attention"]
-Array = Any
+Array: TypeAlias = mx.array
 
 
+# fmt: off
+@overload
+def attention(
+    q: Array, k: Array, v: Array, *, mask: Array | None = ..., sinks: Array | None = ...,
+    return_lse: Literal[False] = ..., backend: str | None = ..., **options: Any,
+) -> Array: ...
+@overload
+def attention(
+    q: Array, k: Array, v: Array, *, mask: Array | None = ..., sinks: Array | None = ..., return_lse: Literal[True],
+    backend: str | None = ..., **options: Any,
+) -> tuple[Array, Array]: ...
+@overload
+def attention(
+    q: Array, k: Array, v: Array, *, mask: Array | None = ..., sinks: Array | None = ..., return_lse: bool,
+    backend: str | None = ..., **options: Any,
+) -> Array | tuple[Array, Array]: ...
+# fmt: on
 def attention(
     q: Array, k: Array, v: Array, *, mask: Array | None = None, sinks: Array | None = None, return_lse: bool = False,
     backend: str | None = None, **options: Any,
-) -> Any:  # fmt: skip
+) -> Array | tuple[Array, Array]:  # fmt: skip
     """`monotile.attention` on arrays of MLX, with gradients of q, k, v, sinks and an additive mask. Without an Apple
     GPU the backend is "cpu". See docs/guide/attention.md for the options."""
     backend = "cpu" if backend is None and not mx.metal.is_available() else backend

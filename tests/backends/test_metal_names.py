@@ -20,7 +20,10 @@ from monotile.cli import catalogue, inspection
 from monotile.cli.request import Request
 
 needs_runner = pytest.mark.skipif(metal.why_not() is not None, reason=str(metal.why_not()))
-WORDS = sorted({*names.RESERVED, "float4", "packed_half4", "float4x4", "simd_sum", "uint64_t", "M_PI_F", "FLT_MAX"})
+MACROS = ("INT8_MAX", "UINT64_MAX", "INTPTR_MIN", "UINT_FAST8_MAX", "INT32_C", "SIZE_MAX", "METAL_CONST", "NULL")
+WORDS = sorted(
+    {*names.RESERVED, "float4", "packed_half4", "float4x4", "simd_sum", "uint64_t", "M_PI_F", "FLT_MAX", *MACROS}
+)
 ODD = [
     "größe",
     "変数",

@@ -136,6 +136,10 @@ def _tensors(call: ahead.AheadCall) -> set[str]:
     return {t.name for launch in ahead.launches(call) if launch.kernel.name == "attention" for t in launch.form.tensors}
 
 
+def test_words_of_the_filter_match_from_their_beginning() -> None:
+    assert {call.dtype for call in ahead.calls(["sm_90"], only="float16 prefill")} == {"float16"}
+
+
 def test_command_names_what_it_does_not_know() -> None:
     from rich.console import Console
 
@@ -143,5 +147,5 @@ def test_command_names_what_it_does_not_know() -> None:
 
     with pytest.raises(BadRequest, match="no described GPU 'sm_91'; known are sm_80"):
         ahead.run(Console(), ["sm_91"])
-    with pytest.raises(BadRequest, match="no call's name holds 'nothing'"):
+    with pytest.raises(BadRequest, match="words that begin as those of 'nothing'"):
         ahead.run(Console(), ["sm_90"], only="nothing")

@@ -169,3 +169,23 @@ def test_what_does_not_compile(mod: Mod, error: type[Exception]) -> None:
     with pytest.raises(error) as found:
         monotile.attention(Q, K, V, score_mod=mod)
     assert "^" in str(found.value) and "cure" in str(found.value)
+
+
+@pytest.mark.parametrize(
+    "option, mod, found, cure",
+    [
+        ("score_mod", lambda s: s, "does not take 5 positional arguments", "score_mod(score, b, h, q_idx, kv_idx)"),
+        ("mask_mod", lambda b, h, i: i > 0, "does not take 4 positional arguments", "mask_mod(b, h, q_idx, kv_idx)"),
+        ("score_mod", lambda s, b, h, i, j: None, "returns the new score, a number, found None", "return it"),
+        ("score_mod", lambda s, b, h, i, j: s > 0, "the new score, a number, found a tile bool", "where"),
+        ("mask_mod", lambda b, h, i, j: 3.0 * i, "returns True where a key is visible, found a", "compare"),
+    ],
+)
+def test_mods_that_do_not_fit_are_shown(option: str, mod: Mod, found: str, cure: str) -> None:
+    """The error underlines the function, not the line of the library that calls it."""
+    with pytest.raises(errors.WrongCall) as caught:
+        monotile.attention(Q, K, V, **{option: mod})
+    error = caught.value
+    assert found in error.found and cure in error.cure
+    assert error.loc is not None and error.loc.file == "test_torch_mods.py"
+    assert error.loc.text[error.loc.column :].startswith("lambda")

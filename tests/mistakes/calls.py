@@ -13,6 +13,21 @@ from monotile.language import kernel as kernel_word
 
 from .catalogue import mistake
 
+
+@mistake(WrongCall, "max(x[:4, arange(4)], axis=1, keepdims=True)", "keepdims", "leave it out|[:, None]")
+def keepdims(x, y):
+    y[:4, arange(4)] = max(x[:4, arange(4)], axis=1, keepdims=True)
+
+
+@mistake(WrongCall, "x[:4, arange(4)].sum(dim=1)", "dim", "axis= for dim=")
+def dim_for_axis(x, y):
+    y[arange(4), 0] = x[:4, arange(4)].sum(dim=1)
+
+
+@mistake(WrongCall, "round(x[0, arange(4)], 2)", "round to digits", "/ 100.0")
+def round_to_digits(x, y):
+    y[0, arange(4)] = round(x[0, arange(4)], 2)
+
 TABLE = np.arange(4)
 namespace = {}
 exec("def from_nowhere(x): return x", namespace)
@@ -206,7 +221,7 @@ def exp_of_the_math_module(x, y):
     t = math.exp(x[0, 0])
 
 
-@mistake(NotCallable, "np.tan(x[0, arange(4)])", "'tan' cannot be called", "words")
+@mistake(NotCallable, "np.tan(x[0, arange(4)])", "'tan' cannot be called", "sin(x) / cos(x)")
 def numpy_function(x, y):
     t = np.tan(x[0, arange(4)])
 

@@ -1,10 +1,15 @@
 # ruff: noqa
 """Mistakes with names, scopes and loop-carried variables."""
 
+import numpy as np
+
+import monotile.language as ml
 from monotile.errors import *
 from monotile.language import *
 
 from .catalogue import mistake
+
+del kernel  # so that one word is not imported
 
 GLOBAL_TABLE = [1, 2, 3]
 
@@ -12,6 +17,53 @@ GLOBAL_TABLE = [1, 2, 3]
 @mistake(UnknownName, "missing", "'missing' is not defined", "define it")
 def unknown_name(y):
     y[arange(4), 0] = missing
+
+
+@mistake(UnknownName, "gelu", "'gelu' is not defined", "there is no word 'gelu'|erf(x")
+def a_word_that_does_not_exist(x, y):
+    y[0, arange(4)] = gelu(x[0, arange(4)])
+
+
+@mistake(UnknownName, "sigmod", "'sigmod' is not defined", "there is no word 'sigmod'|did you mean sigmoid?")
+def a_misspelt_word(x, y):
+    y[0, arange(4)] = sigmod(x[0, arange(4)])
+
+
+@mistake(
+    UnknownName, "softmax", "'softmax' is not defined", "there is no word 'softmax'|exp(x - max(x, axis=1)[:, None])"
+)
+def a_word_made_of_others(x, y):
+    y[0, arange(4)] = softmax(x[0, arange(4)])
+
+
+@mistake(UnknownName, "kernal_of_mine", "is not defined", "there is no word|define a function of that name")
+def an_unknown_function(x, y):
+    y[0, arange(4)] = kernal_of_mine(x[0, arange(4)])
+
+
+@mistake(UnknownName, "kernel", "'kernel' is not defined", "from monotile.language import kernel")
+def a_word_that_is_not_imported(x, y):
+    y[0, 0] = kernel
+
+
+@mistake(UnknownName, "GLOBAL_TABEL", "'GLOBAL_TABEL' is not defined", "did you mean GLOBAL_TABLE?")
+def a_misspelt_name(y):
+    y[0, 0] = GLOBAL_TABEL[0]
+
+
+@mistake(UnknownAttribute, "ml.gelu", "the module monotile.language has no 'gelu'", "there is no word 'gelu'|erf")
+def a_module_without_the_word(x, y):
+    y[0, arange(4)] = ml.gelu(x[0, arange(4)])
+
+
+@mistake(UnknownAttribute, "np.sigmod", "the module numpy has no 'sigmod'", "did you mean sigmoid?")
+def a_library_without_the_word(x, y):
+    y[0, arange(4)] = np.sigmod(x[0, arange(4)])
+
+
+@mistake(NotCallable, "np.log1p(x[0, arange(4)])", "'log1p' cannot be called", "log(1.0 + x)")
+def a_function_of_a_library_that_is_no_word(x, y):
+    y[0, arange(4)] = np.log1p(x[0, arange(4)])
 
 
 @mistake(UnknownName, "later", "'later' is not defined", "before this line")

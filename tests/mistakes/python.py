@@ -98,6 +98,21 @@ def star_of_a_tile(x, y):
     y[0, 0] = maximum(*x[0, arange(4)])
 
 
+@mistake(UnsupportedPython, "x[0, arange(4)] ** 0.3", "'**'", "1 / sqrt(x)|exp2(y * log2(x))")
+def power_that_is_not_whole(x, y):
+    y[0, arange(4)] = x[0, arange(4)] ** 0.3
+
+
+@mistake(UnsupportedPython, "3.0 ** x[0, arange(4)]", "3.0 ** float32[4]", "exp2(x * log2(c))")
+def power_of_a_constant(x, y):
+    y[0, arange(4)] = 3.0 ** x[0, arange(4)]
+
+
+@mistake(UnsupportedPython, "2 ** arange(4)", "2 ** int32[4]", "1 << x")
+def power_of_two_of_integers(y):
+    t = 2 ** arange(4)
+
+
 @mistake(UnsupportedPython, "full(**options)", "** in a call", "name every argument")
 def double_star_call(y):
     options = (1, 2)

@@ -259,12 +259,12 @@ def loop_over_int64(y, wide: int64):
         pass
 
 
-@mistake(UndefinedForDType, "arange(4) / 2", "'/' is not defined for int32", "//")
-def division_of_ints(y):
-    t = arange(4) / 2
+@mistake(UndefinedForDType, "(arange(4) < 2) / (arange(4) < 1)", "'/' is not defined for bool", "cast the bool")
+def division_of_bools(y):
+    t = (arange(4) < 2) / (arange(4) < 1)
 
 
-@mistake(UndefinedForDType, "x[0, arange(4)] // 2", "'//' is not defined for float32", "/")
+@mistake(UndefinedForDType, "x[0, arange(4)] // 2", "'//' is not defined for float32", "floor(x / y)")
 def floor_division_of_floats(x, y):
     t = x[0, arange(4)] // 2
 

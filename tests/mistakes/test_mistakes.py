@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import re
 import sys
 import traceback
 from typing import Any
@@ -13,6 +14,9 @@ import pytest
 
 from monotile import errors
 from monotile.errors import InternalError, KernelError
+from monotile.frontend import cures, library_words, vocabulary
+from monotile.frontend.expressions import REDUCTIONS
+from monotile.frontend.words import WORDS
 from monotile.launch.kernel import Kernel
 
 from . import calls, derivatives, names, python, shapes, signatures
@@ -80,6 +84,17 @@ def test_message(case: Mistake) -> None:
     assert [f for f in files if "monotile/" in f.replace("\\", "/") and "tests" not in f][1:] == []
     assert error.__cause__ is None
     assert error.__suppress_context__
+
+
+def test_words_that_cures_name_exist() -> None:
+    """What a cure calls is a word, a method of tiles, or a function of Python that kernels have."""
+    methods = {f".{name}" for name in (*REDUCTIONS, *library_words.METHODS, "tolist")}
+    known = {*vocabulary.__all__, *(f.__name__ for f in WORDS), *methods, "tuple", "f", "lambda"}
+    shown = [(cures.unknown_word(name), set[str]()) for name in cures.INSTEAD]
+    shown += [(raised(case)[0].cure, set(case.function.__globals__)) for case in MISTAKES]
+    for cure, own in shown:
+        called = set(re.findall(r"((?:\.|\b)[a-z]\w*)\(", cure))
+        assert called <= known | own, cure
 
 
 def test_every_kernel_error_has_a_case() -> None:

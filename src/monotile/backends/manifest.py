@@ -32,7 +32,9 @@ MEANINGS = {
     "chains": "launches that make one result, in order; each binds the chain's tensors, which are packed arrays (the "
     "last axis is contiguous), as tensors of the given shape. Shapes, scalars and defaults are in the terms of `grid`, "
     "over the symbols of the chain's inputs and its scalars. A temporary is memory that the launcher provides",
-    "codes": "what the numbers in a tensor mean",
+    "codes": "what the numbers in a tensor mean. Of a block map: in a hidden block no key is visible, in a full one "
+    "every key is, to every row, and nothing is added, in a partial one something is hidden or added; a covered block "
+    "is partial, and every key in it is visible to some row. Partial may stand for covered, which saves work",
     "math_modes": "of Metal's compiler in which the text is right",
     "language_version": "of Metal, the least that has the types of the text",
     "registers_per_thread": "of 32 bits, by a model that reads the text: the variables that are live at once, and 16 "

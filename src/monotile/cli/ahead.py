@@ -15,6 +15,7 @@ from ..backends.nvidia import build
 from ..backends.nvidia.backend import BACKEND
 from ..backends.nvidia.device import DESCRIBED, gpu
 from ..backends.nvidia.schedule import count
+from ..bench.suite import matches
 from ..errors import MonotileError
 from ..library import dry_run
 from ..library.backward import BackwardOptions
@@ -100,12 +101,12 @@ class AheadKernel(NamedTuple):
 
 
 def calls(devices: Sequence[str], only: str = "", sample: int = 0, seed: int = 0) -> list[AheadCall]:
-    """Every call of the matrix whose name holds the words, or some of them."""
+    """The calls of the matrix whose names have words that begin as those of `only`; a random `sample` of them."""
     found = []
     for work, (lengths, options) in WORKS.items():
         sizes = [D for D in HEAD_SIZES if work not in FORMATS or D % 16 == 0]  # codes of a row fill whole words
         found += [AheadCall(*words, work) for words in itertools.product(devices, DTYPES, sizes, lengths, options)]
-    found = [call for call in found if only.lower() in str(call).lower()]
+    found = [call for call in found if matches(str(call), only)]
     return random.Random(seed).sample(found, sample) if 0 < sample < len(found) else found
 
 
@@ -215,7 +216,7 @@ def run(
             raise BadRequest(f"there is no described GPU {device!r}; known are {', '.join(DESCRIBED)}")
     wanted = calls(devices, only, sample, seed)
     if not wanted:
-        raise BadRequest(f"no call's name holds {only!r}; names are like: {calls(devices)[0]}")
+        raise BadRequest(f"no call has words that begin as those of {only!r}; names are like: {calls(devices)[0]}")
     found: list[AheadKernel] = []
     for kernels in _compile_all(wanted, processes):
         found += kernels

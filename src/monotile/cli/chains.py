@@ -16,6 +16,7 @@ from .request import BadRequest
 
 Shape = list[str | int]
 STATES = {"split_o": "o", "split_m": "m", "split_l": "l"}  # of attention, by their names in merge
+SHAPED = ("q", "k", "v", "mask", "block_map", "sinks", "split_o", "split_m", "split_l", "o", "lse")  # by _shapes
 SPLITS = "max(1, min(32, Nk // 128))"  # a plain rule, where the caller names no number
 
 
@@ -54,6 +55,9 @@ def _attention(by: Mapping[Kernel, EmittedKernel]) -> Entry:
     part = by[attention.attention]
     consts, present = part.form.consts, {tensor.name: tensor for tensor in part.form.tensors}
     mapped = "block_map" in present and mask_blocks.mask_blocks in by
+    if unknown := [name for name in present if name not in SHAPED]:
+        found = f"attention with {', '.join(unknown)} cannot be emitted: packed sequences, pages and quantized keys are"
+        raise BadRequest(f"{found} run by the library alone; emit takes the tensors {', '.join(SHAPED)}")
     split, merged = "split_o" in present, "split_o" in present and merge.merge in by
     if mapped and consts["packed"]:
         raise BadRequest(

@@ -180,7 +180,7 @@ def run_compile(
     device: Annotated[
         list[str] | None, typer.Option(help="sm_86; may be given again. Every described GPU else.")
     ] = None,
-    only: Annotated[str, typer.Option("--filter", help="Calls whose name holds this text.")] = "",
+    only: Annotated[str, typer.Option("--filter", help="Calls with words that begin as these: 'float16 D 128'.")] = "",
     sample: Annotated[int, typer.Option(help="This many of the calls, drawn at random; 0: all.")] = 0,
     seed: Annotated[int, typer.Option(help="of the sample")] = 0,
     processes: Annotated[int, typer.Option(min=1, help="at once")] = 1,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,7 +71,13 @@ def command(shader: Path, described: Path, choices: RunChoices) -> bool:
         raise BadRequest(f"cannot read {shader}: {error.strerror}; name a .metal file") from None
     launch = read_launch(described)
     orders = metal.ORDERS if choices.order == "all" else (choices.order,)
-    outcome = run(source, choices.kernel, launch, orders, fast_math=choices.fast_math)
+    try:
+        outcome = run(source, choices.kernel, launch, orders, fast_math=choices.fast_math)
+    except metal.ShaderError as error:
+        message = str(error).replace(f"{build.FILE}:", f"{shader}:")
+        if choices.style == "github":
+            print("\n".join(_annotations(shader, message)))
+        raise metal.ShaderError(message) from None
     for line in lines(shader, source, outcome, choices.style):
         print(line)
     if choices.out is not None:
@@ -78,6 +85,13 @@ def command(shader: Path, described: Path, choices: RunChoices) -> bool:
         for name, array in outcome.buffers.items():
             np.save(choices.out / f"{name}.npy", array)
     return not outcome.findings
+
+
+def _annotations(shader: Path, message: str) -> list[str]:
+    """The errors of the compiler as annotations of GitHub; the first line of the message if it names no place."""
+    places = re.findall(rf"^{re.escape(str(shader))}:(\d+):(?:\d+:)? (?:fatal )?error: (.*)$", message, re.M)
+    found = [f"::error file={shader},line={line}::{text}" for line, text in places]
+    return found or [f"::error file={shader}::{message.splitlines()[0]}"]
 
 
 def read_launch(path: Path) -> ShaderLaunch:

@@ -3,17 +3,24 @@ or check them."""
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
 from .. import ir
-from ..errors import KernelError, NotDifferentiable, NotElementwise
+from ..dtypes import bool_
+from ..errors import KernelError, NotDifferentiable, NotElementwise, WrongCall
 from ..ir import Block, Value
 from ..ir.derivatives import derivative
 from .expressions import ExpressionBuilder
 from .objects import TransformedFunction, describe
+from .source import function_node, place
 
 MIXING = frozenset({"reduce", "dot", "trans", *ir.MOVES})  # ops whose elements come from others of their operands
+MASK_ARGUMENTS = 4  # of a mask_mod; a score_mod has the score before them
+MODS = {4: "mask_mod(b, h, q_idx, kv_idx)", 5: "score_mod(score, b, h, q_idx, kv_idx)"}
+MASK_RESULT = "a mask_mod returns True where a key is visible", "compare: q_idx >= kv_idx, or x != 0"
+SCORE_RESULT = "a score_mod returns the new score, a number", "return it; to hide a score, where(seen, score, -inf)"
 NAMES = {"trans": ".T", "scan": "cumsum"}
 
 
@@ -37,7 +44,7 @@ def call_elementwise(target: TransformedFunction) -> Callable[..., Any]:
     def build(s: ExpressionBuilder, *args: Any, **named: Any) -> Any:
         block, loc = s.builder.block, s.builder.loc
         before = len(block.ops)
-        value = s.call(target.function, args, named)
+        value = _result(s, target.function, args, named)
         made = Block()
         made.ops = block.ops[before:]
         for op in ir.walk(made):
@@ -54,13 +61,36 @@ def call_elementwise(target: TransformedFunction) -> Callable[..., Any]:
     return build
 
 
+def _result(s: ExpressionBuilder, function: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Call a function. Where a kernel of the library calls a mod that does not fit, the error shows the mod, not the
+    library's line."""
+    loc = s.builder.loc
+    of_library = str(s.globals.get("__name__")).startswith("monotile.") and isinstance(function, types.FunctionType)
+    try:
+        value = s.call(function, args, named)
+    except WrongCall as error:
+        if not of_library or error.loc != loc:
+            raise
+        found, cure = error.found, f"give it {len(args)} parameters, as {MODS.get(len(args), 'documented')}"
+    else:
+        is_bool = isinstance(value, bool) or (isinstance(value, Value) and value.dtype is bool_)
+        if not of_library or (isinstance(value, Value | int | float) and is_bool == (len(args) == MASK_ARGUMENTS)):
+            return value
+        wanted, cure = MASK_RESULT if len(args) == MASK_ARGUMENTS else SCORE_RESULT
+        found = f"{wanted}, found {describe(value)}"
+    s.builder.loc = place(function_node(function), function.__code__.co_filename)
+    failed = s.fail(WrongCall, found, cure)
+    s.builder.loc = loc
+    raise failed
+
+
 def _differentiate(
     s: ExpressionBuilder, function: Any, x: Value, others: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[Any, Value]:
     """Return the function's value and its derivative by x, which has the shape that both broadcast to."""
     b, loc = s.builder, s.builder.loc
     argument = b.emit("broadcast", (x,), x.type)  # a value of its own: where the function captures x, x is a constant
-    value = s.call(function, (argument.result, *others), named)
+    value = _result(s, function, (argument.result, *others), named)
     if not isinstance(value, Value | int | float):
         found = f"a function with a derivative returns one tile or number, found {describe(value)}"
         raise s.fail(NotDifferentiable, found, "return the one result whose derivative is asked for")

@@ -31,7 +31,7 @@ from ..errors import (
 )
 from ..ir import Value, bits, composed
 from ..ir.builder import Builder
-from . import functions, indexing, library_words, vocabulary
+from . import cures, functions, indexing, library_words, vocabulary
 from .objects import Closure, Method, RuntimeRange, TransformedFunction, describe
 from .operators import BINARY, COMPARE, is_too_large
 from .source import FunctionNode, place
@@ -53,6 +53,7 @@ class ExpressionBuilder(ABC):
     ) -> None:
         self.builder, self.names, self.captured, self.globals = builder, names, captured, globals_
         self.local: set[str] = set()  # names this function assigns somewhere, which hide outer ones
+        self.called: ast.expr | None = None  # the function of the innermost call that is being evaluated
         self.ended: dict[str, str] = {}  # names whose scope has ended, and where they were defined
 
     def locate(self, node: ast.AST) -> None:
@@ -118,7 +119,10 @@ class ExpressionBuilder(ABC):
         if name in self.ended:
             cure = f"give {name!r} a value before it, of the type it gets there"
             raise self.fail(NameOutOfScope, f"{name!r} is only defined inside {self.ended[name]}", cure)
-        cure = "define it before this line" if name in self.local else "import or define it before this line"
+        cure = "define it before this line"
+        if name not in self.local:
+            known = (*self.names, *self.captured, *self.globals)
+            cure = cures.unknown_name(name, known, called=node is self.called)
         raise self.fail(UnknownName, f"{name!r} is not defined here", cure)
 
     def read_outer(self, names: dict[str, Any], name: str) -> Any:
@@ -156,8 +160,8 @@ class ExpressionBuilder(ABC):
         elif isinstance(owner, Value):
             if name == "T":
                 return self.builder.trans(owner)
-            if name in ("shape", "dtype", "ndim"):
-                return {"shape": owner.shape, "dtype": owner.dtype, "ndim": len(owner.shape)}[name]
+            if name in ("shape", "dtype", "ndim", "device"):  # torch.tensor(0.0, device=score.device)
+                return {"shape": owner.shape, "dtype": owner.dtype, "ndim": len(owner.shape), "device": None}[name]
             if name in REDUCTIONS or name in library_words.METHODS:
                 return Method(name, owner)
         elif isinstance(owner, types.ModuleType) and name in vars(owner):
@@ -173,6 +177,8 @@ class ExpressionBuilder(ABC):
         )
         if owner is None:
             cure = OMITTED_CURE
+        elif isinstance(owner, types.ModuleType):
+            cure = cures.unknown_word(name)
         raise self.fail(UnknownAttribute, f"{describe(owner)} has no {name!r} in the kernel language", cure)
 
     # ---- operators ---------------------------------------------------------------------------------------------------
@@ -185,6 +191,8 @@ class ExpressionBuilder(ABC):
             return self.constant_arithmetic(plain, left, right)
         if isinstance(node.op, ast.Pow) and isinstance(left, Value) and not isinstance(right, Value):
             return composed.power(self.builder, left, self.number(right))
+        if isinstance(node.op, ast.Pow) and not isinstance(left, Value):
+            return composed.power_of(self.builder, self.number(left), right)
         if kind is None:
             found = f"{TITLES[type(node.op).__name__]} on run-time values is not part of the kernel language"
             raise self.fail(UnsupportedPython, found, CURES[type(node.op).__name__])
@@ -203,6 +211,10 @@ class ExpressionBuilder(ABC):
             return item
         if isinstance(item, np.generic) and item.dtype.kind in "biuf":
             return item.item()
+        if getattr(item, "ndim", None) == 0 and not isinstance(item, ir.Tensor):  # torch.tensor(2.0), np.array(2.0)
+            found = self.call_python(lambda: item.item())
+            if isinstance(found, int | float):
+                return found
         cure = "use tiles or numbers here"
         if isinstance(item, ir.Tensor):
             cure = f"load a tile first: {item.name}[rows]"
@@ -346,6 +358,7 @@ class ExpressionBuilder(ABC):
     # ---- calls -------------------------------------------------------------------------------------------------------
 
     def visit_Call(self, node: ast.Call) -> Any:
+        self.called = node.func
         function = self.eval(node.func)
         args: list[Any] = []
         for a in node.args:
@@ -368,6 +381,13 @@ class ExpressionBuilder(ABC):
         handler = self.word_handler(function)
         if handler is not None:
             return self.call_word(_title(function), handler, args, kwargs)
+        runtime = any(
+            isinstance(x, Value | ir.Tensor | Closure | TransformedFunction | RuntimeRange | Method)
+            for x in (*args, *kwargs.values())
+        )
+        meaning = library_words.word_of(function, runtime=runtime)
+        if meaning is not None:
+            return self.call_word(function.__name__, meaning, args, kwargs)
         if isinstance(function, types.FunctionType | Closure):
             return self.inline(function, args, kwargs)
         if functions.is_function(function):
@@ -382,18 +402,9 @@ class ExpressionBuilder(ABC):
             )
         of_tuple = isinstance(getattr(function, "__self__", None), tuple)
         builds_tuple = isinstance(function, type) and issubclass(function, tuple)
-        runtime = any(
-            isinstance(x, Value | ir.Tensor | Closure | TransformedFunction | RuntimeRange | Method)
-            for x in (*args, *kwargs.values())
-        )
         if runtime and not of_tuple and not builds_tuple:
-            meaning = library_words.word_of(function)
-            if meaning is not None:
-                return self.call_word(name, meaning, args, kwargs)
-            cure = "use the words of monotile.language, or a plain Python helper function"
-            if name in vocabulary.__all__:
-                cure = f"use monotile.language.{name}"
-            raise self.fail(NotCallable, f"{name!r} cannot be called with run-time values in a kernel", cure)
+            found = f"{name!r} cannot be called with run-time values in a kernel"
+            raise self.fail(NotCallable, found, cures.unsupported_function(name))
         return self.call_python(function, *args, **kwargs)
 
     def call_word(self, name: str, handler: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -402,7 +413,7 @@ class ExpressionBuilder(ABC):
             signature.bind(self, *args, **kwargs)
         except TypeError as error:
             shown = ", ".join([str(p.replace(annotation=p.empty)) for p in list(signature.parameters.values())[1:]])
-            raise self.fail(WrongCall, f"{name}: {error}", f"write {name}({shown})") from None
+            raise self.fail(WrongCall, f"{name}: {error}", cures.wrong_arguments(name, shown, kwargs)) from None
         return handler(self, *args, **kwargs)
 
 

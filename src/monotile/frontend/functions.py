@@ -44,6 +44,8 @@ def is_object(value: Any) -> bool:
         or type(value).__module__.startswith(("monotile.", "builtins", "numpy"))
     ):
         return False
+    if callable(value) and call_of(value) is None:  # compiled code behind a Python object, such as jax.numpy.exp
+        return False
     return hasattr(value, "__dict__") and not hasattr(value, "__array__") and not hasattr(value, "__dlpack__")
 
 

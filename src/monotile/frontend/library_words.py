@@ -1,5 +1,5 @@
-"""Functions and methods of array libraries (torch, NumPy, MLX) that mean a word of the language on run-time values, so
-that a score_mod or mask_mod written for them compiles as it is.
+"""Functions and methods of array libraries (torch, NumPy, JAX, MLX) that mean a word of the language on run-time
+values, so that a score_mod or mask_mod written for them compiles as it is.
 
 Libraries are not imported: a function is recognised by being the one that a loaded library has under its name."""
 
@@ -16,7 +16,7 @@ from ..errors import WrongCall
 from ..ir import Value, composed
 from .objects import describe
 
-LIBRARIES = ("torch", "numpy", "mlx.core")
+LIBRARIES = ("torch", "numpy", "mlx.core", "jax.numpy", "torch.nn.functional", "torch.special", "jax.nn")
 Handler = Callable[..., Any]
 
 
@@ -75,11 +75,39 @@ def _clamp(s: Any, x: Any, min: Any = None, max: Any = None) -> Any:
     return x if max is None else s.builder.binary("min", x, s.number(max))
 
 
-def _divide(s: Any, a: Any, b: Any) -> Any:
-    a, b = s.number(a), s.number(b)
-    if not isinstance(a, float) and not isinstance(b, float):
-        a = s.builder.cast(s.builder.value(a), float32)
-    return s.builder.binary("div", a, b)
+def _rounded(how: str) -> Handler:
+    def build(s: Any, x: Any) -> Any:
+        return composed.rounded(s.builder, how, s.builder.value(s.number(x)))
+
+    return build
+
+
+def _masked_fill(s: Any, x: Any, mask: Any, value: Any) -> Any:
+    x = s.builder.value(s.number(x))
+    return s.builder.where(s.number(mask), _in_type_of(s, x, value), x)
+
+
+def _full_like(s: Any, x: Any, fill_value: Any, dtype: Any = None) -> Any:
+    like = s.builder.value(s.number(x))
+    if dtype is not None:
+        like = s.builder.cast(like, element_type(s, dtype))
+    return s.builder.broadcast(_in_type_of(s, like, fill_value), like.shape)
+
+
+def _in_type_of(s: Any, x: Value, value: Any) -> Value:
+    found: Value = s.builder.cast(s.builder.value(s.number(value)), x.dtype)
+    return found
+
+
+def _tensor(s: Any, data: Any, dtype: Any = None, device: Any = None) -> Any:
+    """A number written as a tensor without dimensions. As in torch, its width does not change the other operand's."""
+    number = s.number(data)
+    if dtype is None:
+        return number
+    element = element_type(s, dtype)
+    if isinstance(number, Value):
+        return s.builder.cast(number, element)
+    return s.call_python(float if element.is_float else bool if element is bool_ else int, number)
 
 
 def _like(number: int) -> Handler:
@@ -138,28 +166,34 @@ WORDS: dict[str, Handler] = {
     "maximum": _binary("max"), "minimum": _binary("min"), "fmax": _binary("max"), "fmin": _binary("min"),
     "equal": _binary("eq"), "not_equal": _binary("ne"), "less": _binary("lt"), "less_equal": _binary("le"),
     "greater": _binary("gt"), "greater_equal": _binary("ge"),
-    "subtract": _binary("sub"), "multiply": _binary("mul"), "divide": _divide, "div": _divide, "true_divide": _divide,
+    "subtract": _binary("sub"), "multiply": _binary("mul"),
+    "divide": _binary("div"), "div": _binary("div"), "true_divide": _binary("div"),
     "floor_divide": _binary("floordiv"), "remainder": _binary("mod"),
     "logical_and": _both("and"), "logical_or": _both("or"), "logical_not": _neither,
     "bitwise_and": _binary("and"), "bitwise_or": _binary("or"), "bitwise_not": _unary("not"),
     "bitwise_xor": _binary("xor"), "bitwise_left_shift": _binary("shl"), "bitwise_right_shift": _binary("shr"),
     "where": _where, "rsqrt": _rsqrt, "square": _square, "clamp": _clamp, "clip": _clamp,
-    "ones_like": _like(1), "zeros_like": _like(0), "reshape": reshape,
+    "floor": _rounded("floor"), "ceil": _rounded("ceil"), "round": _rounded("round"), "rint": _rounded("round"),
+    "trunc": _rounded("trunc"), "masked_fill": _masked_fill, "tensor": _tensor,
+    "ones_like": _like(1), "zeros_like": _like(0), "full_like": _full_like, "reshape": reshape,
 }  # fmt: skip
+CREATION = ("where", "ones_like", "zeros_like", "full_like", "tensor")  # functions that are no methods
 METHODS: dict[str, Handler] = {
-    **{name: word for name, word in WORDS.items() if name not in ("where", "ones_like", "zeros_like")},
+    **{name: word for name, word in WORDS.items() if name not in CREATION},
     "float": _cast(float32), "half": _cast(dtypes.float16), "bfloat16": _cast(dtypes.bfloat16),
     "int": _cast(dtypes.int32), "long": _cast(dtypes.int64), "bool": _cast(bool_),
     "astype": _to, "to": _to, "type": _to, "new_ones": _new(1), "new_zeros": _new(0), "size": _size,
 }  # fmt: skip
 
 
-def word_of(function: Any) -> Handler | None:
-    """Return the handler of a library's function; None where it means no word."""
+def word_of(function: Any, *, runtime: bool) -> Handler | None:
+    """Return the handler of a library's function; None where it means no word. On compile-time values libraries
+    compute themselves, except for `torch.tensor` of a number."""
     name = getattr(function, "__name__", None)
-    if name not in WORDS or not any(getattr(sys.modules.get(lib), name, None) is function for lib in LIBRARIES):
+    if name not in WORDS or not (runtime or name == "tensor"):
         return None
-    return WORDS[name]
+    known = any(getattr(sys.modules.get(library), name, None) is function for library in LIBRARIES)
+    return WORDS[name] if known else None
 
 
 def method_of(name: str, owner: Value) -> Handler:

@@ -147,6 +147,26 @@ def sqrt(x: Any) -> Any:
 
 
 @word
+def floor(x: Any) -> Any:
+    """The greatest whole number not above x, as a float; an integer is itself."""
+
+
+@word
+def ceil(x: Any) -> Any:
+    """The least whole number not below x, as a float; an integer is itself."""
+
+
+@word
+def round(x: Any) -> Any:
+    """The nearest whole number as a float, of two equally near the even one; an integer is itself."""
+
+
+@word
+def trunc(x: Any) -> Any:
+    """The whole number next to x towards zero, as a float; an integer is itself."""
+
+
+@word
 def reciprocal(x: Any) -> Any:
     """1 / x to within 2 units in the last place: faster than a division, which is correctly rounded."""
 
@@ -249,6 +269,7 @@ __all__ = [
     "blocks",
     "bool_",
     "cdiv",
+    "ceil",
     "cos",
     "cumsum",
     "dot",
@@ -260,6 +281,7 @@ __all__ = [
     "float8_e5m2",
     "float16",
     "float32",
+    "floor",
     "fma",
     "full",
     "grad",
@@ -276,12 +298,14 @@ __all__ = [
     "program_id",
     "reciprocal",
     "reshape",
+    "round",
     "sigmoid",
     "sin",
     "sqrt",
     "static_range",
     "sum",
     "tanh",
+    "trunc",
     "uint8",
     "uint32",
     "value_and_grad",

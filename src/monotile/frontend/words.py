@@ -85,6 +85,25 @@ def _binary(kind: str, plain: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     return build
 
 
+def _rounded(how: str, plain: Callable[[Any], Any]) -> Callable[..., Any]:
+    def build(s: ExpressionBuilder, x: Any) -> Any:
+        x = s.number(x)
+        if isinstance(x, Value):
+            return composed.rounded(s.builder, how, x)
+        return s.call_python(plain, x)
+
+    return build
+
+
+def _round(s: ExpressionBuilder, x: Any, ndigits: Any = None) -> Any:
+    x = s.number(x)
+    if not isinstance(x, Value):
+        return s.call_python(builtins.round, x, ndigits)
+    if ndigits is not None:
+        raise s.fail(WrongCall, "round to digits of a run-time value", "write round(x * 100.0) / 100.0")
+    return composed.rounded(s.builder, "round", x)
+
+
 def _fma(s: ExpressionBuilder, a: Any, b: Any, c: Any) -> Any:
     a, b, c = s.number(a), s.number(b), s.number(c)
     if any(isinstance(x, Value) for x in (a, b, c)):
@@ -257,6 +276,10 @@ WORDS: dict[Any, Callable[..., Any]] = {
     vocabulary.sin: _unary("sin", math.sin),
     vocabulary.cos: _unary("cos", math.cos),
     vocabulary.sqrt: _unary("sqrt", math.sqrt),
+    vocabulary.floor: _rounded("floor", math.floor),
+    vocabulary.ceil: _rounded("ceil", math.ceil),
+    vocabulary.round: _round,
+    vocabulary.trunc: _rounded("trunc", math.trunc),
     vocabulary.reciprocal: _unary("reciprocal", lambda x: 1.0 / x),
     vocabulary.fma: _fma,
     vocabulary.abs: _unary("abs", builtins.abs),
@@ -275,6 +298,7 @@ WORDS: dict[Any, Callable[..., Any]] = {
     vocabulary.blocks: _blocks,
     vocabulary.static_range: _static_range,
     builtins.abs: _unary("abs", builtins.abs),
+    builtins.round: _round,
     builtins.max: _python_extremum("max"),
     builtins.min: _python_extremum("min"),
     builtins.sum: _reduce("sum"),

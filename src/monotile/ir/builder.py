@@ -51,6 +51,7 @@ class Builder:
         self._has_grid = False
         self.globals_read: list[GlobalRead] = []
         self.captured: dict[int, Tensor] = {}  # tensors that stand for captured arrays, by the array's id
+        self.flat: set[Value] = set()  # results of piecewise constant functions: their derivative is zero
         self.numbers: dict[Any, Value] = {}  # scalars that stand for captured numbers, by where these are bound
 
     def fail(self, kind: type[KernelError], found: str, cure: str) -> KernelError:
@@ -112,13 +113,15 @@ class Builder:
             kind, left, right = {"gt": "lt", "ge": "le"}[kind], right, left
         if kind in ("shl", "shr"):
             return bits.shift(self, kind, left, right)
+        if kind == "div":  # true division: a quotient of integers is a float32, as in Python
+            left, right = self._fractional(left), self._fractional(right)
         a, b = self._pair(kind, left, right)
         dtype = a.dtype
         if kind in LOGICAL and dtype.is_int:
             return self.elementwise(f"bit{kind}", (a, b), dtype)
         cures = {
-            "div": (dtype.is_float, "use // for whole numbers, or cast: .astype(float32)"),
-            "floordiv": (dtype.is_int, "use / for floats"),
+            "div": (dtype.is_float, "cast the bool: .astype(float32)"),
+            "floordiv": (dtype.is_int, "use floor(x / y) for floats"),
             "mod": (dtype.is_int, "cast to an integer type first"),
             "and": (dtype is bool_, "compare first: (x != 0) & ..., or cast to an integer type"),
             "or": (dtype is bool_, "compare first: (x != 0) | ..., or cast to an integer type"),
@@ -131,6 +134,12 @@ class Builder:
             raise self.fail(ConstantFailed, f"'{SYMBOLS[kind]}' divides by zero", "correct the constants")
         kind = "ne" if kind == "xor" else kind
         return self.elementwise(kind, (a, b), bool_ if kind in ops.COMPARE else dtype)
+
+    def _fractional(self, operand: ValueOrNumber) -> ValueOrNumber:
+        """Convert an integer to float32; leave floats and bools as they are."""
+        if isinstance(operand, Value):
+            return self.cast(operand, float32) if operand.dtype.is_int else operand
+        return self.const(operand, float32) if type(operand) is int else operand
 
     def unary(self, kind: str, operand: ValueOrNumber) -> Value:
         value = self.value(operand)

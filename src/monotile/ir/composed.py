@@ -6,20 +6,21 @@ import math
 from typing import Any
 
 from .. import dtypes
-from ..dtypes import bfloat16, bool_, int8, int32, uint8
+from ..dtypes import bfloat16, bool_, float32, int8, int32, uint8
 from ..errors import ShapeMismatch, UndefinedForDType, UnsupportedPython
 from .ops import Type, Value
 
 MAX_POWER = 64
-POWER_CURE = f"use whole powers up to {MAX_POWER}, or exp2(y * log2(x)) for x > 0"
+POWER_CURE = f"use whole powers up to {MAX_POWER}, sqrt(x), 1 / sqrt(x), or exp2(y * log2(x)) for x > 0"
+WHOLE = 2.0**23  # float32 numbers from here up are whole
 EXACT = 2**24  # whole numbers up to here are exact in float32
 
 
 def power(b: Any, x: Value, exponent: Any) -> Value:
     """Multiply a whole power out by squaring; a negative power is one division more, and 0.5 is a square root."""
-    if exponent == 0.5:
+    if exponent in (0.5, -0.5):
         root: Value = b.unary("sqrt", x)
-        return root
+        return root if exponent > 0 else b.binary("div", 1.0, root)
     if isinstance(exponent, float) and exponent.is_integer():
         exponent = int(exponent)
     if type(exponent) is not int or abs(exponent) > MAX_POWER:
@@ -36,6 +37,39 @@ def power(b: Any, x: Value, exponent: Any) -> Value:
         one: Value = b.broadcast(b.value(1, x.dtype), x.shape)
         return one
     return b.binary("div", 1.0, result) if exponent < 0 else result
+
+
+def power_of(b: Any, base: Any, exponent: Value) -> Value:
+    """Raise a constant to a run-time float: `2.0 ** x` is exp2(x)."""
+    if base == 2 and exponent.dtype.is_float:
+        result: Value = b.unary("exp2", exponent)
+        return result
+    cure = "use exp2(x * log2(c)) for a constant c > 0, or 1 << x for powers of two of integers"
+    raise b.fail(UnsupportedPython, f"{base} ** {exponent.type} is not part of the kernel language", cure)
+
+
+def rounded(b: Any, how: str, x: Value) -> Value:
+    """Round to a whole float: `floor`, `ceil`, `round` (ties to even) or `trunc`. Integers, infinities and NaN stay."""
+    x = b.cast(x, dtypes.computed(x.dtype))
+    if x.dtype is bool_:
+        raise b.fail(UndefinedForDType, f"'{how}' is not defined for bool", "cast the bool: .astype(int32)")
+    if x.dtype.is_int:
+        return x
+    size = b.unary("abs", x)
+    count = b.cast(size, int32)
+    whole = b.cast(count, float32)
+    if how == "round":
+        rest, odd = b.binary("sub", size, whole), b.binary("eq", b.binary("and", count, 1), 1)
+        away = b.binary("or", b.binary("gt", rest, 0.5), b.binary("and", b.binary("eq", rest, 0.5), odd))
+        whole = b.where(away, b.binary("add", whole, 1.0), whole)
+    elif how != "trunc":
+        away = b.binary("lt" if how == "floor" else "gt", x, 0.0)
+        whole = b.where(away, b.binary("add", whole, 1.0), whole)
+    signed = b.where(b.binary("lt", x, 0.0), b.unary("neg", whole), whole)
+    changes = b.binary("and", b.binary("lt", size, WHOLE), b.binary("ne", b.cast(count, float32), size))
+    result: Value = b.where(changes, signed, x)
+    b.flat.add(result)
+    return result
 
 
 def reshape(b: Any, value: Value, shape: tuple[Any, ...]) -> Value:

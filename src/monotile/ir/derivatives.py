@@ -70,7 +70,7 @@ class _Forward:
         if op.kind in MOVES | {"reduce", "dot"}:
             name = op.attrs["fold"] if op.kind == "reduce" else "cumsum" if op.kind == "scan" else op.kind
             raise self.fail(f"{name!r}", "compute it outside, from values whose derivative is not asked for")
-        if not op.result.dtype.is_float:
+        if not op.result.dtype.is_float or op.result in self.b.flat:
             return
         tangent = RULES[op.kind](self, op, *(self.tangents.get(v) for v in op.operands))
         if tangent is not None:

@@ -6,14 +6,15 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from ..errors import ArgumentKind, NoGradient
 from ..runtime import tensors
 from ..runtime.arrays import check_one_library
 
 Array = Any
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def is_tensor(array: Array) -> bool:
@@ -130,7 +131,7 @@ def no_forward_mode(function: str) -> NoGradient:
     )
 
 
-def with_clear_errors(function: Any) -> Any:
+def with_clear_errors(function: F) -> F:
     """A function under another library's name. What torch refuses to prepare (a view of a nested, sparse or freed
     tensor) gets the error that reading it gives."""
 
@@ -147,4 +148,4 @@ def with_clear_errors(function: Any) -> Any:
                     tensors.read(name, given)
             raise
 
-    return checked
+    return checked  # type: ignore[return-value]

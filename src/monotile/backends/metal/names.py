@@ -24,7 +24,7 @@ co_yield decltype default delete do double dynamic_cast else enum explicit expor
 goto if import inline int long main module mutable namespace new noexcept not not_eq nullptr operator or or_eq override
 private protected public register reinterpret_cast requires return short signed sizeof static static_assert static_cast
 struct switch template this thread_local throw true try typedef typeid typename typeof union unsigned using virtual void
-volatile wchar_t while xor xor_eq
+volatile wchar_t while xor xor_eq NULL
 """
 
 # Metal's own words: address spaces, qualifiers, types and namespaces.
@@ -45,7 +45,7 @@ isfinite isinf isnan isnormal isordered isunordered ldexp length length_squared 
 make_filter max max3 median3 min min3 mix modf move mul24 mulhi nan nextafter normalize popcount pow powr reflect
 refract reverse_bits rhadd rint rotate round rsqrt saturate select sign signbit sin sincos sinh sinpi smoothstep sqrt
 step subsat swap tan tanh tanpi transpose trunc wait make_filled_simdgroup_matrix make_unsigned_t make_signed_t
-enable_if is_same
+enable_if is_same is_function_constant_defined
 """
 
 # Names of the generated code itself: registers, loop variables, helper functions, macros.
@@ -63,6 +63,8 @@ SCALARS = "bool|char|uchar|short|ushort|int|uint|long|ulong|half|float|bfloat|do
 FAMILIES = re.compile(
     rf"(packed_)?({SCALARS})[1-9](x\d)?|u?int(8|16|32|64)_t|float\d+_t|bfloat\d+_t"
     r"|(simd|simdgroup|quad|quadgroup|threadgroup|atomic|texture|depth|os_log|mt|memory_order|metal)(_\w+|\d\w*)"
+    r"|METAL_\w+|U?INT(8|16|32|64|PTR|MAX|(_LEAST|_FAST)(8|16|32|64))_(MIN|MAX|C)"
+    r"|(SIZE|PTRDIFF|WCHAR|WINT|SIG_ATOMIC)_(MIN|MAX)"
     r"|M_\w+|(FLT|HALF|BFLT|DBL|LDBL|CHAR|SCHAR|UCHAR|SHRT|USHRT|INT|UINT|LONG|ULONG|LLONG|FP|MTL)_\w+|\w*_[rc]\d+|table_\d+|buffer_\d\w*"
 )
 

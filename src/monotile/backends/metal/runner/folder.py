@@ -35,10 +35,12 @@ class ChainResult(NamedTuple):
 
 
 def run_chain(
-    folder: Path, arrays: Mapping[str, Array], numbers: Mapping[str, Any], *, chain: str | None = None, **options: Any
-) -> ChainResult:
+    folder: Path | str, arrays: Mapping[str, Array], numbers: Mapping[str, Any], *, chain: str | None = None,
+    **options: Any,
+) -> ChainResult:  # fmt: skip
     """Run a chain of `folder` (the only one, if none is named) on the arrays of its inputs. `numbers` are its scalars,
     and lengths that no input has. `options` are those of `run`; memory that the chain writes starts as NaN."""
+    folder = Path(folder)
     manifest = json.loads((folder / "manifest.json").read_text())
     steps = _chain(manifest, chain)
     kernels = {kernel["name"]: kernel for kernel in manifest["kernels"]}

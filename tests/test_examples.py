@@ -219,7 +219,7 @@ def test_example_scripts_run(script: Path, capsys: pytest.CaptureFixture[str], m
     assert said == "largest error" and float(error) < 1e-3
 
 
-@pytest.mark.parametrize("backend", usable("interpreter", *TRITON))
+@pytest.mark.parametrize("backend", usable("interpreter", "metal", *TRITON))
 @pytest.mark.parametrize("script", GALLERY, ids=lambda path: path.stem)
 def test_the_gallery_on_other_backends(script: Path, backend: str) -> None:
     """`python examples/rope.py metal` is another way to run one."""

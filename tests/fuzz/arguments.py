@@ -56,6 +56,7 @@ class Arguments:
     budget: int = 0
     iterations: int = 1  # greatest number of times the current block runs
     quiet: bool = False  # no stores here
+    infinite: bool = False  # the program makes infinities itself
 
     # ---- choices -----------------------------------------------------------------------------------------------------
 

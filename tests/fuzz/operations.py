@@ -62,6 +62,9 @@ class Operations(Arguments):
             self.keep(b.unary(self.pick(("neg", "abs")), x), limit)
             return
         if roll < 0.2:
+            if self.infinite and x.dtype is float32 and self.chance(0.4):
+                self.keep(b.binary("div", x, self.pick((0.5, -0.5))), 2 * limit)
+                return
             self.keep(b.binary(self.pick(("add", "sub", "mul")), x, self.pick((0, 1, 2, 3))), 3 * limit + 3)
             return
         if roll < 0.23:
@@ -116,7 +119,11 @@ class Operations(Arguments):
             return
         number = self.chance(0.3) and x.dtype is not bool_
         bound = max(self.bound[x], self.bound[y])
-        self.keep(self.b.where(test, x, 0 if number else y), bound)
+        other: Value | float = 0 if number else y
+        if self.infinite and x.dtype is float32 and self.chance(0.6):
+            other = self.pick((math.inf, -math.inf))
+        sides = (other, x) if isinstance(other, float) and self.chance(0.3) else (x, other)
+        self.keep(self.b.where(test, *sides), bound)
 
     def test(self, shape: tuple[int, ...]) -> Value:
         """Compare positions."""
@@ -191,6 +198,9 @@ class Operations(Arguments):
         x = self.held(x)
         if not x.dtype.is_float:
             x = self.converted(x, float32)
+        moved = self.chance(0.3)
+        if moved:
+            x = self.moved(x)
         if self.chance(0.4):
             x, original = b.trans(x), x
             self.bound[x] = self.bound[original]
@@ -202,6 +212,8 @@ class Operations(Arguments):
         y = self.held(y)
         if not y.dtype.is_float:
             y = self.converted(y, x.dtype)
+        if not moved and self.chance(0.3):
+            y = self.moved(y)
         if y.shape[0] != k or (y.shape[0] == y.shape[1] and self.chance(0.3)):
             y, original = b.trans(y), y
             self.bound[y] = self.bound[original]
@@ -214,6 +226,21 @@ class Operations(Arguments):
             if other is not None and self.bound[other] + bound < EXACT:
                 sides = (result, other) if self.chance(0.5) else (other, result)
                 self.keep(b.binary("add", *sides), self.bound[other] + bound)
+
+    def moved(self, x: Value) -> Value:
+        """Make a tile of the same shape whose elements come from others: running sums, a reshape and back, or the tile
+        with its greatest or least of each row or column added."""
+        b, axis = self.b, self.rng.randrange(2)
+        x = self.held(self.converted(x, float32), 8)
+        kind = self.pick(("scan", "scan", "reshape", "reduce"))
+        if kind == "scan":
+            value, bound = b.cumsum(x, axis), 8 * x.shape[axis]
+        elif kind == "reshape":
+            value, bound = composed.reshape(b, composed.reshape(b, x, (math.prod(x.shape),)), x.shape), 8
+        else:
+            value, bound = b.binary("add", b.expand(b.reduce(self.pick(("max", "min")), x, axis), axis), x), 16
+        self.bound[value] = bound
+        return value
 
     def integer_dot(self) -> None:
         """Multiply tiles of int8 and uint8; one that is not is cast, which keeps its low bits."""
@@ -238,7 +265,8 @@ class Operations(Arguments):
         if scalar is not None and self.chance(0.5):
             self.keep(self.b.full(scalar, shape), self.bound[scalar])
         else:
-            self.keep(self.b.full(self.pick((0.0, 1.0, 0, 3, True)), shape), 3)
+            numbers = (0.0, 1.0, 0, 3, True, *((math.inf, -math.inf) if self.infinite else ()))
+            self.keep(self.b.full(self.pick(numbers), shape), 3)
 
     def scalar(self) -> None:
         a = self.value(lambda v: not v.shape)
@@ -262,7 +290,11 @@ class Operations(Arguments):
         if x is None:
             return
         value = self.b.binary("mul", self.held(x, 8), 0.25)
-        value = self.b.unary(self.pick(("exp", "exp2", "tanh", "sigmoid", "erf", "sin", "cos")), value)
+        kinds: tuple[str, ...] = ("exp", "exp2", "tanh", "sigmoid", "erf", "sin", "cos")
+        if self.infinite:
+            kinds += ("sqrt", "log", "log2", "reciprocal")
+            value = self.b.where(self.test(value.shape), value, self.pick((math.inf, -math.inf)))
+        value = self.b.unary(self.pick(kinds), value)
         if self.chance(0.5) and len(value.shape) == 2:
             top = self.b.reduce(self.pick(("sum", "max")), value, self.rng.randrange(2))
             if self.chance(0.5) or top.shape[0] == value.shape[-1]:

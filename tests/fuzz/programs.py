@@ -29,7 +29,7 @@ class Generator(Operations):
         count = pick((1, 2, 2, 3))
         self.sides = [pick(SIDES) for _ in range(count)]
         self.step = pick((*self.sides, *STEPS))
-        self.nan = chance(0.25)
+        self.nan, self.infinite = chance(0.25), chance(0.3)
         self.grid = pick((1, 2, 3)) if chance(0.5) else None
         for n in range(pick((1, 2, 3, 3, 4))):
             self.argument(n, output=False)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 import monotile
 from arrays import Array
 from kernels.cases import HEAD_SIZES, agrees, check, check_output, equal, normal, qkv
-from usable import ON_GPU
+from monotile.language import inf, where
+from usable import ON_GPU, WITH_METAL, usable
 
 FAST = settings(deadline=None, derandomize=True, max_examples=6, suppress_health_check=list(HealthCheck))
 DTYPES = ("float32", "float16", "bfloat16")
@@ -142,6 +143,32 @@ def test_relative_bias_from_a_table(backend: str) -> None:
         expected = monotile.attention(q, k, v, mask=bias, return_lse=True, backend=backend)
         for a, b in zip(found, expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", usable(*WITH_METAL))
+@pytest.mark.parametrize("Nq", [3, 20])
+def test_a_score_mod_that_hides_keys_itself(Nq: int, backend: str) -> None:
+    """metal: half of the number that stands for -inf was a score."""
+    q, k, v = qkv(Nq, 40)
+
+    def mod(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return where(j < i, score, -inf) / 2.0
+
+    out, lse = monotile.attention(q, k, v, score_mod=mod, scale=0.2, return_lse=True, backend=backend)
+    seen = np.arange(40) < np.arange(Nq)[:, None]
+    expected = monotile.attention(q, k, v, mask=seen, scale=0.1, return_lse=True, backend="interpreter")
+    np.testing.assert_allclose(out, expected[0], rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(lse, expected[1], rtol=2e-5, atol=2e-6)
+    assert (out[..., 0, :] == 0).all() and (lse[..., 0] == -np.inf).all()
+
+
+@pytest.mark.parametrize("backend", usable(*WITH_METAL))
+def test_the_logsumexp_of_scores_that_are_nan(backend: str) -> None:
+    """metal: it was -inf."""
+    q, k, v = qkv(20, 40)
+    q[..., 3, :] = np.nan
+    lse = monotile.attention(q, k, v, return_lse=True, backend=backend)[1]
+    assert np.isnan(lse[..., 3]).all() and np.isfinite(np.delete(lse, 3, axis=-1)).all()
 
 
 @pytest.mark.parametrize("Nq", [1, 12])

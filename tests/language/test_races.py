@@ -9,6 +9,7 @@ import pytest
 from arrays import random
 from monotile.errors import RaceBetweenPrograms
 from monotile.language import Const, Tensor, arange, cdiv, kernel, program_id
+from usable import usable
 
 
 @kernel
@@ -55,5 +56,18 @@ def test_found_with_the_line(function) -> None:
     x, y = random(9), np.full(9, 7.0, np.float32)
     with pytest.raises(RaceBetweenPrograms, match=CASES[function]) as caught:
         function(x, y, backend="interpreter")
-    assert caught.value.loc is not None and "y[" in caught.value.loc.text and "cure: give every" in str(caught.value)
+    assert caught.value.loc is not None and "y[" in caught.value.loc.text
+    assert ("cure: store at" if function is twice else "cure: give every") in str(caught.value)
     assert (y == 7.0).all() or function is twice  # as it was
+
+
+@pytest.mark.parametrize("function", [total, blocks, following, twice], ids=lambda f: f.name)
+@pytest.mark.parametrize("backend", usable("metal"))
+def test_found_by_the_runner(function, backend: str) -> None:
+    """metal: it was reported as a fault of monotile, with lines of the Metal text."""
+    x, y = random(9), np.full(9, 7.0, np.float32)
+    found = "one store writes twice to an element of y" if function is twice else "an element of y that another program"
+    with pytest.raises(RaceBetweenPrograms, match=found) as caught:
+        function(x, y, backend=backend)
+    assert caught.value.loc is not None and "y[" in caught.value.loc.text
+    assert 'backend="interpreter"' in str(caught.value)

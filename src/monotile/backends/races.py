@@ -15,6 +15,7 @@ Array = npt.NDArray[Any]
 Region = tuple[Any, ...]  # slices or arrays of positions, one per dimension
 SEVERAL = -1
 CURE = "give every element to one program: the one that writes it reads it, and no other program does either"
+STORE_CURE = "store at positions that all differ; those outside of the tensor, such as -1, are left out"
 
 
 class Races:
@@ -59,11 +60,11 @@ class Races:
         _, first, counts = np.unique(places, axis=1, return_index=True, return_counts=True)
         if (counts > 1).any():
             twice = places[:, first[counts > 1][0]]
-            raise self._error(op, "one store writes twice to", list(twice))
+            raise self._error(op, "one store writes twice to", list(twice), STORE_CURE)
 
-    def _error(self, op: Op, found: str, positions: Sequence[int]) -> RaceBetweenPrograms:
+    def _error(self, op: Op, found: str, positions: Sequence[int], cure: str = CURE) -> RaceBetweenPrograms:
         element = f"{op.attrs['tensor'].name}[{', '.join(str(int(p)) for p in positions)}]"
-        return RaceBetweenPrograms(f"{found} {element}: which comes first is not known", CURE, op.loc)
+        return RaceBetweenPrograms(f"{found} {element}: which comes first is not known", cure, op.loc)
 
     def _name(self, program: int) -> str:
         position = [int(n) for n in np.unravel_index(program - 1, self.grid)]

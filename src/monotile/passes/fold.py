@@ -102,6 +102,8 @@ def _reduce(b: Builder, op: Op) -> Value | None:
 def _evaluate(op: Op, known: list[Any]) -> Number | None:
     """Evaluate the op on constants with the language's rounding; None when it is left to the backend."""
     dtype = op.result.dtype
+    if "restored" in op.attrs:
+        return None
     if op.kind == "cast":
         if dtype is float32 or dtype is bool_:
             return float(np.float32(known[0])) if dtype is float32 else bool(known[0])
@@ -225,7 +227,7 @@ def _length_of(dim: Op) -> str | int:
 
 def _cast(b: Builder, op: Op, known: list[Any]) -> Value | None:
     value = op.operands[0]
-    if value.dtype is op.result.dtype:
+    if value.dtype is op.result.dtype and "restored" not in op.attrs:  # a cast of the metal backend
         return value
     inner = value.op
     if inner is not None and inner.kind == "cast" and value.dtype is float32 and op.result.dtype.is_float:

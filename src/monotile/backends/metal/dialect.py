@@ -29,6 +29,8 @@ SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&&", "or": "|
 SYMBOLS |= {"ne": "!=", "bitand": "&", "bitor": "|", "bitxor": "^"}
 UNSIGNED = {"int32": "uint", "int64": "ulong"}
 LARGEST = ("-FLT_MAX", "FLT_MAX")  # stand for the infinities (infinities.py)
+# The helper that turns the numbers that stand for infinities of these signs, by their sum, back into infinities.
+RESTORED = {-1: "with_lowest", 0: "with_infinities", 1: "with_highest"}
 INFINITY_BITS = ("0xFF800000u", "0x7F800000u")
 POSITIONAL = ir.SHAPE_ONLY | {"const", "dim", "arange", "program_id", "add", "sub", "mul", "floordiv", "mod"}
 POSITIONAL |= {"min", "max", "cast"}
@@ -118,6 +120,10 @@ class MetalDialect:
             text = f"{value!r}f"
         return text if dtype.name == "float32" else self.converted(text, dtype)
 
+    def infinity(self, value: float) -> str:
+        """Return a float32 infinity itself."""
+        return f"as_type<float>({INFINITY_BITS[value > 0]})"
+
     def elementwise(self, op: Op, operands: list[str]) -> str:
         """Return one element of an elementwise op."""
         kind, dtype = op.kind, op.operands[-1].dtype
@@ -128,6 +134,8 @@ class MetalDialect:
             return f"fma({a}, {b}, {operands[2]})"
         if kind == "lookup":
             return self._lookup(op, a)
+        if "restored" in op.attrs:
+            return self.restored(a, op.attrs["restored"])
         if kind == "cast":
             return self.cast(a, op.operands[0].dtype, op.result.dtype)
         if kind in ("eq", "ne") and any(infinity_of(v) is not None for v in op.operands):
@@ -174,6 +182,11 @@ class MetalDialect:
         inside = low >= 0 and high < len(table)
         found = f"{name}[{bare(index)}]"
         return found if inside else f"(uint({bare(index)}) < {len(table)}u ? {found} : {self.zero(dtype)})"
+
+    def restored(self, text: str, signs: int) -> str:
+        """Turn the numbers that stand for infinities back into infinities, by their bits: of the sign given, or of both
+        for 0."""
+        return f"as_type<float>({self.use(RESTORED[signs])}(as_type<uint>({bare(text)})))"
 
     def _shift(self, op: Op, a: str, count: str) -> str:
         """Return a shift. In Metal one to the left of a negative number, and by a count out of range, is undefined."""

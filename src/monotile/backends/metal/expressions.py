@@ -117,6 +117,8 @@ class Expressions:
         if op is None:
             raise InternalError("a block's parameter has no register")
         kind = op.kind
+        if op.attrs.get("real"):
+            return self.dialect.infinity(op.attrs["value"])
         if kind == "const":
             return self.dialect.number(op.attrs["value"], value.dtype)
         if kind == "dim":

@@ -4,7 +4,8 @@ In registers, the largest float32 and its negative stand for the infinities (dia
 `where`, maximum and minimum, and reductions to a maximum or minimum start from them. This pass adds what other
 arithmetic needs: a sum or a product with an infinity is that infinity, the logarithm of 0 is -inf, and an exponential
 that is divided by does not overflow. Only exponentials need no help: that of a hidden score is 0 anyway. Values of
-memory that meet an infinity keep a distance of one digit from it. A store turns the numbers back into infinities.
+memory that meet an infinity keep a distance of one digit from it. A store turns the numbers back into infinities, and
+so does a cast in front of an op that is not guarded (`RESTORES`): in safe math it then computes with real ones.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import math
 
 import numpy as np
 
-from ...dtypes import float32
-from ...ir import SHAPE_ONLY, Block, Kernel, Op, Value, constant, replace, uses, walk
+from ...dtypes import bool_, float32
+from ...ir import COMPARE, SHAPE_ONLY, Block, Kernel, Op, Type, Value, constant, replace, uses, walk
 from ...ir.builder import Builder
 from .bool_reductions import all_blocks
 
@@ -22,8 +23,12 @@ LARGEST = float(np.finfo(np.float32).max)
 NEXT = float(np.nextafter(np.float32(LARGEST), np.float32(0)))
 Signs = frozenset[int]  # of the infinities that a value may be: -1, 1
 NONE: Signs = frozenset()
+UPPER: Signs = frozenset({1})
+LARGEST_DIVISOR = 1e30  # of a number that stands for an infinity and is the argument of an exponential
 EXPONENTIALS = {"exp": 87.0, "exp2": 126.0}  # with the largest argument before they overflow
-GUARDED = frozenset({"add", "sub", "mul", "fma", "log", "log2"})
+GUARDED = frozenset({"add", "sub", "mul", "fma", "log", "log2", "sqrt", "div"})
+# Ops whose operands are turned back into infinities. So are those of sums and of some of the guarded.
+RESTORES = frozenset({"dot", "scan", "sin", "cos", "reciprocal", "lt", "le", "eq", "ne"})
 FROM_MEMORY = frozenset({"load", "gather", "add", "sub", "fma", "cast", "param"})
 
 
@@ -80,16 +85,17 @@ class Infinities:
             yielded = block.terminator.operands
             for result, last in zip(op.results, yielded, strict=False):
                 self._add(result, self.of(last))
-            if op.kind == "for":
+            if op.kind == "for" and op.results:
                 carried, parameters = op.operands[-len(op.results) :], block.params[-len(op.results) :]
-                for parameter, first, last in zip(parameters, carried, yielded, strict=False):
-                    self._add(parameter, self.of(first) | self.of(last))
+                for n, (first, last) in enumerate(zip(carried, yielded, strict=False)):
+                    for value in (parameters[n], op.results[n]):  # the result of no iteration is the first value
+                        self._add(value, self.of(first) | self.of(last))
 
     def _signs(self, op: Op) -> Signs:
         operands = [self.of(v) for v in op.operands]
         kind = op.kind
         if kind == "const":
-            sign = infinity_of(op.result)
+            sign = None if op.attrs.get("real") else infinity_of(op.result)
             return NONE if sign is None else frozenset({sign})
         if kind == "where":
             tested = _tested_infinity(op)
@@ -100,18 +106,31 @@ class Infinities:
             finite = any(constant(_stripped(v)) is not None and infinity_of(v) is None for v in op.operands)
             return found & {high} if finite else found & {low, high}  # NaN beside an infinity leaves that
         if kind == "reduce":
-            return operands[0] | _identity(op)
-        if kind in SHAPE_ONLY:
+            return NONE if op.attrs["fold"] == "sum" else operands[0] | _identity(op)
+        if kind in SHAPE_ONLY or kind == "reshape":
             return operands[0]
-        if kind in ("add", "fma", "sub", "neg", "abs"):
-            last = operands[-1] if kind in ("add", "fma") else _swapped(operands[-1])
-            last |= operands[-1] if kind == "abs" else NONE
-            product = _either(operands[0] | operands[1]) if kind == "fma" else NONE
-            return last | product | (operands[0] if kind in ("add", "sub") else NONE)
+        if kind == "lookup":
+            return frozenset(1 if x > 0 else -1 for x in op.attrs["table"] if math.isinf(x))
+        return self._of_arithmetic(op, operands)
+
+    def _of_arithmetic(self, op: Op, operands: list[Signs]) -> Signs:
+        """Return the signs of a result; NONE where `_restored` or the op itself makes real infinities."""
+        kind = op.kind
+        if kind in ("add", "sub"):
+            return operands[0] | (operands[1] if kind == "add" else _swapped(operands[1]))
+        if kind == "fma":
+            return NONE if operands[0] | operands[1] else operands[2]
+        if kind == "neg":
+            return _swapped(operands[0])
+        if kind in ("abs", "sqrt"):
+            return UPPER if 1 in (_either(operands[0]) if kind == "abs" else operands[0]) else NONE
         if kind == "mul":
             a, b = op.operands
             return _times(operands[0], b) | _times(operands[1], a)
-        return frozenset({-1}) if kind in ("log", "log2") else NONE
+        if kind == "div":
+            factor = _finite_factor(op.operands[1])
+            return NONE if factor is None else operands[0] if factor > 0 else _swapped(operands[0])
+        return frozenset({-1}) | (operands[0] & UPPER) if kind in ("log", "log2") else NONE
 
 
 def _identity(op: Op) -> Signs:
@@ -131,6 +150,12 @@ def _tested_infinity(op: Op) -> Signs:
         if sign is not None and tested is op.operands[2]:
             return frozenset({sign})
     return NONE
+
+
+def _finite_factor(value: Value) -> float | None:
+    """Return a constant that is finite and not 0, also through a change of shape."""
+    found = constant(_stripped(value))
+    return float(found) if found and math.isfinite(found) else None
 
 
 def _swapped(signs: Signs) -> Signs:
@@ -182,10 +207,14 @@ def _guarded(
     block: Block, op: Op, infinities: Infinities, users: dict[Value, list[Op]], bounded: set[Op]
 ) -> Value | None:
     """Write an op anew, with what it needs; None if it needs nothing."""
-    if len(op.results) != 1 or op.result.dtype is not float32:
+    if len(op.results) != 1:
         return None
     b = Builder(block)
     b.loc = op.loc
+    if op.kind in COMPARE and op.operands[0].dtype is float32:
+        return _compared(b, op, infinities)
+    if op.result.dtype is not float32:
+        return None
     if op in bounded:
         limit = b.const(EXPONENTIALS[op.kind], float32)
         return b.unary(op.kind, b.where(b.binary("lt", limit, op.operands[0]), limit, op.operands[0]))
@@ -193,17 +222,67 @@ def _guarded(
         sign = infinity_of(op.operands[2])
         kept = None if sign is None else _apart(b, op.operands[1], sign, infinities)
         return None if kept is None else b.where(op.operands[0], kept, op.operands[2])
-    if op.kind == "reduce":
+    if op.kind == "reduce" and op.attrs["fold"] != "sum":
         return _reduced(b, op, infinities)
     if op.kind in ("max", "min"):
         return _extreme(b, op, infinities)
+    if op.kind in RESTORES or op.kind == "reduce":
+        return _restored(b, op, infinities)
     needs = op.kind in ("log", "log2") or any(infinities.of(v) for v in op.operands)
-    if op.kind not in GUARDED or not needs or _only_in_exponentials(op.result, users):
+    if op.kind not in GUARDED or not needs:
         return None
-    raw = b.emit(op.kind, op.operands, op.result.type, **op.attrs).result
-    if op.kind in ("log", "log2"):
-        return b.where(b.binary("eq", op.operands[0], 0.0), -math.inf, raw)
-    return _of_product(b, op, infinities, raw) if op.kind == "mul" else _of_sum(b, op, infinities, raw)
+    if _only_in_exponentials(op.result, users) and _is_large(op, infinities):
+        return None
+    return _arithmetic(b, op, infinities)
+
+
+def _arithmetic(b: Builder, op: Op, infinities: Infinities) -> Value | None:
+    """Write arithmetic so that the infinities of its operands are kept."""
+    kind, (first, *rest) = op.kind, op.operands
+    if kind == "fma" and any(infinities.of(v) for v in (first, rest[0])):
+        return _restored(b, op, infinities)
+    if kind == "div" and _finite_factor(rest[0]) is None:
+        return _restored(b, op, infinities)
+    raw = b.emit(kind, op.operands, op.result.type, **op.attrs).result
+    if kind in ("log", "log2", "sqrt"):
+        if 1 in infinities.of(first):
+            raw = b.where(b.binary("eq", first, math.inf), math.inf, raw)
+        return raw if kind == "sqrt" else b.where(b.binary("eq", first, 0.0), -math.inf, raw)
+    if kind in ("mul", "div"):
+        return _of_product(b, op, infinities, raw)
+    return _of_sum(b, op, infinities, raw)
+
+
+def _restored(b: Builder, op: Op, infinities: Infinities) -> Value | None:
+    """The op on real infinities; None if its operands are none."""
+    operands = tuple(_real(b, v, infinities.of(v)) for v in op.operands)
+    return None if operands == op.operands else b.emit(op.kind, operands, op.result.type, **op.attrs).result
+
+
+def _real(b: Builder, value: Value, signs: Signs) -> Value:
+    """Turn the numbers that stand for infinities of these signs back into infinities."""
+    if not signs:
+        return value
+    sign = infinity_of(value)
+    if sign is not None:
+        real = b.emit("const", (), Type(float32), value=sign * math.inf, real=True).result
+        return b.broadcast(real, value.shape)
+    return b.emit("cast", (value,), value.type, restored=sum(signs)).result
+
+
+def _compared(b: Builder, op: Op, infinities: Infinities) -> Value | None:
+    """A comparison with an infinity is one of bits, or has one answer; others compare real infinities."""
+    for n, other in enumerate(op.operands):
+        sign = infinity_of(other)
+        if sign is None:
+            continue
+        value, beyond = op.operands[1 - n], sign == (1 if n == 0 else -1)  # `inf < x` and `x < -inf` never hold
+        if op.kind in ("eq", "ne") or (op.kind == "lt" and not beyond):
+            return None
+        if op.kind == "le":
+            return b.binary("eq", value, sign * math.inf if beyond else value)
+        return b.broadcast(b.const(False, bool_), op.result.shape)
+    return _restored(b, op, infinities)
 
 
 def _apart(b: Builder, value: Value, sign: int, infinities: Infinities) -> Value | None:
@@ -233,18 +312,18 @@ def _extreme(b: Builder, op: Op, infinities: Infinities) -> Value | None:
 
 
 def _of_sum(b: Builder, op: Op, infinities: Infinities, raw: Value) -> Value:
-    """The sum, or the infinity that a term is; two terms that are opposite infinities are NaN."""
+    """The sum, or the infinity that a term is; with the opposite infinity, also of memory, or NaN it is NaN."""
     terms: list[tuple[Value, int]] = [(op.operands[-1], -1 if op.kind == "sub" else 1)]
-    if op.kind != "fma":
-        terms.append((op.operands[0], 1))
+    terms.append((raw if op.kind == "fma" else op.operands[0], 1))  # NaN and infinities of a product are in the sum
     result = raw
     for n, (term, factor) in enumerate(terms):
         for sign in sorted(infinities.of(term)):
             whole: Value | float = sign * factor * math.inf
-            for other, other_factor in terms[:n]:
-                opposite = -sign * factor * other_factor
-                if opposite in infinities.of(other):
-                    whole = b.where(b.binary("eq", other, opposite * math.inf), math.nan, whole)
+            for other, other_factor in terms[:n] + terms[n + 1 :]:
+                if not _is_finite(other):
+                    below = sign * factor * other_factor < 0  # of the infinity that is opposite to this
+                    pair = (other, math.inf) if below else (-math.inf, other)
+                    whole = b.where(b.binary("lt", *pair), whole, math.nan)
             result = b.where(b.binary("eq", term, sign * math.inf), whole, result)
     return result
 
@@ -262,6 +341,15 @@ def _of_product(b: Builder, op: Op, infinities: Infinities, raw: Value) -> Value
     return result
 
 
+def _is_finite(value: Value) -> bool:
+    """True for a value that is neither infinite nor NaN: a constant, a number of integers."""
+    value = _stripped(value)
+    found = constant(value)
+    if found is not None:
+        return math.isfinite(found)
+    return value.op is not None and value.kind == "cast" and value.op.operands[0].dtype.is_int
+
+
 def _stripped(value: Value) -> Value:
     while value.op is not None and value.kind in SHAPE_ONLY:
         (value,) = value.op.operands
@@ -275,6 +363,19 @@ def _only_in_exponentials(value: Value, users: dict[Value, list[Op]]) -> bool:
         op.kind in EXPONENTIALS or (op.kind in SHAPE_ONLY | {"mul"} and _only_in_exponentials(op.result, users))
         for op in found
     )
+
+
+def _is_large(op: Op, infinities: Infinities) -> bool:
+    """True if arithmetic with a number that stands for an infinity is so large that its exponential is 0 or infinite:
+    terms that cancel are not, nor its logarithm, nor a quotient that may be small."""
+    signs = [infinities.of(v) for v in op.operands]
+    if op.kind in ("add", "sub"):
+        return not signs[0] & (_swapped(signs[1]) if op.kind == "add" else signs[1])
+    if op.kind == "fma":
+        return not (signs[2] and signs[0] | signs[1])
+    if op.kind == "div":
+        return abs(_finite_factor(op.operands[1]) or math.inf) < LARGEST_DIVISOR
+    return op.kind not in ("log", "log2") or 1 not in signs[0]
 
 
 def _divided_by(kernel: Kernel) -> set[Op]:

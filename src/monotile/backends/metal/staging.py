@@ -393,7 +393,7 @@ class TileCopy:
 
 def has_statement(value: Value) -> bool:
     """True for a value that a statement of its own computes into registers: no expression can be written for it."""
-    return value.op is not None and (bool(value.op.blocks) or value.op.kind in ("reduce", "dot"))
+    return value.op is not None and (bool(value.op.blocks) or value.op.kind in ("reduce", "dot", "scan"))
 
 
 def padded_shape(value: Value) -> tuple[int, int]:

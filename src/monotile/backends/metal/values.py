@@ -13,9 +13,6 @@ from .reuse import RegisterReuse
 from .threadgroup import ThreadgroupMemory
 from .writer import Writer
 
-# The helper that turns the numbers that stand for infinities of these signs, by their sum, back into infinities.
-RESTORED = {-1: "with_lowest", 0: "with_infinities", 1: "with_highest"}
-
 
 class Values:
     def __init__(
@@ -123,8 +120,7 @@ class Values:
             texts = [bare(dialect.cast(element, value.dtype, tensor.dtype)) for element in elements]
             signs = self.analysis.infinities.in_store(value)
             if tensor.dtype.name == "float32" and signs:
-                helper = dialect.use(RESTORED[sum(signs)])
-                texts = [f"as_type<float>({helper}(as_type<uint>({t})))" for t in texts]
+                texts = [dialect.restored(text, sum(signs)) for text in texts]
             line = f"{place} = {dialect.to_memory(texts[0], tensor.dtype)};"
             if run > 1:
                 line = f"*(device packed_{kind}{run} *)({pointer} + {offset}) = {kind}{run}({', '.join(texts)});"

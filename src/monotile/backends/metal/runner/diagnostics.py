@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 
-from .report import Finding
+from .report import BufferRace, Finding
 from .shader import ShaderKernel
 
 MOST_VARIABLES = 64
@@ -84,15 +84,23 @@ def explain(raw: RawFinding, kernel: ShaderKernel, variables: Sequence[str], siz
     else:
         what = "overflows its stack" if raw.offset else "follows a pointer to memory that is no buffer"
         message = f"line {raw.line}: {thread} {what}"
-    return Finding(kind, raw.line, message, raw.other_line, place, raw.count)
+    return Finding(kind, raw.line, message, raw.other_line, place, raw.count, _buffer_race(raw, kind))
+
+
+def _buffer_race(raw: RawFinding, kind: str) -> BufferRace | None:
+    if kind != "race" or raw.place < 0:
+        return None
+    return BufferRace(raw.place, tuple(raw.group), bool(raw.bytes), bool(raw.write), bool(raw.other_write))
 
 
 def _race(raw: RawFinding, place: str, did: str) -> str:
     other = "wrote" if raw.other_write else "read"
-    return (
-        f"line {raw.line} {did} byte {raw.offset} of {place} (thread {raw.thread}) that line {raw.other_line} {other} "
-        f"(thread {raw.other_thread}), with no barrier and fence between, in threadgroup {tuple(raw.group)}"
-    )
+    accesses = f"line {raw.line} {did} byte {raw.offset} of {place} (thread {raw.thread})"
+    accesses = f"{accesses} that line {raw.other_line} {other}"
+    if raw.place >= 0 and raw.bytes:
+        return f"{accesses} in another threadgroup than {tuple(raw.group)}"
+    between = "with no barrier and fence between, in threadgroup"
+    return f"{accesses} (thread {raw.other_thread}), {between} {tuple(raw.group)}"
 
 
 def _divergence(raw: RawFinding) -> str:

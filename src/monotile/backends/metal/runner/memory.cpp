@@ -135,7 +135,7 @@ static int unordered(const Access &then, int space) {
 static bool race(const Access &then, bool then_write, const Operation &now, long offset) {
   int who = unordered(then, now.space);
   if (!who) return false;
-  Finding finding = found(RACE, now.line, now.place, offset, 1, now.write);
+  Finding finding = found(RACE, now.line, now.place, offset, then.group != group_number, now.write);
   finding.other_line = then.line, finding.other_write = then_write;
   finding.other_thread = who == 2 ? then.other : then.thread;
   mt_add_finding(&finding);

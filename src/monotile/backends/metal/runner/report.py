@@ -24,6 +24,18 @@ class KernelFault(MonotileError):
 
 
 @dataclass(frozen=True)
+class BufferRace:
+    """A race on a buffer: the threadgroup that makes the later access, whether another one made the earlier access, and
+    whether each of them writes."""
+
+    buffer: int
+    group: tuple[int, ...]
+    between_groups: bool
+    write: bool
+    other_write: bool
+
+
+@dataclass(frozen=True)
 class Finding:
     """One mistake of a kernel. `line` and `other_line` are lines of the shader, 0 if there is none."""
 
@@ -33,6 +45,7 @@ class Finding:
     other_line: int = 0
     place: str = ""
     count: int = 1
+    race: BufferRace | None = None
 
     def __str__(self) -> str:
         times = f" ({self.count} times)" if self.count > 1 else ""

@@ -37,15 +37,20 @@ class PrefetchEmitter(DotEmitter):
     # ---- streamed tiles ----------------------------------------------------------------------------------------------
 
     def prefetch_rows(
-        self, next_tile: NextTile | None, steps: int, twice: bool, points: list[Point], k: Index
+        self, next_tile: NextTile | None, steps: int, read_once: bool, points: list[Point], k: Index
     ) -> None:
-        """Prefetch the same rows of the next tile. A request made while memory is busy may be dropped: those half a
-        tile away are prefetched a second time, unless the tile is read twice."""
+        """Prefetch the same rows of the next tile. A request made while memory is busy may be dropped: where this tile
+        is read once, rows half a tile away are requested a second time."""
         e = self.e
         for i in range(steps):
             row = e.add(k, i)
             rows = [row]
-            if twice and next_tile is not None and next_tile.rows & (next_tile.rows - 1) == 0 and next_tile.rows > 1:
+            if (
+                read_once
+                and next_tile is not None
+                and next_tile.rows & (next_tile.rows - 1) == 0
+                and next_tile.rows > 1
+            ):
                 half = next_tile.rows // 2
                 rows.append(row ^ half if isinstance(row, int) else e.op(f"xor i64 {row}, {half}"))
             for pt in points:

@@ -96,7 +96,9 @@ class StreamedDotEmitter(PrefetchEmitter):
                 contraction = outer_contraction(self, load, lane_operand, PackedRows(self, row_operand, height))
             whole_rows = self._set_register_block(nest, load, height)
             next_tile = None if edge else self.find_next_tile(load, whole_rows)
-            contraction = replace(contraction, before=partial(self.prefetch_rows, next_tile, contraction.steps, self.height == height))
+            read_once = self.height == height
+            prefetch = partial(self.prefetch_rows, next_tile, contraction.steps, read_once)
+            contraction = replace(contraction, before=prefetch)
             self.register_blocks(nest, contraction, rows, panel, edge)
             self.vectors, self.height = self.target.vectors, None
         else:

@@ -16,6 +16,7 @@ from ..errors import ArgumentKind, ArgumentRank, ArgumentShape, BadOption, Mixed
 from ..kernels.codecs import Codec
 from ..runtime import tensors
 from . import aura
+from .readable import check_readable
 from .torch_calls import is_tensor
 
 Array = Any
@@ -71,6 +72,7 @@ class Quantized:
 
     def dequantize(self) -> Array:
         """The numbers that the fields stand for, as an array of the type they were made from."""
+        check_readable(**self.fields())
         found = self.codec
         if is_tensor(self.codes):
             from . import quantized_torch
@@ -82,7 +84,8 @@ class Quantized:
             return (values @ aura.rotation(self.size)).astype(to_numpy(BY_NAME[self.dtype]))
         if found.kind == "nibbles":
             zeros = 8 if self.zeros is None else np.repeat(self.zeros.astype(np.int32), found.group, axis=-1)
-            codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], -1)[..., : self.size]
+            codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], 2 * codes.shape[-1])
+            codes = codes[..., : self.size]
             codes = codes.astype(np.int32) - zeros
         return (codes.astype(np.float32) * spread).astype(to_numpy(BY_NAME[self.dtype]))
 
@@ -146,8 +149,10 @@ def check_format(format: Any) -> None:
 
 
 def read_group(group: Any, size: int, format: str) -> int:
-    if isinstance(group, bool) or not isinstance(group, int) or group < 1 or size % group:
+    integral = isinstance(group, int | np.integer) and not isinstance(group, bool)
+    if not integral or group < 1 or size % group:
         raise BadOption(f"group must divide the {size} numbers of a row, found {group!r}; leave it out for one scale")
+    group = int(group)
     if format in AURA and group != size:
         raise BadOption(f"{format} has one norm for a row of {size}, found group {group}; leave group out")
     return group
@@ -174,7 +179,7 @@ def codec(format: str, size: int, group: int) -> Codec:
 def _encode(x: Numbers, format: str, group: int) -> tuple[Numbers, Numbers, Numbers | None]:
     if format in AURA:
         return *_encode_aura(x, AURA[format]), None
-    parts = x.reshape(*x.shape[:-1], -1, group)
+    parts = x.reshape(*x.shape[:-1], x.shape[-1] // group, group)
     if format == "int4_zero_point":
         low, high = np.minimum(parts.min(-1), 0.0), np.maximum(parts.max(-1), 0.0)
         scales = _nonzero((high - low) / np.float32(15.0))

@@ -21,7 +21,7 @@ def encode(x: Tensor, format: str, group: int, bits: int | None) -> tuple[Tensor
     x = x.detach().float()
     if bits is not None:
         return *_encode_aura(x, bits), None
-    parts = x.unflatten(-1, (-1, group))
+    parts = x.unflatten(-1, (x.shape[-1] // group, group))
     if format == "int4_zero_point":
         low, high = parts.amin(-1).clamp(max=0.0), parts.amax(-1).clamp(min=0.0)
         scales = _nonzero(_over(high - low, 15.0))

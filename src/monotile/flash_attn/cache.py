@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import ArgumentShape, BadOption, MixedDTypes
 from ..library import torch_calls
 from ..library.entry import attention, attention_paged, paged_append
-from ..library.readable import check_tensors
+from ..library.readable import check_tensors, has_contents
 from ..library.torch_calls import with_clear_errors
 from .dense import check_rank, flash_attn_func
 from .options import Wanted, Window, interval_mod, intervals, score_options, visible_options
@@ -195,7 +195,7 @@ class CacheRows:
                 raise MixedDTypes(f"{name!r} has dtype {tensor.dtype} and its cache {cache.dtype}; cast it")
         count, most = new[0].shape[1], self.lengths
         if isinstance(most, Tensor):  # on a GPU it is not read: that would wait
-            most = int(start.max()) if self.device.type == "cpu" and self.batch else 0
+            most = int(start.max()) if self.device.type == "cpu" and has_contents(start) and self.batch else 0
         if most + count > self.capacity:
             found = f"{most} keys are there, {count} are new"
             raise ArgumentShape(f"the cache has room for {self.capacity} keys of a sequence; {found}")
@@ -220,7 +220,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, *, interleave
             f"rotary_cos and rotary_sin are (positions, rotary size / 2), with a rotary size of at most {x.shape[-1]}; "
             f"found {tuple(cos.shape)} and {tuple(sin.shape)}"
         )
-    if positions.device.type == "cpu" and positions.numel() and int(positions.max()) >= len(cos):
+    on_host = positions.device.type == "cpu" and has_contents(positions)
+    if on_host and positions.numel() and int(positions.max()) >= len(cos):
         raise ArgumentShape(f"position {int(positions.max())} is rotated; rotary_cos has {len(cos)} positions")
     positions = positions.clamp(0, len(cos) - 1)  # of tokens outside the cache
     c, s = (table[positions].unsqueeze(2).float() for table in (cos, sin))

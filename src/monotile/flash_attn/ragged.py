@@ -10,7 +10,7 @@ from torch import Tensor
 from ..errors import ArgumentShape
 from ..library import torch_calls
 from ..library.entry import attention_varlen
-from ..library.readable import check_tensors
+from ..library.readable import check_tensors, has_contents
 from ..library.torch_calls import with_clear_errors
 from .cache import attend_pages
 from .dense import check_packed, check_rank
@@ -79,8 +79,7 @@ class PackedRanges(NamedTuple):
                     f"{tuple(ends.shape)} {ends.dtype} beside {tuple(ends_q.shape)}"
                 )
         ends_q, ends_k = ends_q.long(), ends_k.long()
-        compiling = torch.compiler.is_compiling()  # where offsets have no contents
-        if not compiling and q.device.type == "cpu" and not q.is_meta and int(ends_q[-1]) != q.shape[0]:
+        if q.device.type == "cpu" and has_contents(ends_q) and int(ends_q[-1]) != q.shape[0]:
             raise ArgumentShape(f"cu_seqlens_q ends at {int(ends_q[-1])}, but q has {q.shape[0]} rows")
         return cls(ends_q, ends_k)
 

@@ -186,9 +186,9 @@ def paged_append(
         listing = ", ".join(f"{name} {view.dtype}" for name, view in found.items())
         raise MixedDTypes(f"pages and what is appended must have one element type, found {listing}; cast it")
     check_new_tokens({name: view.shape for name, view in found.items()})
+    check_places(page_table, lengths, found["k_new"].shape, found["k_pages"].shape, check=check)
     if tensors.same_view(k_pages, v_pages) and 0 not in found["k_pages"].shape:
         raise OverlappingOutput("'k_pages' and 'v_pages' are one array, and both are written; pass separate arrays")
-    check_places(page_table, lengths, found["k_new"].shape, found["k_pages"].shape, check=check)
     arrays = k_pages, v_pages, page_table, lengths, k_new, v_new
     paged_append_kernel(*arrays, backend=backend, threads=threads)
 

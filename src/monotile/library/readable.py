@@ -57,6 +57,11 @@ def check_before_autocast(**given: Array) -> None:
         check_readable(**given)
 
 
+def has_contents(tensor: Any) -> bool:
+    """False in a trace, where only shapes are known."""
+    return not sys.modules["torch"].compiler.is_compiling() and type(tensor).__name__ != "FakeTensor"
+
+
 def is_transformed(array: Array) -> bool:
     """True for a tensor of a running vmap or gradient transform, which has no memory of its own."""
     torch = sys.modules["torch"]

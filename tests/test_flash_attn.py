@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from monotile.errors import ArgumentRank, ArgumentShape, BadOption, NoGradient
+from monotile.errors import ArgumentKind, ArgumentRank, ArgumentShape, BadOption, MixedDTypes, NoGradient
 from usable import DEVICE, ON_GPU
 
 torch: Any = pytest.importorskip("torch", reason="these are tests of monotile.flash_attn")
@@ -238,6 +238,61 @@ def test_mistakes() -> None:
         flash_attn_with_kvcache(q, k, k.clone(), k, k)
     with pytest.raises(NoGradient):
         flash_attn_with_kvcache(q.requires_grad_(), k, k)
+
+
+def test_what_lies_outside_a_cache_is_not_stored() -> None:
+    """Entries that are no page, and positions before and behind a sequence, as in `paged_append`."""
+    q, new, pages = draw(2, 1, 4, 16), draw(2, 1, 2, 16), draw(5, 8, 2, 16)
+    three = torch.tensor([3, 3], dtype=torch.int32)
+    for entry, start in ((-1, three), (99, three), (2**32, three), (0, torch.tensor([-1, 3]))):
+        table, k, v = torch.tensor([[entry], [2]]), pages.clone(), pages.clone()
+        flash_attn_with_kvcache(q, k, v, new, new, cache_seqlens=start, block_table=table)
+        for cache in (k, v):
+            assert (cache[2, 3] == new[1, 0]).all()
+            cache[2, 3] = pages[2, 3]
+            assert torch.equal(cache, pages)
+
+
+def test_new_keys_that_lie_in_the_cache() -> None:
+    k, v = draw(1, 8, 2, 16), draw(1, 8, 2, 16)
+    wanted = k[0, 0].clone()
+    flash_attn_with_kvcache(k[:, :1], k, v, k[:, :1], v[:, :1], cache_seqlens=5)
+    assert torch.equal(k[0, 5], wanted)
+
+
+def test_mistakes_of_a_cache() -> None:
+    q, new, cache, cos = draw(2, 1, 4, 16), draw(2, 1, 2, 16), draw(2, 8, 2, 16), draw(20, 4)
+    given: dict[str, Any] = {"k": new, "v": new, "cache_seqlens": 3}
+    mistakes: list[tuple[type[Exception], str, dict[str, Any]]] = [
+        (BadOption, "holds 0 to 8 keys", {"cache_seqlens": -3}),
+        (BadOption, "holds 0 to 8 keys", {"cache_seqlens": 9}),
+        (BadOption, "whole number or a tensor", {"cache_seqlens": 3.0}),
+        (BadOption, "given together", {**given, "rotary_cos": cos}),
+        (BadOption, "given together", {**given, "rotary_sin": cos}),
+        (ArgumentShape, "have 3 positions", {**given, "rotary_cos": cos[:3], "rotary_sin": cos[:3]}),
+        (ArgumentShape, "'v' is .batch, new", {**given, "v": new[:, :, :1]}),
+        (ArgumentShape, "'k' is .batch, new", {**given, "k": new[0]}),
+        (ArgumentShape, "alibi_slopes", {"alibi_slopes": torch.ones(3, 4, device=q.device)}),
+        (MixedDTypes, "its cache torch.float32", {**given, "k": new.half()}),
+        (MixedDTypes, "whole numbers", {"block_table": torch.zeros(2, 1, device=q.device)}),
+        (ArgumentKind, "'block_table' must be a torch tensor, found list", {"block_table": [[0], [1]]}),
+        (BadOption, "window_size is a pair", {"window_size": None}),
+    ]
+    for error, message, options in mistakes:
+        with pytest.raises(error, match=message):
+            flash_attn_with_kvcache(q, cache, cache.clone(), **options)
+    with pytest.raises(ArgumentKind, match="'q' must be a torch tensor, found ndarray"):
+        flash_attn_func(q.cpu().numpy(), cache, cache)
+
+
+@pytest.mark.skipif(ON_GPU, reason="of the check on a CPU")
+def test_packed_sequences_in_a_compiled_graph() -> None:
+    x, ends = draw(10, 2, 16), torch.tensor(ENDS_Q, dtype=torch.int32)
+
+    def call(x: Any) -> Any:
+        return flash_attn_varlen_func(x, x, x, ends, ends, 5, 5, causal=True)
+
+    assert torch.equal(torch.compile(call, fullgraph=True, backend="aot_eager")(x), call(x))
 
 
 def test_install(monkeypatch: pytest.MonkeyPatch) -> None:

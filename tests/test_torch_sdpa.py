@@ -101,6 +101,18 @@ def test_under_an_existing_model() -> None:
     assert (gradient - exact).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize(("keys", "values"), [(2, 3), (6, 2), (2, 6), (1, 3), (3, 1)])
+def test_heads_of_keys_and_values_that_differ(keys: int, values: int) -> None:
+    q, k, v = draw(2, 6, 5, 16), draw(2, keys, 7, 16), draw(2, values, 7, 8)
+    found = monotile.torch.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    assert (found - torchs(q, k, v, enable_gqa=True)).abs().max() < 1e-5
+    if keys == 6:
+        with pytest.raises(HeadsDoNotDivide, match="enable_gqa=True"):
+            monotile.torch.scaled_dot_product_attention(q, k, v)
+        with pytest.raises(HeadsDoNotDivide, match="must divide"):
+            monotile.torch.scaled_dot_product_attention(q, k, draw(2, 4, 7, 8), enable_gqa=True)
+
+
 def test_torch_is_back_after_an_error() -> None:
     with pytest.raises(ZeroDivisionError), monotile.torch.sdpa():
         _ = 1 // 0

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -79,7 +82,7 @@ USES: dict[str, Callable[[Any], Any]] = {
     "torch's attention": lambda t: monotile.torch.scaled_dot_product_attention(t, plain(), plain()),
     "flash_attn": lambda t: monotile.flash_attn.flash_attn_func(plain(), t, plain()),
     "a cache of flash_attn": lambda t: monotile.flash_attn.flash_attn_with_kvcache(
-        plain(), t, plain(), cache_seqlens=3
+        plain(), t, plain(), cache_seqlens=2
     ),
     "flex_attention": lambda t: monotile.flex.flex_attention(plain(), plain(), t),
     "attention's mask": lambda t: monotile.attention(plain(), plain(), plain(), mask=t),
@@ -118,6 +121,95 @@ def test_subclasses_and_parameters_are_tensors(use: str) -> None:
             parts = [expected] if isinstance(expected, torch.Tensor) else [e for e in expected if e is not None]
             others = [found] if isinstance(found, torch.Tensor) else [f for f in found if f is not None]
             assert all(torch.equal(e, f.as_subclass(torch.Tensor)) for e, f in zip(parts, others, strict=True))
+
+
+# ---- what torch itself reads -----------------------------------------------------------------------------------------
+
+READ_BY_TORCH = """
+import torch, monotile, monotile.flex, monotile.torch, warnings
+from dataclasses import replace
+from monotile.flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention.flex_attention import create_block_mask
+
+warnings.simplefilter("ignore")
+x, pages = torch.randn(40, 2, 16), torch.randn(5, 8, 2, 16)
+off, lengths = torch.tensor([0, 20, 40], dtype=torch.int32), torch.tensor([3] * 5, dtype=torch.int32)
+table, q, one = torch.arange(5)[:, None], pages[:, :1], pages[:, :1].transpose(1, 2)
+K = monotile.quantize(pages, "int4")
+wide = torch.randn(1, 6, 4, 16)
+
+def freed(t):
+    t = t.clone()
+    t.untyped_storage().resize_(0)
+    return t
+
+def cut(t):
+    t = t.clone()
+    t.untyped_storage().resize_(1)
+    return t
+
+def append(**given):
+    new = {"k": q, "v": q, "cache_seqlens": lengths, **given}
+    return flash_attn_with_kvcache(q, pages.clone(), pages.clone(), **new)
+
+def flex(make):
+    blocks = create_block_mask(lambda b, h, i, j: i >= j, None, None, 256, 256, device="cpu")
+    blocks.kv_indices = make(blocks.kv_indices)
+    wide = torch.randn(1, 2, 256, 16)
+    return monotile.flex.flex_attention(wide, wide, wide, block_mask=blocks)
+
+def autocast(call):
+    with torch.autocast("cpu", torch.bfloat16):
+        return call()
+
+USES = {
+    "cu_seqlens_q": lambda f: flash_attn_varlen_func(x, x, x, f(off), off, 20, 20),
+    "cu_seqlens_k": lambda f: flash_attn_varlen_func(x, x, x, off, f(off), 20, 20),
+    "cache_seqlens": lambda f: flash_attn_with_kvcache(q, pages, pages, cache_seqlens=f(lengths)),
+    "block_table": lambda f: flash_attn_with_kvcache(q, pages, pages, cache_seqlens=lengths, block_table=f(table)),
+    "k": lambda f: append(k=f(q)),
+    "rotary_sin": lambda f: append(rotary_cos=torch.ones(8, 4), rotary_sin=f(torch.ones(8, 4))),
+    "codes": lambda f: replace(K, codes=f(K.codes)).dequantize(),
+    "scales": lambda f: replace(K, scales=f(K.scales)).dequantize(),
+    "block_mask.kv_indices": flex,
+    "q_offsets": lambda f: monotile.attention_varlen(x, x, x, f(off), off, check=True),
+    "page_table": lambda f: monotile.attention_paged(one, pages, pages, f(table.int()), lengths, check=True),
+    "lengths": lambda f: monotile.attention_paged(one, K, pages, table.int(), f(lengths), check=True),
+    "value": lambda f: monotile.torch.scaled_dot_product_attention(
+        wide, wide[:, :2], f(wide[:, :3].contiguous()), enable_gqa=True
+    ),
+    "v": lambda f: autocast(lambda: monotile.attention(wide, wide, f(wide))),
+    "v_pages": lambda f: autocast(lambda: monotile.attention_paged(one, pages, f(pages), table.int(), lengths)),
+}
+KINDS = {
+    "freed": freed,
+    "cut": cut,
+    "fake": lambda t: FakeTensorMode().from_tensor(t),
+    "meta": lambda t: t.to("meta"),
+    "sparse": lambda t: t.to_sparse(),
+    "nested": lambda t: torch.nested.nested_tensor([t]),
+}
+for name, use in USES.items():
+    use(lambda t: t)
+    for kind, make in KINDS.items():
+        print(name, kind, flush=True)  # the last line names a crash
+        try:
+            use(make)
+        except monotile.errors.ArgumentKind as error:
+            assert name in str(error) or "nested" in str(error), error
+        else:
+            raise SystemExit("no error")
+print("all refused")
+"""
+
+
+def test_no_tensor_without_memory_is_read_by_torch(tmp_path: Path) -> None:
+    """In a process of its own, which reading at a null address would end."""
+    program = tmp_path / "program.py"
+    program.write_text(READ_BY_TORCH)
+    found = subprocess.run([sys.executable, str(program)], capture_output=True, text=True)
+    assert found.stdout.endswith("all refused\n"), found.stdout[-100:] + found.stderr[-2000:]
 
 
 def test_a_storage_that_was_made_smaller() -> None:

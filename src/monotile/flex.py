@@ -19,6 +19,7 @@ from .frontend.functions import is_function
 from .library.block_maps import depends_on
 from .library.block_mask import BlockMask, block_mask
 from .library.entry import attention
+from .library.readable import check_readable
 from .library.torch_calls import with_clear_errors
 
 if TYPE_CHECKING:
@@ -156,6 +157,8 @@ def _from_torch(given: Any) -> BlockMask | None:
         return None
     if given.mask_mod is _sliced_mask_mod_error:
         raise BadOption("the BlockMask was sliced, and has no mask_mod; make one for these queries and keys")
+    names = "kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices"
+    check_readable(**{f"block_mask.{name}": getattr(given, name) for name in names})
     Nq, Nk = given.seq_lengths
     partial = _listed(given.kv_num_blocks, given.kv_indices)
     full = None if given.full_kv_num_blocks is None else _listed(given.full_kv_num_blocks, given.full_kv_indices)

@@ -286,7 +286,43 @@ def test_mistakes_of_paged_append() -> None:
         monotile.paged_append(**call | {"k_new": new.astype(np.float16)})
     with pytest.raises(errors.MixedDTypes, match="int32"):
         monotile.paged_append(**call | {"lengths": np.zeros(1, np.int64)})
+    with pytest.raises(errors.ArgumentShape, match=r"'k_new' must be .B, 2, N, 8."):
+        monotile.paged_append(**call | {"k_new": new[0], "check": True})
+    with pytest.raises(errors.OverlappingOutput, match="are one array"):
+        monotile.paged_append(**call)
     fixed = PAGES.copy()
     fixed.flags.writeable = False
     with pytest.raises(errors.ReadOnlyOutput):
         monotile.paged_append(**call | {"k_pages": fixed})
+
+
+def test_block_masks_are_for_other_functions() -> None:
+    blocks = monotile.block_mask(lambda b, h, i, j: j <= i, None, None, 5, 5)
+    x, offsets, lengths = np.ones((5, 2, 8), np.float32), np.array([0, 5], np.int32), np.ones(1, np.int32)
+    with pytest.raises(errors.BadOption, match=r"blocks\.mask_mod"):
+        monotile.attention_varlen(x, x, x, offsets, offsets, mask_mod=blocks)
+    for pages in (PAGES, monotile.quantize(PAGES, "int8")):
+        with pytest.raises(errors.BadOption, match=r"blocks\.mask_mod"):
+            monotile.attention_paged(Q[None, :2], pages, pages, TABLE, lengths, mask_mod=blocks)
+    with pytest.raises(errors.ArgumentKind, match="dequantize"):
+        monotile.attention_varlen(x, monotile.quantize(x, "int8"), x, offsets, offsets)
+
+
+def test_autocast_and_vmap() -> None:
+    """q and plain pages are cast as `attention` casts; what has no rule for vmap says so."""
+    torch = pytest.importorskip("torch")
+    q, pages = torch.ones(1, 2, 1, 16), torch.ones(2, 4, 2, 16)
+    K, k = monotile.quantize(pages, "int8"), torch.ones(1, 2, 9, 16)
+    table, lengths = torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+    calls: dict[str, Callable[[Any], Any]] = {
+        "attention_paged": lambda q: monotile.attention_paged(q, pages, pages, table, lengths),
+        "attention_paged of codes": lambda q: monotile.attention_paged(q, K, pages, table, lengths),
+        "attention on Quantized": lambda q: monotile.attention(q, monotile.quantize(k, "int8"), k),
+        "decode_partials": lambda q: monotile.decode_partials(q, k, k),
+    }
+    for name, call in calls.items():
+        with torch.autocast("cpu", torch.bfloat16):
+            found = call(q)
+            assert name == "decode_partials" or found.dtype == torch.bfloat16
+        with pytest.raises(errors.ArgumentKind, match=r"has no rule for torch\.vmap"):
+            torch.vmap(call)(q[None])

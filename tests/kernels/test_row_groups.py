@@ -107,7 +107,7 @@ def test_few_queries_do_not_see_hidden_memory(heads: tuple[int, int], options: d
 def test_hidden_keys_are_not_read(options: dict[str, Any]) -> None:
     """Keys and values that nobody sees lie on pages that may not be read at all."""
     q, k, v = qkv(1, 1000, 32, Hq=4)
-    guarded = [unreadable_before(x, 768) for x in (k, v)]  # blocks of 128 keys: those from 896 on are read
+    guarded = [unreadable(x[0, 0], 768)[None, None] for x in (k, v)]  # blocks of 128 keys: those from 896 on are read
     equal(
         monotile.attention(q, *guarded, backend="cpu", **options), monotile.attention(q, k, v, backend="cpu", **options)
     )
@@ -134,7 +134,7 @@ def test_a_mask_of_uneven_rows_hides_keys(kind: str) -> None:
     mask = UNEVEN[kind]
     q, k, v = qkv(3, 1000, 32, Hq=4)
     expected = monotile.attention(q, k, v, backend="cpu", mask=np.ascontiguousarray(mask))
-    guarded = [unreadable_before(x, 768) for x in (k, v)]
+    guarded = [unreadable(x[0, 0], 768)[None, None] for x in (k, v)]
     equal(monotile.attention(q, *guarded, backend="cpu", mask=mask), expected)
     np.testing.assert_allclose(expected, reference(q, k, v, mask=mask)[0], atol=1e-5)
 
@@ -146,13 +146,55 @@ def test_a_mask_larger_than_the_keys_is_not_copied(backend: str) -> None:
     np.testing.assert_allclose(found, reference(q, k, v, mask=mask)[0], atol=1e-5)
 
 
-def unreadable_before(array: Array, row: int) -> Array:
-    """A copy of (1, 1, N, D) float32 whose whole pages before a row may not be read."""
+@pytest.mark.skipif(ON_GPU, reason="about this machine's memory")
+@pytest.mark.parametrize("format", [None, "int8", "int4"])
+def test_pages_past_the_end_are_not_read(format: str | None) -> None:
+    """Table entries past a sequence's end name pages that may not be read, be they numbers or codes."""
+    q, pages = normal(1, 4, 1, 64), normal(12, 16, 2, 64)
+    if format is None:
+        k = unreadable(pages, 8)
+    else:
+        pages = plain = monotile.quantize(pages, format)
+        k = plain.with_fields({name: unreadable(field, 8) for name, field in plain.fields().items()})
+    table, lengths = np.array([[9, 11, 8, 0, 1]], np.int32), np.array([41], np.int32)
+    equal(
+        monotile.attention_paged(q, k, k, table, lengths, backend="cpu"),
+        monotile.attention_paged(q, pages, pages, table, lengths, backend="cpu"),
+    )
+
+
+@pytest.mark.skipif(ON_GPU, reason="about this machine's memory")
+@pytest.mark.parametrize("queries", [1, 40])
+def test_neighbours_of_a_sequence_are_not_read(queries: int) -> None:
+    """Keys of a sequence without queries lie on pages that may not be read."""
+    q, k = normal(queries, 4, 64), normal(1024, 2, 64)
+    q_offsets, k_offsets = np.array([0, 0, queries], np.int32), np.array([0, 512, 1024], np.int32)
+    guarded = unreadable(k, 512)
+    equal(
+        monotile.attention_varlen(q, guarded, guarded, q_offsets, k_offsets, backend="cpu"),
+        monotile.attention_varlen(q, k, k, q_offsets, k_offsets, backend="cpu"),
+    )
+
+
+@pytest.mark.skipif(ON_GPU, reason="about this machine's memory")
+@pytest.mark.parametrize("format", ["int8", "int4_zero_point", "aura4"])
+def test_hidden_codes_are_not_read(format: str) -> None:
+    """Codes and scales of keys that a window hides lie on pages that may not be read."""
+    q, k, _ = qkv(1, 8192, 64, Hq=4)
+    plain = monotile.quantize(k, format)
+    fields = {name: unreadable(np.moveaxis(field, 2, 0), 6144) for name, field in plain.fields().items()}
+    guarded = plain.with_fields({name: np.moveaxis(field, 0, 2) for name, field in fields.items()})
+    found = [monotile.attention(q, x, x, window=(99, 0), backend="cpu") for x in (guarded, plain)]
+    equal(found[0], found[1])
+
+
+def unreadable(array: Array, row: int) -> Array:
+    """A copy whose whole pages of memory before a row of the first axis may not be read."""
     memory = mmap.mmap(-1, array.nbytes)
-    copy = np.frombuffer(memory, np.float32).reshape(array.shape)
+    copy = np.frombuffer(memory, array.dtype).reshape(array.shape)
     copy[:] = array
-    pages = row * array.shape[3] * 4 // mmap.PAGESIZE * mmap.PAGESIZE
-    ctypes.CDLL(None).mprotect(ctypes.c_void_p(copy.ctypes.data), ctypes.c_size_t(pages), 0)
+    size = row * array.nbytes // len(array) // mmap.PAGESIZE * mmap.PAGESIZE
+    ctypes.CDLL(None).mprotect(ctypes.c_void_p(copy.ctypes.data), ctypes.c_size_t(size), 0)
     KEPT.append(memory)
     return copy
 

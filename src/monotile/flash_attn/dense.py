@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..errors import ArgumentRank
 from ..library.entry import attention, attention_by_position
+from ..library.readable import check_tensors
 from ..library.torch_calls import with_clear_errors
 from .options import Wanted, Window, refuse_dropout, score_options, visible_options
 
@@ -23,12 +24,13 @@ def flash_attn_func(
     the last key. With `return_attn_probs` also the logsumexp (B, H, Nq), and None for the weights, which FlashAttention
     gives with dropout alone. Every result is deterministic."""
     refuse_dropout(dropout_p)
+    check_tensors(q=q, k=k, v=v, alibi_slopes=alibi_slopes)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         check_rank(name, tensor, 4)
     wanted = Wanted(softmax_scale, causal, window_size, softcap, alibi_slopes)
     queries, keys = q.shape[1], k.shape[1]
     diagonal = None if alibi_slopes is None else torch.arange(keys - queries, keys, device=q.device)[None]
-    options = {**visible_options(wanted), **score_options(wanted, q.shape[2], diagonal)}
+    options = {**visible_options(wanted), **score_options(wanted, q.shape[0], q.shape[2], diagonal)}
     parts = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     if not return_attn_probs:
         return attention_by_position(*parts, **options).contiguous()
@@ -43,6 +45,7 @@ def flash_attn_kvpacked_func(
     deterministic: bool = False, return_attn_probs: bool = False,
 ) -> Any:  # fmt: skip
     """`flash_attn_func` of keys and values in one tensor (B, Nk, 2, Hkv, D)."""
+    check_tensors(kv=kv)
     check_packed("kv", kv, 5, 2)
     k, v = kv.unbind(2)
     return flash_attn_func(
@@ -58,6 +61,7 @@ def flash_attn_qkvpacked_func(
     deterministic: bool = False, return_attn_probs: bool = False,
 ) -> Any:  # fmt: skip
     """`flash_attn_func` of queries, keys and values in one tensor (B, N, 3, H, D)."""
+    check_tensors(qkv=qkv)
     check_packed("qkv", qkv, 5, 3)
     q, k, v = qkv.unbind(2)
     return flash_attn_func(

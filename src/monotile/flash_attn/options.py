@@ -25,7 +25,8 @@ class Wanted(NamedTuple):
     @property
     def sides(self) -> tuple[int | None, int | None]:
         """How far a query sees to its left and right, None for all keys; -1 is FlashAttention's word for that."""
-        if len(self.window_size) != 2 or any(not isinstance(n, int) for n in self.window_size):
+        pair = isinstance(self.window_size, tuple | list) and len(self.window_size) == 2
+        if not pair or any(not isinstance(n, int) for n in self.window_size):
             raise BadOption(f"window_size is a pair (left, right), -1 for no limit; found {self.window_size!r}")
         left, right = (None if n < 0 else n for n in self.window_size)
         return left, 0 if self.causal else right
@@ -44,7 +45,7 @@ def visible_options(wanted: Wanted) -> dict[str, Any]:
     return {"causal": bool(wanted.causal), "window": window}
 
 
-def score_options(wanted: Wanted, heads: int, diagonal: Tensor | None) -> dict[str, Any]:
+def score_options(wanted: Wanted, batch: int, heads: int, diagonal: Tensor | None) -> dict[str, Any]:
     """The options for scores: scale and softcap, or with alibi a score_mod in its place, since FlashAttention caps a
     score before alibi's bias is added. `diagonal` (batch or 1, queries) is the key that each query stands at, which
     only alibi needs."""
@@ -53,9 +54,12 @@ def score_options(wanted: Wanted, heads: int, diagonal: Tensor | None) -> dict[s
         return {**options, "softcap": wanted.softcap}
     assert diagonal is not None
     slopes = wanted.alibi_slopes.detach()
-    if slopes.dim() not in (1, 2) or slopes.shape[-1] != heads or slopes.dtype != torch.float32:
+    shapes = (heads,), (1, heads), (batch, heads)
+    if tuple(slopes.shape) not in shapes or slopes.dtype != torch.float32:
         found = f"{tuple(slopes.shape)} {slopes.dtype}"
-        raise ArgumentShape(f"alibi_slopes is float32, ({heads},) or (batch, {heads}); found {found}")
+        raise ArgumentShape(
+            f"alibi_slopes is float32, ({heads},) or (batch, {heads}) = ({batch}, {heads}); found {found}"
+        )
     slopes = slopes[None] if slopes.dim() == 1 else slopes
     return {**options, "score_mod": _alibi(slopes, diagonal.int(), float(wanted.softcap))}
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..errors import ArgumentShape
 from ..library import torch_calls
 from ..library.entry import attention_varlen
+from ..library.readable import check_tensors, has_contents
 from ..library.torch_calls import with_clear_errors
 from .cache import attend_pages
 from .dense import check_packed, check_rank
@@ -34,6 +35,10 @@ def flash_attn_varlen_func(
     `return_attn_probs` also the logsumexp (H, sum of lengths), and None for the weights. With `block_table` (sequences,
     pages) k and v are pages (pages, page size, Hkv, D)."""
     refuse_dropout(dropout_p)
+    check_tensors(
+        q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, alibi_slopes=alibi_slopes,
+        block_table=block_table,
+    )  # fmt: skip
     check_rank("q", q, 3)
     rows = PackedRanges.of(q, cu_seqlens_q, cu_seqlens_k)
     wanted = Wanted(softmax_scale, causal, window_size, softcap, alibi_slopes)
@@ -74,7 +79,7 @@ class PackedRanges(NamedTuple):
                     f"{tuple(ends.shape)} {ends.dtype} beside {tuple(ends_q.shape)}"
                 )
         ends_q, ends_k = ends_q.long(), ends_k.long()
-        if q.device.type == "cpu" and int(ends_q[-1]) != q.shape[0]:
+        if q.device.type == "cpu" and has_contents(ends_q) and int(ends_q[-1]) != q.shape[0]:
             raise ArgumentShape(f"cu_seqlens_q ends at {int(ends_q[-1])}, but q has {q.shape[0]} rows")
         return cls(ends_q, ends_k)
 
@@ -87,7 +92,7 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, rows: PackedRanges, wanted: Wanted)
         diagonal = (rows.keys - rows.queries)[:, None] + torch.arange(rows.longest, device=q.device)
     found: tuple[Tensor, Tensor] = attention_varlen(
         q, k, v, rows.ends_q, rows.ends_k, **visible_options(wanted), return_lse=True,
-        **score_options(wanted, q.shape[1], diagonal),
+        **score_options(wanted, len(rows.ends_q) - 1, q.shape[1], diagonal),
     )  # fmt: skip
     return found
 
@@ -114,6 +119,7 @@ def flash_attn_varlen_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:  # fmt: skip
     """`flash_attn_varlen_func` of keys and values in one tensor (sum of lengths, 2, Hkv, D)."""
+    check_tensors(kv=kv)
     check_packed("kv", kv, 4, 2)
     k, v = kv.unbind(1)
     return flash_attn_varlen_func(
@@ -129,6 +135,7 @@ def flash_attn_varlen_qkvpacked_func(
     deterministic: bool = False, return_attn_probs: bool = False,
 ) -> Any:  # fmt: skip
     """`flash_attn_varlen_func` of queries, keys and values in one tensor (sum of lengths, 3, H, D)."""
+    check_tensors(qkv=qkv)
     check_packed("qkv", qkv, 4, 3)
     q, k, v = qkv.unbind(1)
     return flash_attn_varlen_func(

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import ops, quantized_ops, quantized_paged, torch_calls
+from ..errors import ArgumentKind
+from . import ops, quantized_ops, quantized_paged, readable, torch_calls
 from .quantized import is_quantized
 
 Array = Any
@@ -51,9 +52,11 @@ def attention(
     """
     run: Callable[..., Any] = ops.attention
     if is_quantized(k, v):
+        q, k, v = readable.in_autocast("attention on Quantized keys and values", q=q, k=k, v=v)
         run = quantized_ops.attention
     elif torch_calls.is_tensor(q) and not torch_calls.is_plain(q, k, v, mask, sinks):
         torch_calls.refuse_tangents("attention", q, k, v, mask, sinks)
+        readable.check_before_autocast(q=q, k=k, v=v)
         q, k, v = torch_calls.in_autocast(q, k, v)
         if torch_calls.needs_operator(q, k, v, mask, sinks):
             torch_calls.check_tensors(q=q, k=k, v=v, mask=mask, sinks=sinks)
@@ -114,8 +117,12 @@ def attention_varlen(
         (7, 8, 64)
     """
     run: Callable[..., Any] = ops.attention_varlen
+    if is_quantized(k, v):
+        cure = "pass k.dequantize(), or pages of them to attention_paged"
+        raise ArgumentKind(f"attention_varlen does not take Quantized keys and values; {cure}")
     if torch_calls.is_tensor(q) and not torch_calls.is_plain(q, k, v, None, sinks):
         torch_calls.refuse_tangents("attention_varlen", q, k, v, sinks)
+        readable.check_before_autocast(q=q, k=k, v=v)
         q, k, v = torch_calls.in_autocast(q, k, v)
         if torch_calls.needs_operator(q, k, v, sinks):
             torch_calls.check_tensors(q=q, k=k, v=v, q_offsets=q_offsets, k_offsets=k_offsets, sinks=sinks)
@@ -162,6 +169,7 @@ def decode_partials(
         >>> monotile.merge(*parts)[0].shape
         (1, 8, 1, 64)
     """
+    q, k, v = readable.in_autocast("decode_partials", q=q, k=k, v=v)
     run = quantized_ops.decode_partials if is_quantized(k, v) else ops.decode_partials
     return run(
         q, k, v, splits=splits, causal=causal, scale=scale, mask=mask, window=window, softcap=softcap,
@@ -206,6 +214,7 @@ def attention_paged(
         >>> monotile.attention_paged(q, pages, pages, table, lengths).shape
         (1, 8, 1, 64)
     """
+    q, k_pages, v_pages = readable.in_autocast("attention_paged", q=q, k_pages=k_pages, v_pages=v_pages)
     run = quantized_paged.attention_paged if is_quantized(k_pages, v_pages) else ops.attention_paged
     return run(
         q, k_pages, v_pages, page_table, lengths, causal=causal, scale=scale, window=window, softcap=softcap,

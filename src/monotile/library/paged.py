@@ -12,7 +12,7 @@ import numpy as np
 
 from ..backends.choices import AttentionChoice, AttentionProblem, cdiv
 from ..dtypes import float32, int32
-from ..errors import ArgumentRank, ArgumentShape, BadPages, MixedDTypes
+from ..errors import ArgumentRank, ArgumentShape, BadPages, MixedDTypes, OverlappingOutput
 from ..ir.ops import MAX_LENGTH
 from ..kernels.attention import attention as attention_kernel
 from ..kernels.paged_append import paged_append as paged_append_kernel
@@ -35,7 +35,7 @@ from .inputs import (
 from .launches import SCALE
 from .quantized_inputs import as_numbers, codecs_of, read_paged_fields
 from .rotations import before_rotation, rotate_back, rotated_queries
-from .varlen import contents
+from .varlen import contents, refuse_block_mask
 
 Array = Any
 
@@ -50,10 +50,11 @@ def attention_paged(
     """`monotile.attention_paged` on pages that are not quantised."""
     torch_calls.refuse_gradients("attention_paged", q, k_pages, v_pages, sinks)
     scale, window, softcap, negative = read_scoring(causal, scale, window, softcap)
+    refuse_block_mask("attention_paged", mask_mod)
     arrays = q, k_pages, v_pages, page_table, lengths, sinks
     layouts = _, addresses = tensors.layouts(arrays)
     if check:
-        check_pages(contents(page_table), contents(lengths), k_pages.shape)
+        check_pages(contents("page_table", page_table), contents("lengths", lengths), k_pages.shape)
     in_keys = addresses[1] == addresses[2] and tensors.is_leading_part(v_pages, k_pages)
     options = causal, window, softcap, score_mod, mask_mod, negative, in_keys, return_lse, backend, threads
     return PAGED.call(arrays, layouts, options, scale)
@@ -186,9 +187,22 @@ def paged_append(
     if len({view.dtype for view in found.values()}) > 1:
         listing = ", ".join(f"{name} {view.dtype}" for name, view in found.items())
         raise MixedDTypes(f"pages and what is appended must have one element type, found {listing}; cast it")
+    check_new_tokens({name: view.shape for name, view in found.items()})
     check_places(page_table, lengths, found["k_new"].shape, found["k_pages"].shape, check=check)
+    if tensors.same_view(k_pages, v_pages) and 0 not in found["k_pages"].shape:
+        raise OverlappingOutput("'k_pages' and 'v_pages' are one array, and both are written; pass separate arrays")
     arrays = k_pages, v_pages, page_table, lengths, k_new, v_new
     paged_append_kernel(*arrays, backend=backend, threads=threads)
+
+
+def check_new_tokens(shapes: dict[str, tuple[int, ...]]) -> None:
+    """Raise an error unless new tokens are (B, Hkv, N, D) for pages (P, page, Hkv, D)."""
+    for name in ("k", "v"):
+        pages, found = tuple(shapes[f"{name}_pages"]), tuple(shapes[f"{name}_new"])
+        if len(pages) != 4:
+            raise ArgumentRank(f"'{name}_pages' is (pages, positions of a page, heads, head size), found {pages}")
+        if len(found) != 4 or (found[1], found[3]) != pages[2:]:
+            raise ArgumentShape(f"'{name}_new' must be (B, {pages[2]}, N, {pages[3]}) for these pages, found {found}")
 
 
 def check_places(
@@ -199,7 +213,7 @@ def check_places(
         if tensors.read(name, array).dtype is not int32:
             raise MixedDTypes(f"{name!r} must be int32, found {tensors.read(name, array).dtype}; cast it")
     if check:
-        table, ends = contents(page_table), contents(lengths)
+        table, ends = contents("page_table", page_table), contents("lengths", lengths)
         if (ends < 0).any():
             raise BadPages(f"lengths[{int(np.argmax(ends < 0))}] is negative; lengths are from 0 up")
         check_pages(table, ends + new[2], pages)

@@ -16,6 +16,7 @@ from ..errors import ArgumentKind, ArgumentRank, ArgumentShape, BadOption, Mixed
 from ..kernels.codecs import Codec
 from ..runtime import tensors
 from . import aura
+from .readable import check_readable
 from .torch_calls import is_tensor
 
 Array = Any
@@ -23,6 +24,7 @@ Numbers = npt.NDArray[Any]
 FLOATS = (float32, float16, bfloat16)
 FP8 = {"fp8_e4m3": (float8_e4m3fn, 448.0), "fp8_e5m2": (float8_e5m2, 57344.0)}
 AURA = {f"aura{bits}": bits for bits in (2, 3, 4, 6, 8)}
+FINITE = {"float32": 3.4028234663852886e38, "float16": 65504.0, "bfloat16": 3.3895313892515355e38}  # the largest
 INTEGERS = ("int8", "int4", "int4_zero_point")
 FORMATS = (*INTEGERS, *FP8, *AURA)
 
@@ -71,6 +73,7 @@ class Quantized:
 
     def dequantize(self) -> Array:
         """The numbers that the fields stand for, as an array of the type they were made from."""
+        check_readable(**self.fields())
         found = self.codec
         if is_tensor(self.codes):
             from . import quantized_torch
@@ -79,10 +82,11 @@ class Quantized:
         codes, spread = _numpy_array(self.codes), np.repeat(self.scales, found.group, axis=-1)
         if found.kind == "aura":
             values = np.asarray(found.levels, np.float32)[aura.unpack(codes, self.size, found.bits)] * spread
-            return (values @ aura.rotation(self.size)).astype(to_numpy(BY_NAME[self.dtype]))
+            return _rounded(values @ aura.rotation(self.size), self.dtype)
         if found.kind == "nibbles":
             zeros = 8 if self.zeros is None else np.repeat(self.zeros.astype(np.int32), found.group, axis=-1)
-            codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], -1)[..., : self.size]
+            codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], 2 * codes.shape[-1])
+            codes = codes[..., : self.size]
             codes = codes.astype(np.int32) - zeros
         return (codes.astype(np.float32) * spread).astype(to_numpy(BY_NAME[self.dtype]))
 
@@ -117,17 +121,26 @@ def quantize(x: Array, format: str, *, group: int | None = None, check: bool = F
 
         if check and not quantized_torch.is_finite(x):
             raise _not_finite()
-        return Quantized(format, *quantized_torch.encode(x, format, group, AURA.get(format)), size, view.dtype.name)
+        fields = quantized_torch.encode(x, format, group, AURA.get(format), FINITE[view.dtype.name])
+        if format in AURA and (check or x.device.type == "cpu") and not quantized_torch.has_norms(x, fields[1]):
+            raise _no_norm()
+        return Quantized(format, *fields, size, view.dtype.name)
     numbers = _numpy_array(x).astype(np.float32)
     if check and not np.isfinite(numbers).all():
         raise _not_finite()
     with np.errstate(all="ignore"):
-        fields = _encode(numbers, format, group)
+        fields = _encode(numbers, format, group, FINITE[view.dtype.name])
+        if format in AURA and not (np.isfinite(fields[1]) | ~np.isfinite(numbers).all(-1, keepdims=True)).all():
+            raise _no_norm()
     return Quantized(format, *fields, size, view.dtype.name)
 
 
 def _not_finite() -> BadOption:
     return BadOption("x holds NaN or infinity, which no format has; replace them before quantize")
+
+
+def _no_norm() -> BadOption:
+    return BadOption("x has a row whose norm is above the largest float32, which aura stores; scale x, or use int8")
 
 
 def quantize_like(x: Array, other: Quantized) -> Quantized:
@@ -146,11 +159,12 @@ def check_format(format: Any) -> None:
 
 
 def read_group(group: Any, size: int, format: str) -> int:
-    if isinstance(group, bool) or not isinstance(group, int) or group < 1 or size % group:
+    integral = isinstance(group, int | np.integer) and not isinstance(group, bool)
+    if not integral or group < 1 or size % group:
         raise BadOption(f"group must divide the {size} numbers of a row, found {group!r}; leave it out for one scale")
     if format in AURA and group != size:
         raise BadOption(f"{format} has one norm for a row of {size}, found group {group}; leave group out")
-    return group
+    return int(group)
 
 
 def width(format: str, size: int) -> int:
@@ -171,24 +185,32 @@ def codec(format: str, size: int, group: int) -> Codec:
     return Codec("nibbles", size, group, 4, zeros=format == "int4_zero_point")
 
 
-def _encode(x: Numbers, format: str, group: int) -> tuple[Numbers, Numbers, Numbers | None]:
+def _limit(largest: float, factors: Any) -> Numbers:
+    """The scales whose products with factors, rounded, are still finite."""
+    found: Numbers = (largest * (1 - 2.0**-22) / np.asarray(factors, np.float64)).astype(np.float32)
+    return found
+
+
+def _encode(x: Numbers, format: str, group: int, largest: float) -> tuple[Numbers, Numbers, Numbers | None]:
     if format in AURA:
         return *_encode_aura(x, AURA[format]), None
-    parts = x.reshape(*x.shape[:-1], -1, group)
+    parts = x.reshape(*x.shape[:-1], x.shape[-1] // group, group)
     if format == "int4_zero_point":
         low, high = np.minimum(parts.min(-1), 0.0), np.maximum(parts.max(-1), 0.0)
-        scales = _nonzero((high - low) / np.float32(15.0))
+        spread = (high - low) / np.float32(15.0)
+        scales = _nonzero(np.where(np.isinf(spread), high / np.float32(15.0) - low / np.float32(15.0), spread))
         zeros = _whole(-low / scales, 0, 15, np.uint8)
+        scales = _bounded(scales, _limit(largest, np.maximum(zeros, 15 - zeros)))
         codes = _whole(np.rint(parts / scales[..., None]) + zeros[..., None], 0, 15, np.uint8)
         return _in_pairs(codes.reshape(x.shape)), scales, zeros
     top = np.abs(parts).max(-1)
     if format in FP8:
         dtype, most = FP8[format]
-        scales = _nonzero(top / np.float32(most))
+        scales = _bounded(_nonzero(top / np.float32(most)), _limit(largest, most))
         codes = np.clip(parts / scales[..., None], -most, most).astype(to_numpy(dtype))
         return codes.reshape(x.shape), scales, None
     most = 127 if format == "int8" else 7
-    scales = _nonzero(top / np.float32(most))
+    scales = _bounded(_nonzero(top / np.float32(most)), _limit(largest, most))
     codes = _whole(parts / scales[..., None], -most, most, np.int8).reshape(x.shape)
     return (codes if format == "int8" else _in_pairs((codes + 8).astype(np.uint8))), scales, None
 
@@ -205,6 +227,18 @@ def _encode_aura(x: Numbers, bits: int) -> tuple[Numbers, Numbers]:
 def _nonzero(scales: Numbers) -> Numbers:
     """Scales, and 1 for groups of zeros."""
     found: Numbers = np.where(scales == 0.0, np.float32(1.0), scales).astype(np.float32)
+    return found
+
+
+def _rounded(x: Numbers, dtype: str) -> Numbers:
+    """Numbers in a type; finite ones beyond its largest become that one."""
+    most = FINITE[dtype]
+    return np.where(np.isfinite(x), np.clip(x, -most, most), x).astype(to_numpy(BY_NAME[dtype]))
+
+
+def _bounded(scales: Numbers, limit: Any) -> Numbers:
+    """Scales up to a limit; those of rows that are not finite stay as they are."""
+    found: Numbers = np.where(np.isfinite(scales), np.minimum(scales, limit), scales)
     return found
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import ArgumentRank, ArgumentShape
 from ..kernels.paged_append import paged_append as paged_append_kernel
 from ..runtime import tensors
 from ..runtime.arrays import check_one_library
 from . import torch_calls
 from .calls import LibraryFunction
-from .paged import check_pages, check_places, plan
+from .paged import check_new_tokens, check_pages, check_places, plan
 from .quantized import Quantized, quantize_like
 from .quantized_inputs import FIELDS
 from .quantized_ops import QuantizedOptions, read_quantized, read_quantized_options
 from .rotations import ROTATIONS
-from .varlen import contents
+from .varlen import contents, refuse_block_mask
 
 Array = Any
 
@@ -25,8 +24,9 @@ def attention_paged(
     check: bool, **given: Any,
 ) -> Any:  # fmt: skip
     """`attention_paged` where keys or values are quantised: their codes are (P, page, Hkv, width)."""
+    refuse_block_mask("attention_paged", given["mask_mod"])
     if check:
-        check_pages(contents(page_table), contents(lengths), k_pages.shape)
+        check_pages(contents("page_table", page_table), contents("lengths", lengths), k_pages.shape)
     (k, v), fields, codecs = read_quantized("attention_paged", q, k_pages, v_pages)
     scale, _, options = read_quantized_options(given)
     arrays = (q, k, v, page_table, lengths, sinks, *fields)
@@ -43,12 +43,9 @@ def paged_append(
     codes = [("k_pages", _fields(k_pages)[0]), ("v_pages", _fields(v_pages)[0]), ("k_new", k_new), ("v_new", v_new)]
     check_one_library([*codes, ("page_table", page_table), ("lengths", lengths)])
     stored: list[list[tuple[Array, Array]]] = []  # fields of pages and of new tokens
-    for name, pages, tokens in (("k_new", k_pages, k_new), ("v_new", v_pages, v_new)):
-        wanted, found = tuple(pages.shape), tuple(tensors.read(name, tokens).shape)
-        if len(wanted) != 4:
-            raise ArgumentRank(f"pages are (pages, positions of a page, heads, head size), found {wanted}")
-        if len(found) != 4 or (found[1], found[3]) != wanted[2:]:
-            raise ArgumentShape(f"{name!r} must be (B, {wanted[2]}, N, {wanted[3]}) for these pages, found {found}")
+    new_shapes = {name: tensors.read(name, x).shape for name, x in (("k_new", k_new), ("v_new", v_new))}
+    check_new_tokens({"k_pages": k_pages.shape, "v_pages": v_pages.shape, **new_shapes})
+    for pages, tokens in ((k_pages, k_new), (v_pages, v_new)):
         new = quantize_like(tokens, pages) if type(pages) is Quantized else tokens
         stored.append(list(zip(_fields(pages), _fields(new), strict=True)))
     check_places(page_table, lengths, tuple(k_new.shape), k_pages.shape, check=check)

@@ -16,31 +16,41 @@ Tensor = Any
 FP8 = {"fp8_e4m3": (torch.float8_e4m3fn, 448.0), "fp8_e5m2": (torch.float8_e5m2, 57344.0)}
 
 
-def encode(x: Tensor, format: str, group: int, bits: int | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return codes, scales and zeros of a tensor (..., N, D); `bits` are those of an aura format."""
+def encode(
+    x: Tensor, format: str, group: int, bits: int | None, largest: float
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return codes, scales and zeros of a tensor (..., N, D), whose dtype holds numbers up to `largest`; `bits` are
+    those of an aura format."""
     x = x.detach().float()
     if bits is not None:
         return *_encode_aura(x, bits), None
-    parts = x.unflatten(-1, (-1, group))
+    parts = x.unflatten(-1, (x.shape[-1] // group, group))
     if format == "int4_zero_point":
         low, high = parts.amin(-1).clamp(max=0.0), parts.amax(-1).clamp(min=0.0)
-        scales = _nonzero(_over(high - low, 15.0))
+        spread = _over(high - low, 15.0)
+        scales = _nonzero(torch.where(spread.isinf(), _over(high, 15.0) - _over(low, 15.0), spread))
         zeros = _whole(-low / scales, 0, 15)
+        scales = _bounded(scales, _limit(largest, torch.maximum(zeros, 15 - zeros)))
         codes = _whole((parts / scales[..., None]).round() + zeros[..., None], 0, 15).flatten(-2)
         return _in_pairs(codes.to(torch.uint8)), scales, zeros.to(torch.uint8)
     top = parts.abs().amax(-1)
     if format in FP8:
         dtype, most = FP8[format]
-        scales = _nonzero(_over(top, most))
+        scales = _bounded(_nonzero(_over(top, most)), _limit(largest, torch.full_like(top, most)))
         return (parts / scales[..., None]).clamp(-most, most).to(dtype).flatten(-2), scales, None
     limit = 127 if format == "int8" else 7
-    scales = _nonzero(_over(top, limit))
+    scales = _bounded(_nonzero(_over(top, limit)), _limit(largest, torch.full_like(top, limit)))
     codes = _whole(parts / scales[..., None], -limit, limit).flatten(-2)
     return (codes.to(torch.int8) if format == "int8" else _in_pairs((codes + 8).to(torch.uint8))), scales, None
 
 
 def is_finite(x: Tensor) -> bool:
     return bool(x.isfinite().all())
+
+
+def has_norms(x: Tensor, norms: Tensor) -> bool:
+    """True if every row of finite numbers has a finite norm."""
+    return bool((norms.isfinite() | ~x.isfinite().all(-1, keepdim=True)).all())
 
 
 def decode(codes: Tensor, scales: Tensor, zeros: Tensor | None, codec: Any, dtype: str) -> Tensor:
@@ -50,6 +60,8 @@ def decode(codes: Tensor, scales: Tensor, zeros: Tensor | None, codec: Any, dtyp
         table = torch.tensor(codec.levels, device=codes.device)
         numbers = table[_unpack(codes, codec.size, codec.bits)] * spread
         numbers = numbers @ torch.from_numpy(aura.rotation(codec.size)).to(codes.device)
+        most = torch.finfo(getattr(torch, dtype)).max
+        numbers = torch.where(numbers.isfinite(), numbers.clamp(-most, most), numbers)
     else:
         if codec.kind == "nibbles":
             codes = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2)[..., : codec.size].float()
@@ -105,6 +117,15 @@ def _over(x: Tensor, number: float) -> Tensor:
 
 def _nonzero(scales: Tensor) -> Tensor:
     return torch.where(scales == 0.0, 1.0, scales)
+
+
+def _limit(largest: float, factors: Tensor) -> Tensor:
+    """The scales whose products with factors, rounded, are still finite."""
+    return (largest * (1 - 2.0**-22) / factors.double()).float()
+
+
+def _bounded(scales: Tensor, limit: Tensor) -> Tensor:
+    return torch.where(scales.isfinite(), torch.minimum(scales, limit), scales)
 
 
 def _whole(x: Tensor, low: int, high: int) -> Tensor:

@@ -11,13 +11,14 @@ import numpy as np
 
 from ..backends.choices import AttentionProblem
 from ..dtypes import float32, int32, int64
-from ..errors import ArgumentRank, ArgumentShape, BadOffsets, MixedDTypes
+from ..errors import ArgumentRank, ArgumentShape, BadOffsets, BadOption, MixedDTypes
 from ..kernels.attention import NOT_QUANTIZED
 from ..kernels.attention import attention as attention_kernel
 from ..kernels.scores import Options
 from ..runtime import tensors
 from . import torch_calls
 from .balancing import NOT_BALANCED, Lengths, add_balance, add_merge_slots, is_balanced
+from .block_mask import BlockMask
 from .calls import ArrayRef, CallBuilder, Finish, LibraryFunction
 from .inputs import (
     AttentionInputs,
@@ -49,6 +50,7 @@ def attention_varlen(
     sequence s has rows q_offsets[s] to q_offsets[s + 1] and keys k_offsets[s] to k_offsets[s + 1]. See
     docs/guide/caches.md."""
     scale, window, softcap, negative = read_scoring(causal, scale, window, softcap)
+    refuse_block_mask("attention_varlen", mask_mod)
     arrays = q, k, v, q_offsets, k_offsets, sinks
     layouts = _, addresses = tensors.layouts(arrays)
     if check:
@@ -147,15 +149,25 @@ def _read_offsets(q_offsets: ArrayRef, k_offsets: ArrayRef) -> int:
     return q_offsets.shape[0] - 1
 
 
-def contents(array: Array) -> np.ndarray[Any, Any]:
+def refuse_block_mask(function: str, mask_mod: Any) -> None:
+    """Raise an error for a block mask: its maps are those of one number of queries and keys."""
+    if isinstance(mask_mod, BlockMask):
+        found = f"mask_mod is a block mask for {mask_mod.Nq} queries and {mask_mod.Nk} keys"
+        cure = "pass its function, mask_mod=blocks.mask_mod, which gets positions within the sequence"
+        raise BadOption(f"{found}; sequences of {function} have lengths of their own: {cure}")
+
+
+def contents(name: str, array: Array) -> np.ndarray[Any, Any]:
     """An array's contents in this machine's memory."""
+    if torch_calls.is_tensor(array):
+        tensors.read(name, array)
     return np.asarray(array.detach().cpu() if torch_calls.is_tensor(array) else array)
 
 
 def check_offsets(q: Array, k: Array, q_offsets: Array, k_offsets: Array) -> None:
     """Raise BadOffsets unless both offsets rise from 0 to the lengths of their arrays."""
     for name, offsets, array in (("q_offsets", q_offsets, q), ("k_offsets", k_offsets, k)):
-        _check_rising(name, contents(offsets), array.shape[0])
+        _check_rising(name, contents(name, offsets), array.shape[0])
 
 
 def _check_rising(name: str, offsets: np.ndarray[Any, Any], length: int) -> None:

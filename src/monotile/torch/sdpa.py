@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Iterator
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from ..errors import ArgumentKind, ArgumentRank, BadOption, HeadsDoNotDivide
 from ..library.entry import attention
+from ..library.readable import check_readable
 from ..library.torch_calls import with_clear_errors
 
 _patching = threading.Lock()
@@ -41,7 +43,7 @@ def scaled_dot_product_attention(
         raise ArgumentRank(f"query, key and value have at least 2 dimensions (length, head size), found {shapes}")
     q, k, v = (t if t.dim() > 2 else t.unsqueeze(0) for t in (query, key, value))
     heads = _query_heads(q.shape[-3], k.shape[-3], v.shape[-3], enable_gqa)
-    q, k, v = q.expand(*q.shape[:-3], heads, -1, -1), *_same_heads(k, v)
+    q, k, v = q.expand(*q.shape[:-3], heads, -1, -1), *_same_heads(k, v, heads)
     o: Tensor = attention(q, k, v, mask=attn_mask, causal="upper_left" if is_causal else False, scale=scale)
     return o if rank > 2 else o.squeeze(0)
 
@@ -49,9 +51,10 @@ def scaled_dot_product_attention(
 def _query_heads(queries: int, keys: int, values: int, enable_gqa: bool) -> int:
     """The heads of the result. Without `enable_gqa` heads are broadcast like any other dimension."""
     most = max(keys, values)
-    if queries == most or most == 1:
+    alike = keys == values or 1 in (keys, values)
+    if (queries == most and alike) or most == 1:
         return queries
-    if queries == 1:
+    if queries == 1 and alike:
         return most
     if not enable_gqa:
         found = f"query has {queries} heads, key {keys}, value {values}"
@@ -59,11 +62,20 @@ def _query_heads(queries: int, keys: int, values: int, enable_gqa: bool) -> int:
     return queries
 
 
-def _same_heads(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    if k.shape[-3] == v.shape[-3]:
+def _same_heads(k: Tensor, v: Tensor, queries: int) -> tuple[Tensor, Tensor]:
+    """Keys and values with one number of heads, where they differ: each head for as many query heads as it serves."""
+    keys, values = k.shape[-3], v.shape[-3]
+    if keys == values:
         return k, v
-    heads = max(k.shape[-3], v.shape[-3])
-    return k.expand(*k.shape[:-3], heads, -1, -1), v.expand(*v.shape[:-3], heads, -1, -1)
+    if min(keys, values) == 1:
+        heads = max(keys, values)
+        return k.expand(*k.shape[:-3], heads, -1, -1), v.expand(*v.shape[:-3], heads, -1, -1)
+    if 0 in (keys, values) or queries % keys or queries % values:
+        found = f"query has {queries} heads, key {keys}, value {values}"
+        raise HeadsDoNotDivide(f"{found}; the heads of key and of value must divide those of query")
+    check_readable(key=k, value=v)
+    heads = math.lcm(keys, values)
+    return k.repeat_interleave(heads // keys, -3), v.repeat_interleave(heads // values, -3)
 
 
 @contextlib.contextmanager

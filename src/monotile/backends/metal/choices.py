@@ -62,8 +62,8 @@ class ThreadgroupRows:
         """This block, and splits of the keys by the time model."""
         choice = Choice({"BR": self.rows, "BK": self.keys}, why=self.why)
         kind = RowKind(self.rows, choice, self.of_a_core * self.clocks(problem), self.of_a_core * self._start(problem))
-        slots = CORES * self.of_a_core
-        model = TimeModel(slots, merge=LAUNCH, bytes_per_time=math.inf, least=SPLIT_KEYS, most_waves=WAVES)
+        slots, merge = CORES * self.of_a_core, max(LAUNCH, 2 * kind.block_time)  # short calls are not split
+        model = TimeModel(slots, merge=merge, bytes_per_time=math.inf, least=SPLIT_KEYS, most_waves=WAVES)
         return model.choose(problem, [kind])
 
     def clocks(self, problem: AttentionProblem) -> float:

@@ -95,13 +95,16 @@ class ThreadgroupRows:
 
 class MetalChoices(Choices):
     def attention(self, problem: AttentionProblem, keys_per_split: int | None = None) -> AttentionChoice:
-        """The block with the least time by the model, and of those within a few percent the one that reads the keys
-        least often. Where the caller splits the keys, rows are computed without matrices, however many there are."""
+        """Few queries: the block with the least time by the model, where reading the keys more often has to pay. Many:
+        as few blocks as possible. Where the caller splits the keys, rows are computed without matrices, however many
+        there are."""
         if keys_per_split is not None:
             block = _in_lanes(row_block(problem.rows, _lane_rows(problem)))
             return AttentionChoice({"BR": block.rows, "BK": block.keys, "packed": True}, why=block.why)
+        if problem.queries > ROWS_APART:
+            return _fewest(problem).chosen(problem)
         together = [block for block in _blocks(problem, large=True) if problem.packs(block.rows)]
-        apart = [block for block in _blocks(problem, large=_are_few(problem)) if not problem.packs(block.rows)]
+        apart = [block for block in _blocks(problem, large=True) if not problem.packs(block.rows)]
         return _cheapest(problem, _divisions(problem.rows, together) + _divisions(problem.queries, apart))
 
     def attention_backward(self, problem: AttentionProblem) -> BackwardChoice:
@@ -113,12 +116,24 @@ class MetalChoices(Choices):
         return BackwardChoice(blocks, blocks)
 
 
-def _are_few(problem: AttentionProblem) -> bool:
-    """True where blocks of 64 rows of each head do not fill the cores. Where they do, more threadgroups of fewer
-    simdgroups run at once; and where positions hide keys, larger blocks skip fewer of them."""
+def _fewest(problem: AttentionProblem) -> ThreadgroupRows:
+    """Divide the rows into as few blocks as possible, all alike, and as small as they then can be. Rows that are not
+    packed are many blocks anyway: more threadgroups of fewer rows then run at once. Where they are too few to fill the
+    cores, larger blocks are taken that have less padding; not where positions hide keys, of which they skip fewer."""
+
+    def block_of(rows: int, *, large: bool) -> ThreadgroupRows:
+        blocks = _blocks(problem, large=large)
+        each = cdiv(rows, cdiv(rows, blocks[-1].rows))
+        return next(block for block in blocks if each <= block.rows)
+
+    packed = block_of(problem.rows, large=True)
+    if problem.packs(packed.rows):
+        return packed
     programs = problem.batch * problem.query_heads * cdiv(problem.queries, ROWS_APART)
-    fill = problem.has_positions or programs >= CORES * CORE_SIMDGROUPS // SIMDGROUPS
-    return problem.queries <= ROWS_APART or not fill
+    fills_cores = programs >= CORES * CORE_SIMDGROUPS // SIMDGROUPS
+    sizes = (False,) if problem.has_positions or fills_cores else (False, True)
+    blocks = [block_of(problem.queries, large=large) for large in sizes]
+    return min(blocks, key=lambda block: cdiv(problem.queries, block.rows) * block.rows)
 
 
 def _divisions(rows: int, blocks: Sequence[ThreadgroupRows]) -> list[ThreadgroupRows]:

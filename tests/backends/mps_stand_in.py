@@ -183,8 +183,10 @@ def torch() -> types.ModuleType:
         "mps": types.SimpleNamespace(compile_shader=compile_shader),
         "is_autocast_enabled": lambda kind: False, "is_grad_enabled": lambda: False,
         "compiler": types.SimpleNamespace(is_compiling=lambda: False), "nn": types.SimpleNamespace(Parameter=Tensor),
+        "autograd": types.SimpleNamespace(forward_ad=types.SimpleNamespace(_current_level=-1)),
         "_C": types.SimpleNamespace(
-            _are_functorch_transforms_active=lambda: False, _is_any_autocast_enabled=lambda: False
+            _are_functorch_transforms_active=lambda: False, _is_any_autocast_enabled=lambda: False,
+            _functorch=types.SimpleNamespace(is_functorch_wrapped_tensor=lambda t: False),
         ),
     }  # fmt: skip
     vars(module).update(parts)

@@ -215,7 +215,7 @@ def test_a_gpu_with_fewer_registers(mps: Kind, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(mps_stand_in.Function, "__init__", small)
     q, k, v = map(mps.make, qkv(80, 80, 64))
-    with pytest.raises(DeviceLimit, match=r"attention needs threadgroups of 128 threads, .* registers for 64"):
+    with pytest.raises(DeviceLimit, match=r"attention needs threadgroups of \d+ threads, .* registers for 64"):
         monotile.attention(q, k, v)
 
 

@@ -37,7 +37,7 @@ from monotile.backends.nvidia.schedule import Schedule
 ROOT = Path(__file__).parents[2]
 # Each with the tests to take: what is left out of the library's is the same on every backend, or takes minutes here.
 OPTIONS = "nvidia and (test_options or large_scores or softcap or sinks or masks_of_narrow or head_sizes)"
-CASES = "nvidia and (not backward or window or mask_grad or documents or sinks or Dv)"  # a backward case takes seconds
+CASES = "nvidia and (not backward or mask_grad or documents or Dv)"  # a backward case takes seconds
 PLACES = {
     "tests/backends/test_nvidia.py tests/backends/test_nvidia_results.py tests/backends/test_nvidia_gpu.py": "",
     "tests/language": "nvidia and not streamed_dots and not panel_sums and not tiles_in_place",  # of the cpu's paths

@@ -17,7 +17,7 @@ from .programs import program
 
 @given(st.integers(0, 2**32 - 1))
 @settings(
-    max_examples=150, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
+    max_examples=100, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
 )
 def test_random_kernels(seed: int) -> None:
     check(program(random.Random(seed)), (TARGETS[0], TARGETS[1 + seed % (len(TARGETS) - 1)]))

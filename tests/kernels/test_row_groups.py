@@ -251,7 +251,7 @@ class Forced(CpuChoices):
         return chosen.divided(problem, per_split)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=24, deadline=None)
 @given(data=st.data())
 def test_results_do_not_depend_on_how_a_call_is_divided(data: st.DataObject) -> None:
     """Rows of a block, packed or not, keys of a block and of a split: what is computed is the same."""

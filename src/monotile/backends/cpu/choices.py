@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -50,7 +51,7 @@ class CpuChoices(Choices):
             panels += [_panel(problem, rows, why, amx=amx, halved=n) for n, rows in self._smaller(largest)]
             streamed += [_streamed_twice(problem, size)] if size <= 2 * STREAMED_ROWS else []
         model = CpuTimeModel(cores(), merge=MERGE, bytes_per_time=math.inf, least=KEYS_PER_SPLIT)
-        chosen = model.choose(problem, [*panels, *streamed])
+        chosen = model.choose(problem, min((panels, streamed), key=lambda kinds: _time_per_key(model, problem, kinds)))
         if chosen.splits or chosen.row_block <= STREAMED_ROWS or default_threads() >= cores():
             return chosen
         # Which rows are in a block changes no bit, so it may depend on the cores that this process has.
@@ -93,6 +94,18 @@ class CpuChoices(Choices):
         """As many as have enough to do; None for the default, which may have changed when the call is repeated."""
         worth = max(1, flops // FLOPS_PER_THREAD, bytes_ // BYTES_PER_THREAD)
         return None if 1 < worth >= default_threads() else worth
+
+
+def _time_per_key(model: CpuTimeModel, problem: AttentionProblem, kinds: Sequence[RowKind]) -> float:
+    """The least time that a key takes. It decides between panels and streams, which add in different orders: whichever
+    keys are hidden behind the visible ones, a row's bits are the same."""
+
+    def of(kind: RowKind) -> float:
+        groups, rows = model.grid(problem, packed=problem.packs(kind.rows))
+        waves = cdiv(problem.batch * groups * cdiv(rows, kind.rows), model.slots)
+        return waves * kind.block_time / kind.key_block
+
+    return min(map(of, kinds), default=math.inf)
 
 
 def _panel_rows(size: int, most: int, lanes: int) -> int:

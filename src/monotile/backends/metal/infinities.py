@@ -323,7 +323,8 @@ def _of_sum(b: Builder, op: Op, infinities: Infinities, raw: Value) -> Value:
                 if not _is_finite(other):
                     below = sign * factor * other_factor < 0  # of the infinity that is opposite to this
                     pair = (other, math.inf) if below else (-math.inf, other)
-                    whole = b.where(b.binary("lt", *pair), whole, math.nan)
+                    real = _real(b, other, infinities.of(other))
+                    whole = b.where(b.binary("lt", *pair), whole, b.binary("sub", real, real))  # NaN
             result = b.where(b.binary("eq", term, sign * math.inf), whole, result)
     return result
 

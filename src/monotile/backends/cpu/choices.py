@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -25,6 +24,7 @@ MAX_SLOTS = 64  # cores beyond these get no splits of their own
 # a program costs beside its keys (for a row), and a merge. Measured on Zen 4, one thread, D 64.
 PANEL_KEY, STREAMED_KEY, START, MERGE = 1.0, 3.0, 64.0, 16384.0
 LEAST_PANEL = 32  # rows
+USUAL_KEYS = 32768  # of a call with few queries, which are split where they should be
 HALVED = 1.03  # what half the rows must gain: keys are read twice as often, and another program may have to be compiled
 
 # The same for panels that AMX multiplies, whose rows cost a part of the others' and whose keys are packed. Measured on
@@ -51,7 +51,10 @@ class CpuChoices(Choices):
             panels += [_panel(problem, rows, why, amx=amx, halved=n) for n, rows in self._smaller(largest)]
             streamed += [_streamed_twice(problem, size)] if size <= 2 * STREAMED_ROWS else []
         model = CpuTimeModel(cores(), merge=MERGE, bytes_per_time=math.inf, least=KEYS_PER_SPLIT)
-        chosen = model.choose(problem, min((panels, streamed), key=lambda kinds: _time_per_key(model, problem, kinds)))
+        # Panels and streams add in different orders. The number of keys does not choose between them: a row's bits are
+        # the same whichever keys are hidden behind the visible ones.
+        usual = model.choose(replace(problem, keys=USUAL_KEYS), [*panels, *streamed])
+        chosen = model.choose(problem, streamed if usual.row_block <= STREAMED_ROWS else panels)
         if chosen.splits or chosen.row_block <= STREAMED_ROWS or default_threads() >= cores():
             return chosen
         # Which rows are in a block changes no bit, so it may depend on the cores that this process has.
@@ -94,18 +97,6 @@ class CpuChoices(Choices):
         """As many as have enough to do; None for the default, which may have changed when the call is repeated."""
         worth = max(1, flops // FLOPS_PER_THREAD, bytes_ // BYTES_PER_THREAD)
         return None if 1 < worth >= default_threads() else worth
-
-
-def _time_per_key(model: CpuTimeModel, problem: AttentionProblem, kinds: Sequence[RowKind]) -> float:
-    """The least time that a key takes. It decides between panels and streams, which add in different orders: whichever
-    keys are hidden behind the visible ones, a row's bits are the same."""
-
-    def of(kind: RowKind) -> float:
-        groups, rows = model.grid(problem, packed=problem.packs(kind.rows))
-        waves = cdiv(problem.batch * groups * cdiv(rows, kind.rows), model.slots)
-        return waves * kind.block_time / kind.key_block
-
-    return min(map(of, kinds), default=math.inf)
 
 
 def _panel_rows(size: int, most: int, lanes: int) -> int:

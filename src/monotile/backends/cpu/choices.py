@@ -51,9 +51,10 @@ class CpuChoices(Choices):
             panels += [_panel(problem, rows, why, amx=amx, halved=n) for n, rows in self._smaller(largest)]
             streamed += [_streamed_twice(problem, size)] if size <= 2 * STREAMED_ROWS else []
         model = CpuTimeModel(cores(), merge=MERGE, bytes_per_time=math.inf, least=KEYS_PER_SPLIT)
-        # Panels and streams add in different orders. The number of keys does not choose between them: a row's bits are
-        # the same whichever keys are hidden behind the visible ones.
-        usual = model.choose(replace(problem, keys=USUAL_KEYS), [*panels, *streamed])
+        # Panels and streams add in different orders. Neither the number of keys nor positions choose between them: a
+        # row's bits are the same whichever keys are hidden behind the visible ones.
+        call = replace(problem, keys=USUAL_KEYS, causal=None, left=None, right=None)
+        usual = model.choose(call, [*panels, *streamed])
         chosen = model.choose(problem, streamed if usual.row_block <= STREAMED_ROWS else panels)
         if chosen.splits or chosen.row_block <= STREAMED_ROWS or default_threads() >= cores():
             return chosen

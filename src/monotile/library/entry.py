@@ -59,7 +59,7 @@ def attention(
         readable.check_before_autocast(q=q, k=k, v=v)
         q, k, v = torch_calls.in_autocast(q, k, v)
         if torch_calls.needs_operator(q, k, v, mask, sinks):
-            torch_calls.check_tensors(q=q, k=k, v=v, mask=mask, sinks=sinks)
+            torch_calls.check_operator_arguments(q=q, k=k, v=v, mask=mask, sinks=sinks)
             from . import torch_operator
 
             run = torch_operator.attention
@@ -125,7 +125,7 @@ def attention_varlen(
         readable.check_before_autocast(q=q, k=k, v=v)
         q, k, v = torch_calls.in_autocast(q, k, v)
         if torch_calls.needs_operator(q, k, v, sinks):
-            torch_calls.check_tensors(q=q, k=k, v=v, q_offsets=q_offsets, k_offsets=k_offsets, sinks=sinks)
+            torch_calls.check_operator_arguments(q=q, k=k, v=v, q_offsets=q_offsets, k_offsets=k_offsets, sinks=sinks)
             from . import varlen_operator
 
             run = varlen_operator.attention_varlen

@@ -60,7 +60,7 @@ def needs_operator(*given: Array | None) -> bool:
     return all([t.is_meta for t in found])
 
 
-def check_tensors(**given: Array | None) -> None:
+def check_operator_arguments(**given: Array | None) -> None:
     """Raise an error unless an operator's arguments are tensors or left out. In a trace torch says it."""
     torch = sys.modules["torch"]
     if torch.compiler.is_compiling():

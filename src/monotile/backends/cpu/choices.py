@@ -51,15 +51,18 @@ class CpuChoices(Choices):
             panels += [_panel(problem, rows, why, amx=amx, halved=n) for n, rows in self._smaller(largest)]
             streamed += [_streamed_twice(problem, size)] if size <= 2 * STREAMED_ROWS else []
         model = CpuTimeModel(cores(), merge=MERGE, bytes_per_time=math.inf, least=KEYS_PER_SPLIT)
-        # Panels and streams add in different orders. Neither the number of keys nor positions choose between them: a
-        # row's bits are the same whichever keys are hidden behind the visible ones.
-        call = replace(problem, keys=USUAL_KEYS, causal=None, left=None, right=None)
-        usual = model.choose(call, [*panels, *streamed])
-        chosen = model.choose(problem, streamed if usual.row_block <= STREAMED_ROWS else panels)
+        kinds = [*panels, *streamed]
+        if len({kind.rows <= STREAMED_ROWS for kind in kinds}) > 1:
+            # Panels and streams add in different orders. Neither the number of keys nor positions choose between them:
+            # a row's bits are the same whichever keys are hidden behind the visible ones.
+            usual = model.choose(replace(problem, keys=USUAL_KEYS, causal=None, left=None, right=None), kinds)
+            few = usual.row_block <= STREAMED_ROWS
+            kinds = [kind for kind in kinds if (kind.rows <= STREAMED_ROWS) == few]
+        chosen = model.choose(problem, kinds)
         if chosen.splits or chosen.row_block <= STREAMED_ROWS or default_threads() >= cores():
             return chosen
         # Which rows are in a block changes no bit, so it may depend on the cores that this process has.
-        return replace(model, slots=default_threads(), merge=math.inf).choose(problem, panels)
+        return replace(model, slots=default_threads(), merge=math.inf).choose(problem, kinds)
 
     def balance(self, problem: AttentionProblem) -> tuple[int, int]:
         return PARTS_OF_A_CORE * cores(), KEYS_PER_SPLIT

@@ -70,7 +70,7 @@ NOTHING = Unpackings({}, frozenset())
 
 
 def unpackings(kernel: Kernel, uses: Mapping[Value, list[Op]], threads: int, capability: int) -> Unpackings:
-    """Return the tiles of bfloat16 that assembly makes, in a program of so many threads."""
+    """Return the bfloat16 tiles to unpack by inline assembly in a CTA of `threads` threads."""
     made = {}
     for op in walk(kernel.body) if capability >= BF16_CAPABLE else ():
         if op.kind == "cast" and op.result.dtype is bfloat16 and _is_large(op.result, threads):

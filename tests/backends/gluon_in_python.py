@@ -43,10 +43,14 @@ class Barrier:
                 self.changed.notify_all()
 
     def wait(self, parity: Any) -> None:
+        this_thread.seen[self] = self.complete(parity)
+
+    def complete(self, parity: Any) -> int:
+        """Block until a phase is complete; return how many are."""
         with self.changed:
             done = self.changed.wait_for(lambda: self.phase & 1 != int(parity), timeout=SECONDS)
             assert done, "deadlock"
-            this_thread.seen[self] = self.phase
+            return self.phase
 
 
 class Barriers(list[Barrier]):
@@ -205,6 +209,7 @@ def module(source: TritonSource, program: list[int]) -> Callable[..., None]:
     barriers = SimpleNamespace(
         init=lambda barrier, count: barrier.init(count),
         wait=lambda barrier, parity: barrier.wait(parity),
+        by_chance=lambda barrier, parity: barrier.complete(parity),  # a copy that was not waited for, and is done
         arrive=lambda barrier, count: barrier.arrive(count),
         expect=lambda barrier, bytes_: barrier.arrive(1, bytes_),
         MBarrierLayout=lambda: Barrier,

@@ -43,6 +43,7 @@ def in_autocast(function: str, **given: Array) -> tuple[Array, ...]:
     if torch is None or not isinstance(first, torch.Tensor) or torch.compiler.is_compiling():
         return tuple(given.values())
     if torch._C._are_functorch_transforms_active() and any(map(is_transformed, given.values())):
+        torch_calls.refuse_tangents(function, *given.values())
         cure = "call it outside of vmap and torch.func, with the batch as a dimension of the arrays"
         raise ArgumentKind(f"{function} has no rule for torch.vmap and torch.func; {cure}")
     if not torch._C._is_any_autocast_enabled():

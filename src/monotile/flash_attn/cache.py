@@ -46,7 +46,9 @@ def flash_attn_with_kvcache(
     if any(t is not None for t in (k, v, rotary_cos, rotary_sin)):
         q = where.append(q, (k_cache, v_cache), (k, v), (rotary_cos, rotary_sin, rotary_interleaved), wanted)
     new = 0 if k is None else k.shape[1]
-    if block_table is not None or cache_batch_idx is not None:
+    # In a trace a mod captures no tensor: each row of the cache is a page then, and its length an argument.
+    rows_are_pages = cache_leftpad is None and isinstance(where.lengths, Tensor) and not has_contents(q)
+    if block_table is not None or cache_batch_idx is not None or rows_are_pages:
         found = attend_pages(q, (k_cache, v_cache), where.pages(), where.length_of_each() + new, wanted, cache_leftpad)
     elif isinstance(where.lengths, int) and cache_leftpad is None:
         end = where.lengths + new
@@ -202,7 +204,9 @@ class CacheRows:
 
 
 def _apart(tensor: Tensor, caches: tuple[Tensor, Tensor]) -> Tensor:
-    """The tensor, copied if it lies in the storage of a cache that is written."""
+    """The tensor, copied if it lies in the storage of a cache that is written, which a trace cannot tell."""
+    if not has_contents(tensor):
+        return tensor.clone()
     storage = tensor.untyped_storage().data_ptr()
     return tensor.clone() if any(storage == cache.untyped_storage().data_ptr() for cache in caches) else tensor
 

@@ -53,7 +53,7 @@ def attention(
     run: Callable[..., Any] = ops.attention
     if is_quantized(k, v):
         q, k, v = readable.in_autocast("attention on Quantized keys and values", q=q, k=k, v=v)
-        run = quantized_ops.attention
+        run = _chosen("attention", ops, quantized_ops, q, k, v)
     elif torch_calls.is_tensor(q) and not torch_calls.is_plain(q, k, v, mask, sinks):
         torch_calls.refuse_tangents("attention", q, k, v, mask, sinks)
         readable.check_before_autocast(q=q, k=k, v=v)
@@ -170,11 +170,12 @@ def decode_partials(
         (1, 8, 1, 64)
     """
     q, k, v = readable.in_autocast("decode_partials", q=q, k=k, v=v)
-    run = quantized_ops.decode_partials if is_quantized(k, v) else ops.decode_partials
-    return run(
+    run = _chosen("decode_partials", ops, quantized_ops, q, k, v, mask)
+    states: ops.Partials = run(
         q, k, v, splits=splits, causal=causal, scale=scale, mask=mask, window=window, softcap=softcap,
         score_mod=score_mod, mask_mod=mask_mod, backend=backend, threads=threads,
     )  # fmt: skip
+    return states
 
 
 def attention_paged(
@@ -215,7 +216,7 @@ def attention_paged(
         (1, 8, 1, 64)
     """
     q, k_pages, v_pages = readable.in_autocast("attention_paged", q=q, k_pages=k_pages, v_pages=v_pages)
-    run = quantized_paged.attention_paged if is_quantized(k_pages, v_pages) else ops.attention_paged
+    run = _chosen("attention_paged", ops, quantized_paged, q, k_pages, v_pages, page_table, lengths)
     return run(
         q, k_pages, v_pages, page_table, lengths, causal=causal, scale=scale, window=window, softcap=softcap,
         sinks=sinks, score_mod=score_mod, mask_mod=mask_mod, return_lse=return_lse, check=check, backend=backend,
@@ -247,5 +248,21 @@ def paged_append(
         >>> bool((pages[2, 5] == 1).all())
         True
     """
-    run = quantized_paged.paged_append if is_quantized(k_pages, v_pages) else ops.paged_append
+    run = _chosen("paged_append", ops, quantized_paged, k_new, k_pages, v_pages, page_table, lengths)
     run(k_pages, v_pages, page_table, lengths, k_new, v_new, check=check, backend=backend, threads=threads)
+
+
+def _chosen(
+    function: str, plain: Any, quantized: Any, first: Array, k: Array, v: Array, *others: Array
+) -> Callable[..., Any]:
+    """Return the function of the module that takes these arrays: one of torch's operators in a trace."""
+    module = quantized if is_quantized(k, v) else plain
+    if torch_calls.is_traced(first, k, v, *others):
+        from . import trace_operators
+
+        if module is quantized:
+            return trace_operators.QUANTIZED[function]
+        torch_calls.refuse_gradients(function, first, k, v)
+        module = trace_operators
+    found: Callable[..., Any] = getattr(module, function)
+    return found

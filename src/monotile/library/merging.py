@@ -57,6 +57,10 @@ def merge(
         (3, 64)
     """
     torch_calls.refuse_gradients("merge", o, m, l)
+    if torch_calls.is_traced(o, m, l):
+        from . import trace_operators
+
+        return trace_operators.merge(o, m, l, dtype=dtype, backend=backend, threads=threads)
     out, lse = MERGE.call((o, m, l), tensors.layouts((o, m, l)), (dtype, backend, threads))
     return out, lse
 
@@ -67,7 +71,7 @@ def _plan_merge(builder: CallBuilder, given: MergeOptions) -> Finish:
     if o.dtype is not float32:
         raise MixedDTypes(f"'o' must be float32, found {o.dtype}: narrower partials overflow")
     _check_parts(o, {"m": state.m, "l": state.l})
-    out = builder.result((*o.shape[:-2], o.shape[-1]), _read_dtype(given.dtype))
+    out = builder.result((*o.shape[:-2], o.shape[-1]), read_dtype(given.dtype))
     lse = builder.result(o.shape[:-2], float32)
     add_merge(
         builder, state, None, out, lse, builder.choices.merge(o.shape[-2], math.prod(o.shape[:-2]), builder.device)
@@ -128,6 +132,10 @@ def merge_lse(
     parts = [(name, part) for name, a in given for part in (a if isinstance(a, list | tuple) else [a])]
     torch_calls.refuse_gradients("merge_lse", *[part for _, part in parts])
     first = outs[0] if isinstance(outs, list | tuple) and outs else outs
+    if torch_calls.is_traced(*[part for _, part in parts]):
+        from . import trace_operators
+
+        return trace_operators.merge_lse(outs, lses, backend=backend, threads=threads)
     lib = arrays.library("outs", first, backend)
     arrays.check_one_library(parts)
     outs, lses = (
@@ -185,7 +193,7 @@ def _stack_parts(lib: Library, name: str, parts: Any, axis: int) -> Any:
     return lib.stack(parts, axis)
 
 
-def _read_dtype(dtype: Any) -> DType:
+def read_dtype(dtype: Any) -> DType:
     """An element type as monotile, NumPy or torch names it."""
     if isinstance(dtype, DType):
         found: DType | None = dtype

@@ -38,6 +38,18 @@ def is_plain(q: Array, k: Array, v: Array, mask: Array | None, sinks: Array | No
     return mask is sinks is None or not needs_operator(mask, sinks)
 
 
+def is_traced(first: Array, *others: Array) -> bool:
+    """True for tensors of a trace, which have shapes and no contents: in torch.compile and export, fake or meta."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(first, torch.Tensor):
+        return False
+    if torch.compiler.is_compiling():
+        return True
+    if not first.is_meta and type(first).__name__ != "FakeTensor":
+        return False
+    return _are_alike([t for t in (first, *others) if isinstance(t, torch.Tensor)])
+
+
 def in_autocast(*given: Array) -> tuple[Array, ...]:
     """Return tensors in the dtype of an autocast region, if the call is in one, as torch's own attention does."""
     torch, kind = sys.modules["torch"], given[0].device.type

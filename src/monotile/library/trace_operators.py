@@ -1,0 +1,174 @@
+"""Functions that have no gradient as torch operators, for traces (torch.compile, export, fake and meta tensors):
+`attention_paged`, `paged_append`, `decode_partials`, `merge` and `merge_lse`. Outside of a trace they are not used.
+
+Calls with Quantized keys and values are no operators: a compiled graph ends before them and another begins behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..backends.choices import KEYS_PER_SPLIT
+from ..errors import BadOption
+from . import merging, ops, paged, quantized_ops, quantized_paged
+from .inputs import read_window
+from .merging import Partials
+from .torch_operator import LIBRARY, OPTIONS, number_of, scoring_options
+
+Pair = tuple[Any, Any]
+NOT_IN_GRAPHS = "attention on Quantized keys and values is no operator of torch"
+QUANTIZED: dict[str, Callable[..., Any]] = {
+    name: torch.compiler.disable(getattr(module, name), reason=NOT_IN_GRAPHS)
+    for module, names in (
+        (quantized_ops, ("attention", "decode_partials")),
+        (quantized_paged, ("attention_paged", "paged_append")),
+    )
+    for name in names
+}
+RUN = "str? backend, int? threads"
+PAGED = "Tensor q, Tensor k_pages, Tensor v_pages, Tensor page_table, Tensor lengths, Tensor? sinks"
+APPENDED = "Tensor(a!) k_pages, Tensor(b!) v_pages, Tensor page_table, Tensor lengths, Tensor k_new, Tensor v_new"
+PARTS = "(Tensor, Tensor, Tensor)"
+
+
+def _define(schema: str, run: Callable[..., Any], shapes: Callable[..., Any]) -> None:
+    """Define an operator: what it computes, and the shapes of its results."""
+    LIBRARY.define(schema)
+    name = schema.partition("(")[0]
+    LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"monotile::{name}", shapes, lib=LIBRARY)
+
+
+def _refuse_check(check: bool) -> None:
+    if check:
+        raise BadOption("check=True reads table and lengths, which have no contents in a trace; leave it out there")
+
+
+def _scoring(causal: Any, window: Any, scale: Any, softcap: Any, score_mod: Any, mask_mod: Any, **run: Any) -> Any:
+    """The values of OPTIONS, and what the table of functions holds until the operator has their number."""
+    left, right = (None, None) if window is None else read_window(window)
+    number, held = number_of(score_mod, mask_mod)
+    return (str(causal), left, right, scale, softcap, number, run["backend"], run["threads"]), held
+
+
+class _Scoring(NamedTuple):
+    """OPTIONS, as an operator gets them."""
+
+    causal: str
+    left: int | None
+    right: int | None
+    scale: float | None
+    softcap: float | None
+    mods: int
+    backend: str | None
+    threads: int | None
+
+
+# ---- pages -----------------------------------------------------------------------------------------------------------
+
+
+def attention_paged(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Tensor, lengths: Tensor, *, sinks: Tensor | None,
+    return_lse: bool, check: bool, **scoring: Any,
+) -> Any:  # fmt: skip
+    _refuse_check(check)
+    options, held = _scoring(**scoring)
+    arrays = q, k_pages, v_pages, page_table, lengths, sinks
+    o, lse = torch.ops.monotile.attention_paged(*arrays, *options)
+    del held
+    return (o, lse) if return_lse else o
+
+
+def _paged(*args: Any) -> tuple[Tensor, Tensor]:
+    *arrays, sinks = args[:6]
+    options = scoring_options(_Scoring(*args[6:]))
+    found: tuple[Tensor, Tensor] = paged.attention_paged(*arrays, sinks=sinks, return_lse=True, **options)
+    return found
+
+
+def _paged_shapes(*args: Any) -> tuple[Tensor, Tensor]:
+    q, _, v_pages = args[:3]
+    return q.new_empty((*q.shape[:3], v_pages.shape[3])), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+def paged_append(*arrays: Tensor, check: bool, backend: str | None, threads: int | None) -> None:
+    _refuse_check(check)
+    torch.ops.monotile.paged_append(*arrays, backend, threads)
+
+
+def _append(*args: Any) -> None:
+    paged.paged_append(*args[:6], backend=args[6], threads=args[7])
+
+
+def _nothing(*args: Any) -> None:
+    """An operator without results."""
+
+
+# ---- softmax states --------------------------------------------------------------------------------------------------
+
+
+def decode_partials(
+    q: Tensor, k: Tensor, v: Tensor, *, splits: int | None, mask: Tensor | None, **scoring: Any
+) -> Partials:
+    options, held = _scoring(**scoring)
+    found = torch.ops.monotile.decode_partials(q, k, v, mask, splits, *options)
+    del held
+    return Partials(*found)
+
+
+def _partials(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, splits: int | None, *args: Any) -> tuple[Any, ...]:
+    return tuple(ops.decode_partials(q, k, v, mask=mask, splits=splits, **scoring_options(_Scoring(*args))))
+
+
+def _partials_shapes(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, splits: int | None, *args: Any
+) -> tuple[Any, ...]:
+    if splits is None:
+        splits = torch.sym_max(1, (k.shape[-2] + KEYS_PER_SPLIT - 1) // KEYS_PER_SPLIT)
+    lead = torch.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
+    rows = *lead, *q.shape[-3:-1], splits
+    shapes = (*rows, v.shape[-1]), rows, rows
+    return tuple(q.new_empty(shape, dtype=torch.float32) for shape in shapes)
+
+
+def merge(o: Tensor, m: Tensor, l: Tensor, *, dtype: Any, backend: str | None, threads: int | None) -> Pair:
+    out, lse = torch.ops.monotile.merge(o, m, l, merging.read_dtype(dtype).name, backend, threads)
+    return out, lse
+
+
+def _merge(o: Tensor, m: Tensor, l: Tensor, dtype: str, backend: str | None, threads: int | None) -> Any:
+    return merging.merge(o, m, l, dtype=dtype, backend=backend, threads=threads)
+
+
+def _merge_shapes(o: Tensor, m: Tensor, l: Tensor, dtype: str, *args: Any) -> Any:
+    out = o.new_empty((*o.shape[:-2], o.shape[-1]), dtype=getattr(torch, dtype))
+    return out, o.new_empty(o.shape[:-2], dtype=torch.float32)
+
+
+def merge_lse(outs: Any, lses: Any, *, backend: str | None, threads: int | None) -> Pair:
+    outs = torch.stack(tuple(outs), -2) if isinstance(outs, list | tuple) else outs
+    lses = torch.stack(tuple(lses), -1) if isinstance(lses, list | tuple) else lses
+    out, lse = torch.ops.monotile.merge_lse(outs, lses, backend, threads)
+    return out, lse
+
+
+def _merge_lse(outs: Tensor, lses: Tensor, backend: str | None, threads: int | None) -> Any:
+    return merging.merge_lse(outs, lses, backend=backend, threads=threads)
+
+
+def _merge_lse_shapes(outs: Tensor, lses: Tensor, *args: Any) -> Any:
+    return _merge_shapes(outs, lses, lses, str(outs.dtype).removeprefix("torch."))
+
+
+_define(f"attention_paged({PAGED}, {OPTIONS}) -> (Tensor, Tensor)", _paged, _paged_shapes)
+_define(f"paged_append({APPENDED}, {RUN}) -> ()", _append, _nothing)
+_define(
+    f"decode_partials(Tensor q, Tensor k, Tensor v, Tensor? mask, int? splits, {OPTIONS}) -> {PARTS}",
+    _partials,
+    _partials_shapes,
+)
+_define(f"merge(Tensor o, Tensor m, Tensor l, str dtype, {RUN}) -> (Tensor, Tensor)", _merge, _merge_shapes)
+_define(f"merge_lse(Tensor outs, Tensor lses, {RUN}) -> (Tensor, Tensor)", _merge_lse, _merge_lse_shapes)

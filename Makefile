@@ -5,14 +5,19 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEVELOPMENT := $(VENV)/.development
 
-.PHONY: bench test check format baseline golden package docs
+.PHONY: bench test test-all check format baseline golden package docs
 
 bench: $(READY)
 	$(BIN)/monotile bench --quick --html build/report.html
 
 test: $(DEVELOPMENT)
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 	$(BIN)/python tests/each_unit.py
+
+# Every case of the tests that `make test` takes a sample of.
+test-all: $(DEVELOPMENT)
+	$(BIN)/python -m pytest -n auto --dist worksteal --all
+	$(BIN)/python tests/each_unit.py --tests
 
 check: $(DEVELOPMENT)
 	$(BIN)/python -m ruff format --check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,27 @@ import monotile
 from usable import IN_MEMORY, ON_GPU, on_gpu, usable
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run every case of the tests that are sampled otherwise")
+    parser.addoption("--one-in", type=int, default=1, help="of every test keep about one case in so many")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a test that is marked sampled(n) keep its first case and about one in n of the others, the same every time."""
+    if config.getoption("--all"):
+        return
+    usual: int = config.getoption("--one-in")
+    kept: dict[str, list[pytest.Item]] = {}  # by test
+    left_out: list[pytest.Item] = []
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        of = max(usual, 1 if mark is None else mark.args[0])
+        cases = kept.setdefault(item.nodeid.partition("[")[0], [])
+        (left_out if cases and zlib.crc32(item.nodeid.encode()) % of else cases).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for cases in kept.values() for item in cases]
 
 
 @pytest.fixture(scope="session", autouse=True)

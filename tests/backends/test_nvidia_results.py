@@ -38,6 +38,7 @@ ROOT = Path(__file__).parents[2]
 # Each with the tests to take: what is left out of the library's is the same on every backend, or takes minutes here.
 OPTIONS = "nvidia and (test_options or large_scores or softcap or sinks or masks_of_narrow or head_sizes)"
 CASES = "nvidia and (not backward or mask_grad or documents or Dv)"  # a backward case takes seconds
+SAMPLE = ("--one-in", "3")
 PLACES = {
     "tests/backends/test_nvidia.py tests/backends/test_nvidia_results.py tests/backends/test_nvidia_gpu.py": "",
     "tests/language": "nvidia and not streamed_dots and not panel_sums and not tiles_in_place",  # of the cpu's paths
@@ -49,7 +50,8 @@ PLACES = {
 @compiled
 @pytest.mark.parametrize("place", PLACES)
 def test_in_tritons_interpreter(place: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *place.split(), "-k", PLACES[place]]
+    wanted = [*place.split(), "-k", PLACES[place], *SAMPLE]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *wanted]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:]

@@ -137,6 +137,7 @@ VALUES = [
     ("module", "SCALE", 4.0),
     ("module", "SCALE", np.float32(2)),
     ("module", "PAIR", (1, (2.5, None))),
+    ("module", "PAIR", np.frombuffer(b"ab", np.uint8)),
     ("module", "added", lambda x: x),
     ("helpers", "LIMIT", 5.0),
     ("helpers", "clip", lambda x: x),

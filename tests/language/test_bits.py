@@ -8,6 +8,7 @@ import pytest
 
 from arrays import Array, poisoned, same
 from monotile.dtypes import BY_NAME, FP8, to_numpy
+from monotile.errors import BadIndex
 from monotile.language import (
     Const,
     Tensor,
@@ -157,3 +158,38 @@ def test_table_of_codes_in_words(backend: str) -> None:
     y = np.zeros((21, 16), np.float32)
     looked_up(words, y, backend=backend)
     same(y, np.float32(LEVELS)[(words[:, None] >> (np.arange(16, dtype=np.uint32) * 2)) & 3])
+
+
+STEPS = np.array([0.5, -2.0, 8.0, 1e-3], np.float32)
+STEPS.setflags(write=False)
+
+
+@kernel
+def stepped(x: Tensor["N"], y: Tensor["N"], *, B: Const = 32):
+    rows = program_id(cdiv(x.shape[0], B)) * B + arange(B)
+    y[rows] = STEPS[x[rows]] * STEPS[2]
+
+
+def test_a_read_only_array_is_a_table(backend: str) -> None:
+    x = np.array([3, 0, 1, 2, 4, -1, 2], np.int32)
+    y = np.zeros(x.size, np.float32)
+    stepped(x, y, backend=backend)
+    same(y, np.where((x >= 0) & (x < 4), STEPS[x % 4], np.float32(0)) * np.float32(8))
+
+
+def test_another_array_is_another_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = np.zeros(3, np.int32), np.zeros(3, np.float32)
+    stepped(x, y)
+    assert (y == 4).all()
+    other = STEPS * 2
+    with pytest.raises(BadIndex, match=r"setflags\(write=False\)"):  # which could change behind the compiled kernel
+        monkeypatch.setitem(globals(), "STEPS", other)
+        stepped(x, y)
+    seen = other[:]
+    seen.setflags(write=False)
+    with pytest.raises(BadIndex, match=r"setflags\(write=False\)"):
+        monkeypatch.setitem(globals(), "STEPS", seen)
+        stepped(x, y)
+    other.setflags(write=False)
+    stepped(x, y)
+    assert (y == 16).all()

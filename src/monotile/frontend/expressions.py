@@ -315,12 +315,14 @@ class ExpressionBuilder(ABC):
             return indexing.read(self.builder, owner, subscript)
         if isinstance(owner, Value):
             return self.index_tile(owner, subscript)
+        if functions.is_fixed_table(owner):
+            owner = tuple(owner.tolist())
         if not isinstance(owner, tuple):
             cure = "index tensors, tiles and tuples; pass tables in as tensors"
             if owner is None:
                 cure = OMITTED_CURE
             elif isinstance(owner, np.ndarray):
-                cure = "pass it in as a tensor, or make a small table of it: tuple(table.tolist())"
+                cure = "pass it in as a tensor; a table of one dimension, if read-only: table.setflags(write=False)"
             raise self.fail(BadIndex, f"{describe(owner)} cannot be indexed in a kernel", cure)
         parts = (subscript.start, subscript.stop, subscript.step) if isinstance(subscript, slice) else (subscript,)
         if isinstance(subscript, Value):

@@ -24,6 +24,17 @@ NOT_OBJECTS = (
 )  # fmt: skip
 
 
+def is_fixed_table(value: Any) -> bool:
+    """True for a NumPy array that is a constant of a kernel, as a tuple is: of one dimension and read-only, and not a
+    view of an array that may be written."""
+    if type(value) is not np.ndarray or value.ndim != 1 or value.dtype.kind not in "iuf" or value.dtype.itemsize > 8:
+        return False
+    memory: Any = value
+    while type(memory) is np.ndarray and not memory.flags.writeable:
+        memory = memory.base
+    return memory is None or type(memory) is bytes
+
+
 def is_function(value: Any) -> bool:
     """True for a plain function, a partial, a bound method and an object whose class defines `__call__`."""
     kind = type(value)

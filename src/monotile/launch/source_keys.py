@@ -26,6 +26,7 @@ from .. import dtypes, ir
 from ..backends.base import Backend, Program
 from ..dtypes import DType
 from ..frontend import vocabulary
+from ..frontend.functions import is_fixed_table
 from ..ir.builder import GlobalRead
 from ..runtime import cache
 from .arguments import Specialisation
@@ -140,6 +141,8 @@ class _Walk:
             self.parts.append(f"tuple of {len(value)}")
             for item in value:
                 self.value(item)
+        elif is_fixed_table(value):
+            self.parts.append(f"table {value.dtype} {value.tolist()!r}")
         elif kind is types.FunctionType:
             self.function(value)
         elif kind is types.ModuleType:

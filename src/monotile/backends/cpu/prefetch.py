@@ -24,13 +24,20 @@ BURST = 8  # lines requested at once: requests faster than memory answers are dr
 
 @dataclass(frozen=True)
 class NextTile:
-    """The tile that is streamed next: its address, and the stride and the number of its rows."""
+    """The tile that is streamed next: its address, the stride and the number of its rows, and their elements."""
 
     base: str
     element: str
     stride: Index
     rows: int
+    columns: int
     spread: Spread | None  # of its columns
+
+    @property
+    def lines(self) -> int:
+        """Cache lines of a row; 0 if they are not whole, or hold fewer elements than the row has."""
+        size = self.columns * BYTES[self.element]
+        return 0 if self.spread is not None or size % LINE else size // LINE
 
 
 class PrefetchEmitter(DotEmitter):
@@ -39,24 +46,45 @@ class PrefetchEmitter(DotEmitter):
     def prefetch_rows(
         self, next_tile: NextTile | None, steps: int, read_once: bool, points: list[Point], k: Index
     ) -> None:
+        """Prefetch a part of the next tile where this one is read in pieces of its rows."""
+        if next_tile is None:
+            return
+        if next_tile.lines and len(points) * self.e.lanes * BYTES[next_tile.element] < 2 * LINE:
+            self._prefetch_in_order(next_tile, steps, points, k)
+        else:
+            self._prefetch_same(next_tile, steps, read_once, points, k)
+
+    def _prefetch_in_order(self, next_tile: NextTile, steps: int, points: list[Point], k: Index) -> None:
+        """Prefetch as many elements as are read, in the order of memory. Short pieces of its rows would come from
+        everywhere in the tile, and each time from other rows of DRAM."""
+        e, size, width = self.e, BYTES[next_tile.element], len(points) * self.e.lanes
+        assert points[0].lane is not None
+        before = e.mul(points[0].at[points[0].lane], next_tile.rows)  # elements of the pieces before this one
+        first = e.add(before, e.mul(k, width))
+        for begin in range(0, steps * width * size, LINE):
+            self._prefetch_element(next_tile, e.add(first, begin // size))
+
+    def _prefetch_same(self, next_tile: NextTile, steps: int, read_once: bool, points: list[Point], k: Index) -> None:
         """Prefetch the same rows of the next tile. A request made while memory is busy may be dropped: where this tile
         is read once, rows half a tile away are requested a second time."""
-        e = self.e
+        e, half = self.e, next_tile.rows // 2
+        again = read_once and next_tile.rows & (next_tile.rows - 1) == 0 and half
         for i in range(steps):
             row = e.add(k, i)
             rows = [row]
-            if (
-                read_once
-                and next_tile is not None
-                and next_tile.rows & (next_tile.rows - 1) == 0
-                and next_tile.rows > 1
-            ):
-                half = next_tile.rows // 2
+            if again:
                 rows.append(row ^ half if isinstance(row, int) else e.op(f"xor i64 {row}, {half}"))
             for pt in points:
                 assert pt.lane is not None
                 for at in rows:
                     self.prefetch_line(next_tile, at, pt.at[pt.lane], self._constant_lanes(pt))
+
+    def _prefetch_element(self, tile: NextTile, n: Index) -> None:
+        """Prefetch the line of the tile's nth element."""
+        e, at = self.e, n
+        if tile.stride != tile.columns:
+            at = e.add(e.mul(self._div(n, tile.columns), tile.stride), self._mod(n, tile.columns))
+        self._prefetch(e.element(tile.base, at, tile.element))
 
     def _constant_lanes(self, pt: Point) -> int:
         """Return the part of a point's position along the lanes that is known at compile time."""
@@ -80,7 +108,8 @@ class PrefetchEmitter(DotEmitter):
             return None
         base = self.ev.tensors.next_base.get(op) if self._comes_around(op, load) else None
         base = base or e.element(tile.base, self._offset(tile, shift), tile.element)
-        return NextTile(base, tile.element, tile.dims[0].stride, tile.dims[0].extent, tile.dims[-1].spread)
+        rows, columns = tile.dims[0], tile.dims[-1]
+        return NextTile(base, tile.element, rows.stride, rows.extent, columns.extent, columns.spread)
 
     def _comes_around(self, op: Op, load: Op) -> bool:
         """True if the load that is streamed next is one of the next iteration."""

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from arrays import FLOATS, numpy_type, poisoned, random
+from monotile.backends.cpu.compiler import to_llvm
+from monotile.backends.cpu.target import host_for
 from monotile.language import Const, Tensor, arange, cdiv, dot, float32, kernel, program_id, where, zeros
 
 
@@ -118,3 +120,29 @@ def test_products_of_large_tiles(
     assert np.isnan(y[3]).all() and not np.isfinite(y[:, 5]).any()
     finite = np.isfinite(exact)
     np.testing.assert_allclose(y[finite], exact[finite], rtol=1e-5, atol=1e-5 * K)
+
+
+@kernel
+def projected(q: Tensor["R D"], x: Tensor["N D"], y: Tensor["_ D"], *, R: Const, D: Const, B: Const = 16):
+    """y = q @ x.T @ x: both dots read one tile."""
+    rows, columns = arange(R) + program_id(1), arange(D)
+    total = zeros((R, D))
+    for s in range(0, x.shape[0], B):
+        tile = x[s + arange(B), columns]
+        total = total + dot(dot(q[rows, columns], tile.T).astype(float32), tile.astype(float32))
+    y[rows, columns] = total
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_tile_that_two_dots_read(backend: str, dtype: str) -> None:
+    q, x, y = random((4, 40), dtype), random((50, 40), dtype), poisoned((4, 40))
+    projected(q, x, y, R=4, D=40, backend=backend)
+    exact = q.astype(np.float64) @ x.astype(np.float64).T @ x.astype(np.float64)
+    np.testing.assert_allclose(y, exact, rtol=1e-4, atol=1e-3)
+
+
+def test_each_of_the_two_dots_streams_it() -> None:
+    """Each has a load of its own, with lanes in the order of memory for one of them: nothing is gathered."""
+    q, x, y = random((4, 40)), random((50, 40)), poisoned((4, 40))
+    for unit in ("avx512", "avx2", "neon"):
+        assert "gather" not in to_llvm(projected.ir(q, x, y, R=4, D=40), host_for(unit)).text

@@ -6,7 +6,7 @@ from ... import ir
 from ...passes import pipeline
 from ...passes.cse import dce
 from ...passes.spread import spread
-from .detach import detach
+from .detach import detach, detach_streams
 from .llvm import Host
 from .lower import Lowered, lower
 from .memory_sums import unshare_loads
@@ -14,7 +14,7 @@ from .target import target
 
 # Nests check bounds themselves (nests.py), which costs less code than peeling another copy of a loop.
 OPTIONS = pipeline.PipelineOptions(
-    peel_bounds=False, keep_marks=True, early=(spread,), last=(detach, unshare_loads, dce)
+    peel_bounds=False, keep_marks=True, early=(spread,), last=(detach, detach_streams, unshare_loads, dce)
 )
 
 

@@ -1,13 +1,17 @@
-"""Detach: give a fold of cheap ops a separate copy of them.
+"""Detach: give a fold of cheap ops, or a dot that streams a tile, a separate copy of what it reads.
 
 `visible.max(axis=0)` asks, for each key, whether any query sees it, while the same `visible` also masks the scores.
 Computed once, it would fuse the fold into the nest of the scores. Comparisons of positions and loads cost little, so
 the fold gets a copy of them, which has separate axes and a nest of its own.
+
+Where values are the keys themselves, both dots read one tile, with lanes along different axes of it. A dot of few rows
+streams its tile (streamed_dots.py) if nothing else reads it: each gets a load of its own.
 """
 
 from __future__ import annotations
 
 from ...ir import ELEMENTWISE, MEMORY, Block, Kernel, Op, Value, clone, uses, walk
+from .target import STREAMED_ROWS
 
 CHEAP = ELEMENTWISE | {"load", "gather", "arange", "expand", "trans", "broadcast"}
 
@@ -26,6 +30,22 @@ def detach(kernel: Kernel) -> None:
             at = block.ops.index(op)
             block.ops[at:at] = copies
             op.operands = (mapping[op.operands[0]],)
+
+
+def detach_streams(kernel: Kernel) -> None:
+    """Copy the load of a dot with few rows if another such dot reads it before."""
+    homes = {op: block for block in _blocks(kernel.body) for op in block.ops}
+    taken: set[Op] = set()
+    for dot in [o for o in walk(kernel.body) if o.kind == "dot" and o.operands[0].shape[0] <= STREAMED_ROWS]:
+        chain = _chain(dot.operands[1], homes.get(dot), kernel.written)
+        if taken.isdisjoint(chain):
+            taken.update(op for op in chain if op.kind == "load")
+            continue
+        mapping: dict[Value, Value] = {}
+        block = homes[dot]
+        at = block.ops.index(dot)
+        block.ops[at:at] = [clone(made, mapping) for made in chain]
+        dot.operands = (dot.operands[0], mapping[dot.operands[1]], *dot.operands[2:])
 
 
 def _chain(value: Value, home: Block | None, written: frozenset[int]) -> list[Op]:

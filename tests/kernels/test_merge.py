@@ -99,3 +99,8 @@ def test_threads_change_no_bit() -> None:
     first, *others = [monotile.merge(*given, threads=n, backend="cpu") for n in (1, 2, 3)]
     for other in others:
         equal(first, other)
+
+
+def test_no_parts() -> None:
+    with pytest.raises(monotile.MonotileError, match="'outs' must be an array, found list"):
+        monotile.merge_lse([], [])

@@ -132,7 +132,7 @@ def merge_lse(
     parts = [(name, part) for name, a in given for part in (a if isinstance(a, list | tuple) else [a])]
     torch_calls.refuse_gradients("merge_lse", *[part for _, part in parts])
     first = outs[0] if isinstance(outs, list | tuple) and outs else outs
-    if torch_calls.is_traced(*[part for _, part in parts]):
+    if torch_calls.is_traced(first, *[part for _, part in parts]):
         from . import trace_operators
 
         return trace_operators.merge_lse(outs, lses, backend=backend, threads=threads)

@@ -231,7 +231,9 @@ class Kernel:
 
             on_disk = schedule is None
             found = source_keys.recall(backend, self.function, spec, compile_call) if on_disk else compile_call()
-            self._programs[key] = found
+            # The constants of the IR may be functions that hold on to arrays.
+            outline = source_keys.Outline(found.kernel.name, spec, found.kernel.written)
+            self._programs[key] = found = found._replace(kernel=outline)
         return found
 
     def ir(self, *args: Any, **consts: Any) -> KernelIR:

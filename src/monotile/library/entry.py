@@ -3,11 +3,12 @@ arithmetic."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from .. import dtypes
 from ..errors import ArgumentKind
-from . import ops, quantized_ops, quantized_paged, readable, torch_calls
+from . import merging, ops, quantized_ops, quantized_paged, readable, torch_calls
 from .quantized import is_quantized
 
 Array = Any
@@ -252,17 +253,70 @@ def paged_append(
     run(k_pages, v_pages, page_table, lengths, k_new, v_new, check=check, backend=backend, threads=threads)
 
 
-def _chosen(
-    function: str, plain: Any, quantized: Any, first: Array, k: Array, v: Array, *others: Array
-) -> Callable[..., Any]:
+def merge(
+    o: Array, m: Array, l: Array, *, dtype: Any = dtypes.float32, backend: str | None = None, threads: int | None = None
+) -> tuple[Array, Array]:
+    """Merge S softmax states, as `decode_partials` returns them, to attention's output.
+
+    Args:
+        o: unnormalised outputs (..., S, Dv), float32.
+        m: row maxima (..., S), float32.
+        l: row sums (..., S), float32.
+        dtype: of the output.
+        backend: "cpu", "nvidia", "metal" or "interpreter"; chosen by the arrays if left out.
+        threads: of the cpu backend; by default every processor the process may use.
+
+    Returns:
+        The output (..., Dv) and the logsumexp (...), which is natural and float32.
+
+    Example:
+        >>> o, m, l = np.ones((3, 4, 64), np.float32), np.zeros((3, 4), np.float32), np.ones((3, 4), np.float32)
+        >>> monotile.merge(o, m, l)[0].shape
+        (3, 64)
+    """
+    run = _chosen("merge", merging, merging, o, m, l)
+    found: tuple[Array, Array] = run(o, m, l, dtype=dtype, backend=backend, threads=threads)
+    return found
+
+
+def merge_lse(
+    outs: Array | Sequence[Array],
+    lses: Array | Sequence[Array],
+    *,
+    backend: str | None = None,
+    threads: int | None = None,
+) -> tuple[Array, Array]:
+    """Merge normalised parts: outputs of attention over disjoint runs of keys, by their logsumexps.
+
+    Args:
+        outs: outputs (..., S, Dv), or a sequence of S arrays (..., Dv).
+        lses: natural logsumexps (..., S), or a sequence of S arrays (...).
+        backend: "cpu", "nvidia", "metal" or "interpreter"; chosen by the arrays if left out.
+        threads: of the cpu backend; by default every processor the process may use.
+
+    Returns:
+        The output (..., Dv) and the logsumexp (...).
+
+    Example:
+        >>> outs, lses = np.ones((3, 2, 64), np.float32), np.zeros((3, 2), np.float32)
+        >>> monotile.merge_lse(outs, lses)[0].shape
+        (3, 64)
+    """
+    parts = [part for a in (outs, lses) for part in (a if isinstance(a, list | tuple) else [a])]
+    run = _chosen("merge_lse", merging, merging, *parts) if parts else merging.merge_lse
+    found: tuple[Array, Array] = run(outs, lses, backend=backend, threads=threads)
+    return found
+
+
+def _chosen(function: str, plain: Any, quantized: Any, first: Array, *others: Array) -> Callable[..., Any]:
     """Return the function of the module that takes these arrays: one of torch's operators in a trace."""
-    module = quantized if is_quantized(k, v) else plain
-    if torch_calls.is_traced(first, k, v, *others):
+    module = quantized if is_quantized(*others) else plain
+    if torch_calls.is_traced(first, *others):
         from . import trace_operators
 
-        if module is quantized:
+        if module is not plain:
             return trace_operators.QUANTIZED[function]
-        torch_calls.refuse_gradients(function, first, k, v)
+        torch_calls.refuse_gradients(function, first, *others)
         module = trace_operators
     found: Callable[..., Any] = getattr(module, function)
     return found

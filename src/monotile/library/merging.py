@@ -38,29 +38,8 @@ class MergeOptions(NamedTuple):
 def merge(
     o: Array, m: Array, l: Array, *, dtype: Any = float32, backend: str | None = None, threads: int | None = None
 ) -> tuple[Array, Array]:
-    """Merge S softmax states, as `decode_partials` returns them, to attention's output.
-
-    Args:
-        o: unnormalised outputs (..., S, Dv), float32.
-        m: row maxima (..., S), float32.
-        l: row sums (..., S), float32.
-        dtype: of the output.
-        backend: "cpu", "nvidia", "metal" or "interpreter"; chosen by the arrays if left out.
-        threads: of the cpu backend; by default every processor the process may use.
-
-    Returns:
-        The output (..., Dv) and the logsumexp (...), which is natural and float32.
-
-    Example:
-        >>> o, m, l = np.ones((3, 4, 64), np.float32), np.zeros((3, 4), np.float32), np.ones((3, 4), np.float32)
-        >>> monotile.merge(o, m, l)[0].shape
-        (3, 64)
-    """
+    """`monotile.merge` of arrays that have contents."""
     torch_calls.refuse_gradients("merge", o, m, l)
-    if torch_calls.is_traced(o, m, l):
-        from . import trace_operators
-
-        return trace_operators.merge(o, m, l, dtype=dtype, backend=backend, threads=threads)
     out, lse = MERGE.call((o, m, l), tensors.layouts((o, m, l)), (dtype, backend, threads))
     return out, lse
 
@@ -112,30 +91,11 @@ def merge_lse(
     backend: str | None = None,
     threads: int | None = None,
 ) -> tuple[Array, Array]:
-    """Merge normalised parts: outputs of attention over disjoint runs of keys, by their logsumexps.
-
-    Args:
-        outs: outputs (..., S, Dv), or a sequence of S arrays (..., Dv).
-        lses: natural logsumexps (..., S), or a sequence of S arrays (...).
-        backend: "cpu", "nvidia", "metal" or "interpreter"; chosen by the arrays if left out.
-        threads: of the cpu backend; by default every processor the process may use.
-
-    Returns:
-        The output (..., Dv) and the logsumexp (...).
-
-    Example:
-        >>> outs, lses = np.ones((3, 2, 64), np.float32), np.zeros((3, 2), np.float32)
-        >>> monotile.merge_lse(outs, lses)[0].shape
-        (3, 64)
-    """
+    """`monotile.merge_lse` of arrays that have contents."""
     given = (("outs", outs), ("lses", lses))
     parts = [(name, part) for name, a in given for part in (a if isinstance(a, list | tuple) else [a])]
     torch_calls.refuse_gradients("merge_lse", *[part for _, part in parts])
     first = outs[0] if isinstance(outs, list | tuple) and outs else outs
-    if torch_calls.is_traced(first, *[part for _, part in parts]):
-        from . import trace_operators
-
-        return trace_operators.merge_lse(outs, lses, backend=backend, threads=threads)
     lib = arrays.library("outs", first, backend)
     arrays.check_one_library(parts)
     outs, lses = (

@@ -122,17 +122,19 @@ class Given(NamedTuple):
     @property
     def options(self) -> dict[str, Any]:
         """What `ops.attention` and `ops.attention_backward` are called with, but for q, k and v."""
-        return {"mask": self.mask, "sinks": self.sinks, **scoring_options(self)}
+        return {"mask": self.mask, "sinks": self.sinks, **scoring_options(*self[5:])}
 
 
-def scoring_options(given: Any) -> dict[str, Any]:
-    """The options that OPTIONS stands for, as functions of the library take them."""
-    mods = mods_of(given.mods)
-    window = None if given.left is None and given.right is None else (given.left, given.right)
+def scoring_options(
+    causal: str, left: int | None, right: int | None, scale: float | None, softcap: float | None, mods: int,
+    backend: str | None, threads: int | None,
+) -> dict[str, Any]:  # fmt: skip
+    """OPTIONS, as functions of the library take them."""
+    functions = mods_of(mods)
     return {
-        "causal": CAUSAL.get(given.causal, given.causal), "window": window, "scale": given.scale,
-        "softcap": given.softcap, "score_mod": mods.score_mod, "mask_mod": mods.mask_mod,
-        "backend": given.backend, "threads": given.threads,
+        "causal": CAUSAL.get(causal, causal), "window": None if left is None and right is None else (left, right),
+        "scale": scale, "softcap": softcap, "score_mod": functions.score_mod, "mask_mod": functions.mask_mod,
+        "backend": backend, "threads": threads,
     }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ Calls with Quantized keys and values are no operators: a compiled graph ends bef
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,19 +54,6 @@ def _scoring(causal: Any, window: Any, scale: Any, softcap: Any, score_mod: Any,
     return (str(causal), left, right, scale, softcap, number, run["backend"], run["threads"]), held
 
 
-class _Scoring(NamedTuple):
-    """OPTIONS, as an operator gets them."""
-
-    causal: str
-    left: int | None
-    right: int | None
-    scale: float | None
-    softcap: float | None
-    mods: int
-    backend: str | None
-    threads: int | None
-
-
 # ---- pages -----------------------------------------------------------------------------------------------------------
 
 
@@ -84,7 +71,7 @@ def attention_paged(
 
 def _paged(*args: Any) -> tuple[Tensor, Tensor]:
     *arrays, sinks = args[:6]
-    options = scoring_options(_Scoring(*args[6:]))
+    options = scoring_options(*args[6:])
     found: tuple[Tensor, Tensor] = paged.attention_paged(*arrays, sinks=sinks, return_lse=True, **options)
     return found
 
@@ -120,7 +107,7 @@ def decode_partials(
 
 
 def _partials(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, splits: int | None, *args: Any) -> tuple[Any, ...]:
-    return tuple(ops.decode_partials(q, k, v, mask=mask, splits=splits, **scoring_options(_Scoring(*args))))
+    return tuple(ops.decode_partials(q, k, v, mask=mask, splits=splits, **scoring_options(*args)))
 
 
 def _partials_shapes(

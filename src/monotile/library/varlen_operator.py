@@ -40,7 +40,7 @@ class VarlenArguments(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        return {"sinks": self.sinks, **scoring_options(self)}
+        return {"sinks": self.sinks, **scoring_options(*self[6:])}
 
 
 def attention_varlen(

@@ -34,10 +34,9 @@ class NextTile:
     spread: Spread | None  # of its columns
 
     @property
-    def lines(self) -> int:
-        """Cache lines of a row; 0 if they are not whole, or hold fewer elements than the row has."""
-        size = self.columns * BYTES[self.element]
-        return 0 if self.spread is not None or size % LINE else size // LINE
+    def has_whole_lines(self) -> bool:
+        """True if the elements of a row fill cache lines."""
+        return self.spread is None and self.columns * BYTES[self.element] % LINE == 0
 
 
 class PrefetchEmitter(DotEmitter):
@@ -51,7 +50,7 @@ class PrefetchEmitter(DotEmitter):
         if next_tile is None:
             return
         short = len(points) * self.e.lanes * BYTES[next_tile.element] < 2 * LINE
-        if next_tile.lines and short and self.e.lanes * 4 < LINE:
+        if next_tile.has_whole_lines and short and self.e.lanes * 4 < LINE:
             self._prefetch_in_order(next_tile, steps, points, k)
         else:
             self._prefetch_same(next_tile, steps, read_once, points, k)

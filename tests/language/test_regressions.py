@@ -502,3 +502,29 @@ def test_operands_of_dots_that_are_no_expressions(backend: str, side: int) -> No
     left += [x.argmax(1)[:, None] + codes, np.array([1, 2, -1, 3])[codes % 4]]
     right = [w, x.cumsum(0), w.cumsum(1), *[w] * 5]
     same(y, np.stack([a @ b for a, b in zip(left, right, strict=True)]).astype(np.float32))
+
+
+@kernel
+def sums_of_dots(x: Tensor["N N"], w: Tensor["N N"], t: Tensor["N"], y: Tensor["N N"], *, N: Const, FORM: Const):
+    a, b = x[:, :], w[:, :]
+    if FORM == 0:
+        y[:, :] = dot(a, b) + 1.0 + dot(b, a)
+    elif FORM == 1:
+        y[:, :] = dot(a, b) + t[:][None, :] + dot(b, a) + 2.0 + dot(a, a)
+    elif FORM == 2:
+        y[:, :] = dot(a, b) - (1.0 + dot(b, a))
+    else:
+        s = zeros((N, N), float32)
+        for _ in range(2):
+            s = dot(a, b) + s + dot(b, a) + 3.0
+        y[:, :] = s
+
+
+@pytest.mark.parametrize("form", range(4))
+@pytest.mark.parametrize("side", [4, 33])
+def test_sums_of_a_dot_in_the_sum_of_another(backend: str, side: int, form: int) -> None:
+    """cpu: in `x + dot(...)`, an x that was such a sum itself was computed without its dot."""
+    x, w, t, y = whole((side, side)), whole((side, side), 1), whole((side,), 2), poisoned((side, side))
+    sums_of_dots(x, w, t, y, FORM=form, backend=backend)
+    p, q = x @ w, w @ x
+    same(y, (p + 1 + q, p + t + q + 2 + x @ x, p - (1 + q), 2 * (p + q + 3))[form])

@@ -200,7 +200,9 @@ class Fusion:
                 continue
             sums[op] = found
             x = found.addend.op
-            if x is not None and x.kind in ELEMENTWISE and x in here and len(self.users[found.addend]) == 1:
+            if x is None or x in sums:  # the sum of another dot has a nest of its own
+                continue
+            if x.kind in ELEMENTWISE and x in here and len(self.users[found.addend]) == 1:
                 self.inlined.add(x)
         return sums
 

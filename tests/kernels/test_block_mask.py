@@ -283,6 +283,24 @@ def test_maps_and_copies_are_bounded(made: list[int], monkeypatch: pytest.Monkey
     assert len(made) == 8 and not store._found  # an array too large to compare: made at every call
 
 
+def test_while_a_graph_is_recorded(made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block mask's maps are those it has, kept as long as it is; a function's are made in the graph."""
+    q, k, v = qkv(N, N)
+    blocks = monotile.block_mask(documents, None, None, N, N)
+    for queue, mod, count in (
+        (0, blocks, 1), (0, documents, 2), (None, blocks, 2), (None, documents, 3), (None, documents, 4)
+    ):  # fmt: skip
+        monkeypatch.setattr(arrays.Numpy, "queue", lambda self, device, queue=queue: queue)
+        equal(
+            monotile.attention(q, k, v, mask_mod=mod), monotile.attention(q, k, v, mask=DOCUMENT[:, None] == DOCUMENT)
+        )
+        assert len(made) == count
+    blocks.maps.clear()
+    assert blocks.maps._in_graphs  # the graph still reads them
+    monotile.attention(q, k, v, mask_mod=blocks)
+    assert len(made) == 5  # there were none to find
+
+
 def test_versions() -> None:
     """What counts on a GPU, on tensors of this machine."""
     torch = pytest.importorskip("torch")

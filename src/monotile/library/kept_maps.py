@@ -98,6 +98,7 @@ class KeptMaps:
     def __init__(self, *, promised: bool = False) -> None:
         self._promised = promised
         self._found: dict[Any, tuple[list[Stamp], Maps, int]] = {}
+        self._in_graphs: list[Maps] = []  # recorded graphs read them: they stay as long as this store
         self._bytes = 0
         self._lock = threading.Lock()
 
@@ -106,6 +107,16 @@ class KeptMaps:
         if entry is None or not all(stamp.holds(a) for stamp, a in zip(entry[0], captured, strict=True)):
             return None
         return entry[1]
+
+    def find_for_graph(self, place: Any, made_of: Sequence[Any], captured: Sequence[Array]) -> Maps | None:
+        """Return maps that some queue has made already, for launches of a graph that is being recorded."""
+        for key in list(self._found):
+            if key[0] == place and key[2:] == tuple(made_of):
+                found = self.find(key, captured)
+                if found is not None:
+                    self._in_graphs.append(found)
+                    return found
+        return None
 
     def stamps(self, captured: Sequence[Array]) -> list[Stamp] | None:
         return stamps(captured, promised=self._promised)
@@ -162,15 +173,16 @@ class MapMaker:
         self, captured: Sequence[Array], addresses: Sequence[int], numbers: Sequence[Any], of: MapStore | None
     ) -> Maps:
         """Return the maps that a block mask, or else this process, keeps for these arrays and numbers, or make them.
-        Launches of one queue run in order, so that each queue has maps of its own; in a graph that is recorded they are
-        made by the graph, each time it runs."""
+        Launches of one queue run in order, so that each queue has maps of its own. In a graph that is recorded a
+        function's are made by the graph, each time it runs; a block mask's are those that it has, as arguments are."""
+        arrays = [captured[n] for n in self.reads]
+        made_of = [*[addresses[n] for n in self.reads], *[repr(numbers[n]) for n in self.numbers]]  # -0.0 is not 0.0
+        store, place = (OF_FUNCTIONS, self) if of is None else (of.maps, self.key)
         queue = self.lib.queue(self.device)
         if queue is None:
-            return self._make(captured, addresses, numbers)
-        store, place = (OF_FUNCTIONS, self) if of is None else (of.maps, self.key)
-        arrays = [captured[n] for n in self.reads]
-        values = [repr(numbers[n]) for n in self.numbers]  # tells -0.0 from 0.0
-        key = place, queue, *[addresses[n] for n in self.reads], *values
+            found = None if of is None else store.find_for_graph(place, made_of, arrays)
+            return found or self._make(captured, addresses, numbers)
+        key = place, queue, *made_of
         found = store.find(key, arrays)
         if found is None:
             made_from = store.stamps(arrays)

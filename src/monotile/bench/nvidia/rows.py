@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...library.block_mask import block_mask
 from ..rows import kind_of_call
 
 Tensor = Any
@@ -109,6 +110,14 @@ class Inputs:
         visible = slice(-(VISIBLE + Nq - 1), None) if window else slice(VISIBLE)
         options = {"window": window} if window and Nq > 1 else {}
         return Inputs(self.q, self.k[:, :, visible], self.v[:, :, visible], options)
+
+
+def prepared(shape: GpuShape, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options with a block mask in place of a mask_mod, made beforehand like FlexAttention's."""
+    mask_mod = options.get("mask_mod")
+    if mask_mod is None:
+        return options
+    return options | {"mask_mod": block_mask(mask_mod, shape.B, shape.heads[0], shape.Nq, shape.Nk)}
 
 
 def make(shape: GpuShape, device: str) -> Inputs:

@@ -405,6 +405,8 @@ def test_snap_joins_runs_on_several_numbers_of_threads(tmp_path: Path) -> None:
     monotile("snap", str(kept), "--from", str(paths[0]), "--from", str(paths[1]))
     found = baselines.load(kept)
     assert [row["threads"] for row in found["rows"]] == [1, 4] and found["doubts"] == ["the load was 3"]
+    joined = baselines.join([{**one, "left_out": ["b", "c"]}, {**report_of(b=(1.0, 0.01)), "left_out": ["c"]}])
+    assert [row["name"] for row in joined["rows"]] == ["a", "b"] and joined["left_out"] == ["c"]
     kept.unlink()
     for second, message in ((paths[0], "1 rows are in both files"), (paths[2], "runs with another commit")):
         assert message in monotile("snap", str(kept), "--from", str(paths[0]), "--from", str(second), code=1)

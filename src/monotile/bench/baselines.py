@@ -47,9 +47,10 @@ def load(path: Path) -> Report:
 
 
 def join(reports: list[Report]) -> Report:
-    """Return one report of runs on different numbers of threads of one device, with its first run's cold starts."""
+    """Return one report of runs with other rows, or on other numbers of threads, of one device. The cold starts are
+    those of its first run."""
     first, *others = reports
-    rows, doubts = list(first["rows"]), list(first.get("doubts", ()))
+    rows, doubts, left_out = list(first["rows"]), list(first.get("doubts", ())), list(first.get("left_out", ()))
     for other in others:
         differing = [key for key in ("device", "versions", "commit", "quick") if other[key] != first[key]]
         if differing:
@@ -60,9 +61,13 @@ def join(reports: list[Report]) -> Report:
                 f"{len(repeated)} rows are in both files, such as {min(repeated)}; pass runs on other threads"
             )
         rows += other["rows"]
+        left_out += other.get("left_out", ())
         doubts += [doubt for doubt in other.get("doubts", ()) if doubt not in doubts]
+    measured = {row["name"] for row in rows}
+    left_out = [name for name in dict.fromkeys(left_out) if name not in measured]
     return {
         **first,
+        **({"left_out": left_out} if "left_out" in first else {}),
         "rows": rows,
         "doubts": doubts,
         "wrong": [w for report in reports for w in report.get("wrong", ())],

@@ -55,6 +55,8 @@ def remarks(report: Report) -> Iterator[str]:
         ratio, name = min(against)
         yield f"worst against torch: {ratio:.2f} times its speed, {name}"
     yield from _flex_remarks(report)
+    if report.get("left_out"):
+        yield f"{len(report['left_out'])} rows were left out: the time was up, or the GPU stopped answering"
     yield from (f"doubtful: {doubt}" for doubt in report["doubts"])
 
 

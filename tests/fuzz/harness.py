@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from monotile import dtypes, ir
 from monotile.backends import interpreter
-from monotile.backends.cpu import jit, machine_code
+from monotile.backends.cpu import jit, llvm, machine_code
 from monotile.backends.cpu.compiler import OPTIONS
 from monotile.backends.cpu.host import host
 from monotile.backends.cpu.lower import lower
-from monotile.backends.cpu.target import UNITS, Target, target
+from monotile.backends.cpu.target import UNITS, Target, host_for, target, why_not
 from monotile.errors import DeviceLimit
 from monotile.passes import pipeline
 
@@ -84,12 +84,21 @@ def _interpret(program: Program, kernel: ir.Kernel, bases: list[Array]) -> None:
     interpreter.evaluate(kernel, views, program.scalars)
 
 
+def processor_for(unit: str) -> llvm.Host:
+    """Return the processor that code of a vector unit is compiled for: the one that users get. Code with NEON's widths
+    on another architecture is compiled for AVX2: given AVX-512, LLVM 22 reads registers from 16 up with `vmovmskps`,
+    which has no encoding for them."""
+    same = "neon" if host().triple.startswith(("aarch64", "arm64")) else "avx2"
+    name = same if unit == "neon" else unit
+    return host_for(name) if why_not(name) is None else host()
+
+
 def compiled(program: Program, each: Target, bases: list[Array]) -> None:
     """Run the compiled programs in order, each with scratch full of NaN between guard bytes that must not change."""
     kernel = ir.copy(program.kernel)
     pipeline.run(kernel, OPTIONS)
     lowered = lower(kernel, each, host().triple)
-    code = machine_code.load(jit.compile_code(lowered.text))
+    code = machine_code.load(jit.compile_code(lowered.text, processor_for(each.name)))
     views = [argument.view(base) for argument, base in zip(program.arguments, bases, strict=True)]
     words = [view.ctypes.data for view in views]
     for (_, dtype), value in zip(program.kernel.scalars, program.scalars, strict=True):

@@ -16,13 +16,28 @@ from usable import IN_MEMORY, ON_GPU, on_gpu, usable
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 
+# Tests whose cases compile kernels, by the beginning of their names: about one case in so many runs without --all.
+SAMPLED = {
+    "tests/kernels/": 4,
+    "tests/backends/test_metal_": 4,
+    "tests/backends/test_nvidia_": 4,
+    "tests/language/test_streamed_dots.py": 4,
+    "tests/language/test_panel_sums.py": 4,
+    "tests/test_time_model.py": 4,
+    "tests/test_hazards.py": 3,
+    "tests/test_torch_operator.py": 2,
+    "tests/test_flex.py": 2,
+}
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run every case of the tests that are sampled otherwise")
     parser.addoption("--one-in", type=int, default=1, help="of every test keep about one case in so many")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a test that is marked sampled(n) keep its first case and about one in n of the others, the same every time."""
+    """Of a sampled test keep its first case and about one in n of the others, the same every time. A test's own mark,
+    sampled(n), comes before what holds for its file."""
     if config.getoption("--all"):
         return
     usual: int = config.getoption("--one-in")
@@ -30,7 +45,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out: list[pytest.Item] = []
     for item in items:
         mark = item.get_closest_marker("sampled")
-        of = max(usual, 1 if mark is None else mark.args[0])
+        of_file = max((n for start, n in SAMPLED.items() if item.nodeid.startswith(start)), default=1)
+        of = max(usual, of_file if mark is None else mark.args[0])
         cases = kept.setdefault(item.nodeid.partition("[")[0], [])
         (left_out if cases and zlib.crc32(item.nodeid.encode()) % of else cases).append(item)
     config.hook.pytest_deselected(items=left_out)

@@ -43,7 +43,6 @@ READS: list[tuple[int, int, int, int, str, dict[int, int]]] = [
 ]
 
 
-@pytest.mark.sampled(2)
 @needs_runner
 @pytest.mark.parametrize(("heads", "kv_heads", "D", "Dv", "dtype", "reads"), READS)
 def test_keys_are_read_once_for_a_block_of_rows(
@@ -101,7 +100,6 @@ def test_blocks_hold_a_group(dtype: str) -> None:
             assert (choice.row_block, choice.packed) == (block, rows > 1), (rows, size)
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("size", [33, 64, 80, 128, 144, 192, 256, 384, 576])
 def test_chosen_blocks_fit(size: int, dtype: str) -> None:

@@ -21,7 +21,6 @@ def forget_afterwards() -> Iterator[None]:
     forget()
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("fast_math", "orders"), [(False, metal.ORDERS), (True, ("shuffled",))], ids=["safe", "fast"])
 @pytest.mark.parametrize("case", registry.CHECKS, ids=lambda case: case.name)
 def test_case_in_every_order(

@@ -103,7 +103,6 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("sizes", "dtype", "BR", "BK", "name", "splits"), CASES)
 def test_options(
     sizes: tuple[int, ...], dtype: str, BR: int, BK: int, name: str, splits: int, monkeypatch: pytest.MonkeyPatch
@@ -153,7 +152,6 @@ SHARED: list[tuple[int, int, int, str, int, int, float]] = [
 ]
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("rows", "D", "Dv", "dtype", "BR", "BK", "times"), SHARED)
 def test_values_are_columns_of_the_keys(rows: int, D: int, Dv: int, dtype: str, BR: int, BK: int, times: float) -> None:
     """A tile of the keys that is staged serves as the values too."""

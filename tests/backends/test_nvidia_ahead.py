@@ -37,7 +37,6 @@ from monotile.language import Const, Tensor, arange, cdiv, dot, exp2, full, kern
 from problems import problem
 
 
-@pytest.mark.sampled(2)
 @compiled
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
@@ -124,7 +123,6 @@ def library_call(D: int, causal: bool, dtype: str = "bfloat16") -> ir.Kernel:
     return attention.ir(*over_all_keys(q, q[:, :2], q[:, 2:], q.copy()), options=options, **blocks)
 
 
-@pytest.mark.sampled(2)
 @compiled
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("D", SPILLS)
@@ -164,7 +162,6 @@ def test_masks_of_float32(mask_type: Any, D: int) -> None:
         assert build.resources(made)["STACK"] <= 256
 
 
-@pytest.mark.sampled(2)
 @compiled
 @pytest.mark.parametrize(
     ("D", "persistent", "spills"), [(64, False, 0), (128, False, 0), (128, True, 16), (256, False, 16)]
@@ -181,7 +178,6 @@ def test_measured_choices(D: int, persistent: bool, spills: int) -> None:
     assert made.metadata.shared <= SHARED_BYTES and build.resources(made)["STACK"] <= spills
 
 
-@pytest.mark.sampled(2)
 @compiled
 @pytest.mark.parametrize("exact", [False, True], ids=["short", "exact"])
 @pytest.mark.parametrize("consumers", [0, 2])
@@ -298,7 +294,6 @@ WEIGHTS = {
 }
 
 
-@pytest.mark.sampled(2)
 @compiled
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_which_differences_are_fused(name: str) -> None:

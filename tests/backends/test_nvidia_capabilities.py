@@ -101,7 +101,6 @@ SAMPLE = [
 ]
 
 
-@pytest.mark.sampled(2)
 @compiled
 @pytest.mark.parametrize("call", SAMPLE, ids=str)
 def test_a_sample_compiles(call: ahead.AheadCall) -> None:

@@ -149,7 +149,6 @@ CASES: dict[str, tuple[Schedule, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.sampled(2)
 @compiled
 @needs_gluon
 @pytest.mark.parametrize("name", CASES)

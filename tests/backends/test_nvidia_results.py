@@ -48,6 +48,7 @@ PLACES = {
 
 
 @compiled
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("place", PLACES)
 def test_in_tritons_interpreter(place: str) -> None:
     wanted = [*place.split(), "-k", PLACES[place], *SAMPLE]

@@ -21,7 +21,6 @@ SIZES = (1, 3, 33, 64, 80, 128, 192, 256, 512, 576)
 LENGTHS = st.tuples(st.sampled_from([0, 1, 2, 9, 33, 65, 130]), st.sampled_from([0, 1, 13, 64, 65, 129, 200]))
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("D", SIZES)
 def test_head_sizes(D: int, backend: str) -> None:
     """Every size, with another for the values or the same, the element types in turn."""
@@ -55,7 +54,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", OPTIONS)
 @settings(FAST, max_examples=2)
 @given(lengths=LENGTHS, B=st.integers(1, 2))
@@ -87,7 +85,6 @@ SHAPES = [(2, 4, 40, 70), (1, 4, 40, 70), (2, 1, 1, 70), (4, 1, 70), (40, 1), (7
 OF_EACH_KIND = [("float32", shape) for shape in SHAPES] + [("bool", shape) for shape in SHAPES[::3]]
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("kind", "shape"), OF_EACH_KIND, ids=str)
 def test_masks_of_every_shape(shape: tuple[int, ...], kind: str, backend: str) -> None:
     """The gradient of a mask has the mask's own shape."""

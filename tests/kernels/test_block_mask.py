@@ -138,7 +138,6 @@ TOGETHER: dict[str, dict[str, Any]] = {
 PAIRS = [*zip(MODS, TOGETHER, strict=True), ("documents", "everything"), ("prefix", "causal")]
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "together"), PAIRS)
 def test_prefill(name: str, together: str, backend: str) -> None:
     q, k, v = qkv(N, N, B=2, Hq=4, Hkv=2)

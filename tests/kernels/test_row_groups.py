@@ -46,7 +46,6 @@ SOME_OPTIONS = ("causal", "mask_mod")
 OF_GROUPS = [(heads, name) for heads in GROUPS for name in OPTIONS if heads in ((6, 2), (8, 1)) or name in SOME_OPTIONS]
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("heads", "name"), OF_GROUPS, ids=str)
 def test_any_number_of_rows(heads: tuple[int, int], name: str, backend: str) -> None:
     options = OPTIONS[name]
@@ -54,7 +53,6 @@ def test_any_number_of_rows(heads: tuple[int, int], name: str, backend: str) -> 
         check(*qkv(Nq, Nk, 32, B=2, Hq=heads[0], Hkv=heads[1]), backend, **options)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["all", "row", "head", "additive", "with mask_mod"])
 @pytest.mark.parametrize("Nq", [1, 4, 19])
 def test_masks_of_packed_rows(Nq: int, kind: str, backend: str) -> None:
@@ -207,7 +205,6 @@ KEPT: list[mmap.mmap] = []  # mapped until the end: unmapping what may not be re
 # ---- values in the keys ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("dtype", "D", "Dv"),
     [("float32", 72, 64), ("bfloat16", 16, 16), ("float32", 33, 7), ("float32", 576, 512), ("bfloat16", 576, 512)],

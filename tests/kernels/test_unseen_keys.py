@@ -17,7 +17,6 @@ CAUSALITY = [False, "lower_right", "upper_left"]
 PAIRS = [(window, CAUSALITY[n]) for w, window in enumerate(WINDOWS) for n in range(3) if n != w % 3]
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("window", "causal"), PAIRS)
 def test_what_no_query_sees_never_matters(causal: bool | str, window: tuple[int | None, int | None] | None) -> None:
     rng = np.random.default_rng(7)

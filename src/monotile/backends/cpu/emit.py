@@ -38,9 +38,10 @@ def float_literal(value: float) -> str:
 class Emitter:
     """Build the text of one function."""
 
-    def __init__(self, lanes: int, *, has_scalef: bool = False) -> None:
+    def __init__(self, lanes: int, *, has_scalef: bool = False, has_half: bool = False) -> None:
         self.lanes = lanes
         self.has_scalef = has_scalef  # the processor has VSCALEFPS
+        self.has_half = has_half  # and converts vectors of float16
         self.declarations: set[str] = set()
         self.entry: list[str] = []
         self.constants: dict[str, str] = {}  # names of constants in memory, by type and value

@@ -1,8 +1,8 @@
 """fp8 on a CPU: float32 in registers, a byte in memory.
 
-With AVX-512 both formats are read through float16: float8_e5m2 is its upper byte, and the fields of float8_e4m3fn fit
-into those of a float16 that is smaller by 2^8. Elsewhere their fields are moved to those of a float32, and the steps of
-subnormal numbers are counted.
+Where the processor converts float16, vectors of both formats are read through it: float8_e5m2 is its upper byte, and
+the fields of float8_e4m3fn fit into those of a float16 that is smaller by 2^8. Elsewhere their fields are moved to
+those of a float32, and the steps of subnormal numbers are counted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FORMATS = {
 def decode(e: Emitter, dtype: DType, raw: Reg) -> Reg:
     """Convert a byte, or an int32 that holds one, to a float."""
     byte = raw if raw.type == "i8" else e.convert("trunc", raw, "i8")
-    if raw.vector and e.has_scalef and e.lanes == 16:
+    if raw.vector and e.has_half:
         return _through_half(e, dtype, byte)
     form = FORMATS[dtype.name]
     drop = 23 - form.mantissa
@@ -50,21 +50,26 @@ def decode(e: Emitter, dtype: DType, raw: Reg) -> Reg:
 
 
 def _through_half(e: Emitter, dtype: DType, byte: Reg) -> Reg:
-    """Convert by VCVTPH2PS, which keeps subnormal numbers in every mode of the processor. LLVM does not find it in a
-    conversion of float16 numbers that were made of integers."""
+    """Convert as a float16, which keeps subnormal numbers in every mode of the processor."""
     if dtype.name == "float8_e5m2":
-        half = e.binary("shl", e.convert("zext", byte, "i16"), e.number(8, "i16"))
-    else:  # bits 14 and 15 are the sign; the number is too small by 2^8
-        half = e.binary("shl", e.convert("sext", byte, "i16"), e.number(7, "i16"))
-        half = e.binary("and", half, e.number(-0x4001, "i16"))
-    arguments = (("<16 x i16>", half.text), ("<16 x float>", "zeroinitializer"), ("i16", "-1"), ("i32", "4"))
-    text = e.call("<16 x float>", "llvm.x86.avx512.mask.vcvtph2ps.512", *arguments)
-    number = Reg(text, "float", True)
-    if dtype.name == "float8_e5m2":
-        return number
+        return _from_half(e, e.binary("shl", e.convert("zext", byte, "i16"), e.number(8, "i16")))
+    # Bits 14 and 15 are the sign; the number is too small by 2^8.
+    half = e.binary("shl", e.convert("sext", byte, "i16"), e.number(7, "i16"))
+    number = _from_half(e, e.binary("and", half, e.number(-0x4001, "i16")))
     number = e.binary("fmul", number, e.number(256.0, "float"))
-    is_nan = e.binary("icmp eq", e.binary("and", byte, e.number(0x7F, "i8")), e.number(0x7F, "i8"), "i1")
-    return e.select(is_nan, e.number(float("nan"), "float"), number)
+    beyond = e.number(480.0, "float")  # what the code of NaN would be
+    return e.select(
+        e.binary("fcmp oeq", e.intrinsic("fabs", number), beyond, "i1"), e.number(float("nan"), "float"), number
+    )
+
+
+def _from_half(e: Emitter, bits: Reg) -> Reg:
+    """Convert float16 numbers that were made of integers. LLVM does not find VCVTPH2PS for 16 of them."""
+    kind, words = e.vector_type("float"), e.vector_type("i16")
+    if e.lanes == 16:
+        given = ((words, bits.text), (kind, "zeroinitializer"), ("i16", "-1"), ("i32", "4"))
+        return Reg(e.call(kind, "llvm.x86.avx512.mask.vcvtph2ps.512", *given), "float", True)
+    return e.convert("fpext", e.convert("bitcast", bits, "half"), "float")
 
 
 def encode(e: Emitter, dtype: DType, x: Reg) -> Reg:

@@ -124,9 +124,11 @@ class Layout:
         return None not in (m, k, n) and is_loaded(dot.operands[1 if lanes_second else 0])
 
     def _panel_lanes(self) -> int:
-        """Return the lanes of a panel: those of a register block, or fewer whole vectors that hold the panel axis."""
+        """Return the lanes of a panel: as many whole vectors as hold the panel axis, if a register block can have as
+        many, or else those of the usual register block."""
         extent = self.panel_axis.extent if self.panel_axis is not None else self.target.lanes
-        return self.target.lanes * min(self.target.vectors, -(-extent // self.target.lanes))
+        vectors = -(-extent // self.target.lanes)
+        return self.target.lanes * (vectors if vectors <= len(self.target.heights) else self.target.vectors)
 
     def _read_once(self, dot: Op, lane: Axis | None, kernel: Kernel) -> bool:
         """True if a dot has few rows and its tile with the lanes can be streamed, which beats a copy in panels."""

@@ -19,7 +19,7 @@ class Scalars:
 
     def __init__(self, kernel: Kernel, target: Target) -> None:
         self.kernel, self.target = kernel, target
-        self.e = Emitter(target.lanes, has_scalef=target.has_scalef)
+        self.e = Emitter(target.lanes, has_scalef=target.has_scalef, has_half=target.has_half)
         self.axes = Axes(kernel)
         self.scratch = Scratch(self.e)
         self.tensors = Tensors(self.e, self.axes, kernel)

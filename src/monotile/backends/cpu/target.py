@@ -42,6 +42,11 @@ class Target:
         return self.name.startswith("avx512")
 
     @property
+    def has_half(self) -> bool:
+        """True if an instruction converts vectors of float16."""
+        return self.name != "baseline"
+
+    @property
     def accumulators(self) -> int:
         """Return the accumulators of a register block whose operands come from memory, which then is the limit."""
         return self.rows * self.vectors
@@ -63,7 +68,7 @@ UNITS = {
     for unit in (
         replace(_AVX512, name="avx512-amx", amx=True, amx_bytes=True),
         _AVX512,
-        Target("avx2", lanes=8, rows=4, vectors=2, heights=(12, 6), registers=16),
+        Target("avx2", lanes=8, rows=4, vectors=2, heights=(12, 6, 4), registers=16),
         Target("neon", lanes=4, rows=4, vectors=4, heights=(16, 8, 4, 4), registers=32),
         Target("baseline", lanes=4, rows=2, vectors=2, heights=(4, 2), registers=16),
     )

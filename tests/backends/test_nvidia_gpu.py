@@ -18,7 +18,7 @@ from monotile import errors
 from monotile.backends.nvidia import build
 from monotile.backends.nvidia.gluon import persistent
 from monotile.kernels import reference
-from monotile.library import ops, registry
+from monotile.library import kept_maps, ops, registry
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -76,6 +76,22 @@ class TestOnGpu:
         graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(args[3], expected)
+
+    def test_a_block_mask_in_a_graph(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The graph reads the maps of the call before it, and the queries of the moment."""
+        document = torch.arange(600, device="cuda", dtype=torch.int32) // 130
+        blocks = ops.block_mask(lambda b, h, i, j: document[i] == document[j], None, None, 600, 600)
+        q, k, v, other = (torch.randn(1, 4, 600, 64, device="cuda").bfloat16() for _ in range(4))
+        expected = [ops.attention(x, k, v, mask_mod=blocks) for x in (q, other)]
+        monkeypatch.setattr(kept_maps.MapMaker, "_make", None)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            o = ops.attention(q, k, v, mask_mod=blocks)
+        for x, right in zip((q.clone(), other), expected, strict=True):
+            q.copy_(x)
+            graph.replay()
+            torch.cuda.synchronize()
+            assert torch.equal(o, right)
 
     def test_views_with_other_alignment(self) -> None:
         """A pointer that is not a multiple of 16 must not use what was compiled for one that is."""

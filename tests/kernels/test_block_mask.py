@@ -335,15 +335,6 @@ def test_captured_arrays_are_not_kept(made: list[int]) -> None:
     assert kept() is None and made == [1]
 
 
-def test_a_graph_that_is_recorded_makes_its_own_map(made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    q, k, v = qkv(N, N)
-    monotile.attention(q, k, v, mask_mod=documents)
-    monkeypatch.setattr(arrays.Numpy, "queue", lambda self, device: None)
-    for _ in range(2):
-        monotile.attention(q, k, v, mask_mod=documents)
-    assert len(made) == 3
-
-
 # ---- the object ------------------------------------------------------------------------------------------------------
 
 

@@ -528,3 +528,21 @@ def test_sums_of_a_dot_in_the_sum_of_another(backend: str, side: int, form: int)
     sums_of_dots(x, w, t, y, FORM=form, backend=backend)
     p, q = x @ w, w @ x
     same(y, (p + 1 + q, p + t + q + 2 + x @ x, p - (1 + q), 2 * (p + q + 3))[form])
+
+
+@kernel
+def half_vectors(x: Tensor["R 16"]):
+    s = zeros((8, 4), float32)
+    for j in blocks(16, 4, lambda columns: columns < 1):
+        columns = j + arange(4)
+        s += where((columns < 1)[None, :], x[0 + arange(8), columns].astype(float32), 0.0)
+    x[0 + arange(8), 0 + arange(4)] = minimum(maximum(s, -50.0), 50.0).astype(int64)
+
+
+def test_int64_in_half_a_vector(backend: str) -> None:
+    """cpu with AVX2: an assertion in LLVM ended the process."""
+    x = np.random.default_rng(0).integers(-9, 9, (11, 20))[:, :16]
+    right = x.copy()
+    right[:8, :4] = np.where(np.arange(4) < 1, x[:8, :4], 0)
+    half_vectors(x, backend=backend)
+    same(x, right)

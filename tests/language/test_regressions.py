@@ -16,7 +16,6 @@ from monotile.language import (
     arange,
     blocks,
     cdiv,
-    cumsum,
     dot,
     float16,
     float32,
@@ -477,31 +476,6 @@ def test_faults_of_metal(backend: str) -> None:
     x[:] = np.nan
     metal_faults(x, wide, short, y, z, w, t, False, backend=backend)
     assert (y[2] == np.inf).all()
-
-
-@kernel
-def moves_in_dots(x: Tensor["N N"], w: Tensor["N N"], codes: Tensor["N N"], y: Tensor["8 N N"], *, N: Const):
-    y[0, :, :] = dot(cumsum(x[:, :], axis=1), w[:, :])
-    y[1, :, :] = dot(w[:, :], cumsum(x[:, :], axis=0))
-    y[2, :, :] = dot(cumsum(x[:, :], axis=0).T + 1.0, cumsum(w[:, :], axis=1))
-    y[3, :, :] = dot(x[:, :].reshape(N * N).reshape(N, N), w[:, :])
-    y[4, :, :] = dot(cumsum(dot(x[:, :], w[:, :]), axis=1), w[:, :])
-    y[5, :, :] = dot(x[codes[:, :], arange(N)[None, :]], w[:, :])
-    y[6, :, :] = dot((x[:, :].argmax(axis=1)[:, None] + codes[:, :]).astype(float32), w[:, :])
-    y[7, :, :] = dot((1.0, 2.0, -1.0, 3.0)[codes[:, :] % 4], w[:, :])
-
-
-@pytest.mark.parametrize("side", [4, 16])
-@pytest.mark.parametrize("backend", usable("interpreter", "cpu", "metal"))
-def test_operands_of_dots_that_are_no_expressions(backend: str, side: int) -> None:
-    """metal: no text for a scan that is the left operand of a dot on matrices."""
-    x, w, y = whole((side, side)), whole((side, side), 1), poisoned((8, side, side))
-    codes = np.random.default_rng(2).integers(0, side, (side, side)).astype(np.int32)
-    moves_in_dots(x, w, codes, y, backend=backend)
-    left = [x.cumsum(1), w, x.cumsum(0).T + 1, x, (x @ w).cumsum(1), np.take_along_axis(x, codes, 0)]
-    left += [x.argmax(1)[:, None] + codes, np.array([1, 2, -1, 3])[codes % 4]]
-    right = [w, x.cumsum(0), w.cumsum(1), *[w] * 5]
-    same(y, np.stack([a @ b for a, b in zip(left, right, strict=True)]).astype(np.float32))
 
 
 @kernel

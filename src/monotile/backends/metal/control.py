@@ -64,7 +64,8 @@ class Control:
         writer.last = None
         writer.open(f"for (int {index} = {low}; {index} < {high}; {index} += {op.attrs['step']})")
         for parameter, name, value in zip(block.params[1:], names, block.terminator.operands, strict=True):
-            self.values.reuse.replaces.setdefault(value, []).append((parameter, name))
+            if self.analysis.defined_in(value, block):
+                self.values.reuse.replaces.setdefault(value, []).append((parameter, name))
         self._write_body_twice(op, block, names)
         writer.scopes.pop()
         writer.last = None
@@ -79,7 +80,8 @@ class Control:
             register = self.expressions.names.get(init)
             block_of = self.analysis.block_of
             after_loop = init.op is not None and init.op.kind == "for" and block_of[init.op] is block_of[op]
-            if register is not None and after_loop and self.analysis.readers.get(init) == [op]:
+            alone = self.analysis.readers.get(init) == [op] and register not in names
+            if register is not None and after_loop and alone:
                 names.append(register)  # this loop continues with the registers of the loop before it
                 continue
             names.append(self.registers.declare(result, parameter.hint or final.hint))

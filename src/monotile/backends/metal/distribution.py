@@ -11,6 +11,7 @@ from ...ir.matchers import untransposed
 from .layout import COLUMN, ROW, FragmentLayout, LaneGridLayout, LaneLayout, TileLayout
 
 SIMDGROUPS = 4  # of a threadgroup, where the registers of four can hold its tiles
+MOST_SIMDGROUPS = 32  # 1024 threads, the most of a threadgroup
 FEW_ROWS = 8  # a dot of at most this many rows would leave most of an 8x8 matrix idle
 MAX_ELEMENTS = 32 * 72  # of a dot's left operand or sums that a simdgroup holds, 72 in the registers of a lane
 
@@ -43,7 +44,9 @@ def distributions(kernel: Kernel) -> list[Distribution]:
     by_rows = max(1, min(SIMDGROUPS, tallest // 8), tallest // 16)
     if tallest >= 16 * by_rows and tallest * widest > by_rows * MAX_ELEMENTS:
         by_rows *= 2
+    by_rows = min(by_rows, MOST_SIMDGROUPS)
     rows = [by_rows, 2 * by_rows] if 16 * SIMDGROUPS <= 16 * by_rows <= tallest else [by_rows]
+    rows = [each for each in rows if each <= MOST_SIMDGROUPS]
     found = []
     for each in rows:
         late = Distribution("matrix", each, 1, stage_early=False)

@@ -32,6 +32,7 @@ TAKEN_AWAY = {
     "test_reductions.py::test_dot_of_a_computed_operand[metal-float16]": ROUNDING,
     "test_reductions.py::test_dot_of_a_computed_operand[metal-bfloat16]": ROUNDING,
     "test_reductions.py::test_positions_of_extremes[metal-float32]": NAN,
+    "test_regressions.py::test_faults_of_metal[metal]": NAN,
     **{f"test_infinities.py::test_infinities_are_as_real_ones[{n}-metal]": NAN for n in range(0, 60, 10)},
     **{f"test_infinities.py::test_infinities_in_dots[{n}-metal]": NAN for n in (4, 16)},
     **{f"test_infinities.py::test_infinities_that_a_loop_carries[{n}-metal]": NAN for n in (0, 1, 3)},
@@ -48,6 +49,8 @@ def run_in_every_order(source: str, kernel: str, buffers: dict[Any, Any], *sizes
         for index, array in buffers.items():
             array[...] = before[index]
         report = metal.run(source, kernel, buffers, *sizes, **{**options, "order": order})
+        if not report.clean:  # a race, say, after which orders may differ: the launch becomes an error
+            return report
         found = {index: array.copy() for index, array in buffers.items()}
         first = first or found
         for index, array in found.items():

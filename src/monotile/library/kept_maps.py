@@ -114,7 +114,8 @@ class KeptMaps:
             if key[0] == place and key[2:] == tuple(made_of):
                 found = self.find(key, captured)
                 if found is not None:
-                    self._in_graphs.append(found)
+                    if all(kept is not found for kept in self._in_graphs):
+                        self._in_graphs.append(found)
                     return found
         return None
 

@@ -165,8 +165,8 @@ def measure(shape: Shape, gpu: CudaTimer, options: RunOptions, best: Report) -> 
 
 def _forward(shape: GpuShape, gpu: CudaTimer, options: RunOptions, best: Report) -> Report:
     inputs = rows.make(shape, gpu.name)
-    options_given = rows.prepared(shape, inputs.options)
-    mine = partial(ops.attention, inputs.q, inputs.k, inputs.v, **options_given, backend="nvidia")
+    prepared = rows.prepared(shape, inputs.options)
+    mine = partial(ops.attention, inputs.q, inputs.k, inputs.v, **prepared, backend="nvidia")
     sample = exact.sample(inputs)
     checked = exact.check(shape.name, mine, sample)
     if shape.host:

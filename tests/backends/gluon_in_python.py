@@ -103,6 +103,7 @@ def start_dot(left: Any, right: SharedTile, start: Any, use_acc: bool = True, is
     this_thread.dots.append(found)
     for tile in (left, right):
         if isinstance(tile, SharedTile):
+            tile.check_fenced()
             tile.read()  # what is missing now may be there when the dot runs
             tile.begin_reading(found)
     return found
@@ -132,6 +133,42 @@ def copy(descriptor: Descriptor, origin: Sequence[Any], barrier: Barrier, target
     barrier.arrive(0, -box.numel() * box.element_size())
 
 
+class CopyOut:
+    """A copy of a tile to its tensor, which reads the tile when it is waited for."""
+
+    def __init__(self, descriptor: Descriptor, origin: Sequence[Any], tile: SharedTile) -> None:
+        self.descriptor, self.origin, self.tile = descriptor, [int(start) for start in origin], tile
+
+    def run(self) -> None:
+        """Copy the part of the box that lies inside the tensor."""
+        here, there = [], []
+        block, tensor = self.descriptor.block, self.descriptor.tensor
+        for start, side, length in zip(self.origin, block, tensor.shape, strict=True):
+            low, high = max(start, 0), max(0, start, min(start + side, length))
+            here.append(slice(low - start, high - start))
+            there.append(slice(low, high))
+        tensor[tuple(there)] = self.tile.read().view(block)[tuple(here)]
+
+
+def copy_out(descriptor: Descriptor, origin: Sequence[Any], tile: SharedTile) -> None:
+    assert tile.layout == descriptor.layout, "a tile is copied that does not lie as its descriptor says"
+    tile.check_fenced()
+    found = CopyOut(descriptor, origin, tile)
+    this_thread.copies.append(found)
+    tile.begin_reading(found)
+
+
+def wait_for_copies(pending: int) -> None:
+    while len(this_thread.copies) > pending:
+        done = this_thread.copies.pop(0)
+        done.run()
+        done.tile.end_reading(done)
+
+
+def fence() -> None:
+    this_thread.unfenced = []
+
+
 def load(pointer: Pointer, mask: Any = None, other: Any = 0) -> Any:
     flat, at, mask = pointer.places(mask, ())
     return torch.where(mask, flat[torch.where(mask, at, 0)], torch.tensor(other, dtype=flat.dtype))
@@ -157,10 +194,11 @@ def specialize(parts: Sequence[tuple[Callable[..., None], Sequence[Any]]], warps
     errors: list[BaseException] = []
 
     def run(part: Callable[..., None], arguments: Sequence[Any]) -> None:
-        this_thread.dots, this_thread.seen = [], {}
+        this_thread.dots, this_thread.copies, this_thread.seen, this_thread.unfenced = [], [], {}, []
         try:
             part(*arguments)
             assert not this_thread.dots, "a dot is never waited for"
+            assert not this_thread.copies, "a result may not have left shared memory"
         except BaseException as error:
             errors.append(error)
 
@@ -218,11 +256,13 @@ def module(source: TritonSource, program: list[int]) -> Callable[..., None]:
         "nothing": nothing,
         "gl": language,
         "gluon": SimpleNamespace(jit=lambda function=None, **options: function or (lambda inner: inner)),
-        "tma": SimpleNamespace(async_copy_global_to_shared=copy),
+        "tma": SimpleNamespace(
+            async_copy_global_to_shared=copy, async_copy_shared_to_global=copy_out, store_wait=wait_for_copies
+        ),
         "mbarrier": barriers,
         "warpgroup_mma": start_dot,
         "warpgroup_mma_wait": wait_for_dots,
-        "fence_async_shared": nothing,
+        "fence_async_shared": fence,
     }
     exec(compile(source.text[source.text.index("@gluon.jit") :], source.name, "exec"), names)
     for name in names:
@@ -234,13 +274,13 @@ def module(source: TritonSource, program: list[int]) -> Callable[..., None]:
 def run(
     kernel: ir.Kernel, schedule: Schedule, source: TritonSource, tensors: dict[str, Any], scalars: dict[str, Any]
 ) -> None:
-    """Run all CTAs, one after the other; persistent ones with two tiles for each consumer."""
+    """Run all CTAs, one after the other; persistent ones with five tiles for each consumer: slots are used again."""
     words: list[int] = []
     for tensor in kernel.tensors:
         words += [0, *tensors[tensor.name].shape, *tensors[tensor.name].stride()]
     given = [tensors[tensor.name] for tensor in kernel.tensors]
     numbers = [torch.tensor(scalars[name]) for name, _ in kernel.scalars]
-    tiles = 2 if schedule.persistent else 1
+    tiles = 5 if schedule.persistent else 1
     arguments: list[Any] = [Descriptor(given[d.index], d) for d in source.described]
     for argument in source.arguments:
         if argument.kind == "pointer":

@@ -7,8 +7,9 @@ copy or store, as part of a tile of which layout. These are errors, because a GP
   alignment;
 - reading bytes that nothing wrote, or that were written as a tile of another layout (recycled memory);
 - reading a copied tile before its barrier was waited for, or what another consumer stored;
-- writing a tile that a dot may still read, unless that changes nothing: consumers may each write the same to a tile
-  that was copied for all of them, and read it then."""
+- a dot or a copy that reads what its thread stored without a fence between;
+- writing a tile that a dot or a copy to the tensor may still read, unless that changes nothing: consumers may each
+  write the same to a tile that was copied for all of them, and read it then."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-this_thread = threading.local()  # `dots` that run, and the phases of barriers that were `seen` to be complete
+# `dots` and `copies` that run, phases of barriers that were `seen` to be complete, spans that were stored `unfenced`
+this_thread = threading.local()
 SWIZZLED_ROWS = 8  # that a swizzle permutes; with its width, the alignment it needs
 
 
@@ -117,10 +119,10 @@ class SharedTile:
     def index(self, n: Any) -> SharedTile:
         if not 0 <= int(n) < self.memory.shape[0]:
             raise SharedMemoryError(f"tile {int(n)} of {self.memory.shape[0]}")
-        return SharedTile(self.allocation, self.memory[int(n)], self.layout)
+        return SharedTile(self.allocation, self.memory[int(n)], self.layout)  # whose rank is that of one tile
 
     def reshape(self, shape: Sequence[int]) -> SharedTile:
-        return SharedTile(self.allocation, self.memory.view(*shape), self.layout)
+        return SharedTile(self.allocation, self.memory.view(*shape), self.layout._replace(rank=len(shape)))
 
     def permute(self, axes: Sequence[int]) -> SharedTile:
         return SharedTile(self.allocation, self.memory.permute(*axes), self.layout, transposed=True)
@@ -162,7 +164,15 @@ class SharedTile:
         self.allocation.check(self.span, self.shape, updating=True)
         return self.memory.clone()
 
+    def check_fenced(self) -> None:
+        """Check that nothing of the tile was stored by this thread since its last fence."""
+        low, high = self.span
+        for allocation, (first, end) in this_thread.unfenced:
+            if allocation is self.allocation and first < high and low < end:
+                raise SharedMemoryError(f"bytes {self.span} are read by the copy engine or a dot without a fence")
+
     def store(self, value: Any) -> None:
+        this_thread.unfenced.append((self.allocation, self.span))
         if not self.allocation.update(self, value):
             self.write(value)
 

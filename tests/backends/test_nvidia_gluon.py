@@ -92,6 +92,15 @@ CASES: dict[str, tuple[Schedule, dict[str, Any]]] = {
     "one tile per consumer": (two(), {}),
     "three slots, three consumers": (Schedule(4, 3, consumers=3), {}),
     "persistent tiles": (two(persistent=True), {"rows": 300}),
+    "persistent tiles, results apart": (two(persistent=True), {"rows": 700, "Dv": 32}),
+    "persistent tiles, results in a scratch tile": (
+        two(persistent=True),
+        {"rows": 700, "BK": 64, "causal": "lower_right", "left": 40},
+    ),
+    "persistent tiles, one slot of queries": (
+        two(3, persistent=True),
+        {"D": 192, "Dv": 192, "BK": 64, "rows": 500, "causal": "lower_right"},
+    ),
     "causal": (two(), {"causal": "lower_right"}),
     "persistent and causal": (two(persistent=True), {"rows": 300, "causal": "lower_right"}),
     "a window, rows of values zeroed": (two(), {"causal": "lower_right", "left": 40}),

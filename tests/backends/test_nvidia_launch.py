@@ -155,11 +155,11 @@ def test_descriptors_come_first_and_are_kept(persistent: bool, gpu: Gpu) -> None
     for _ in range(3):
         made.launch(bound, [], ADDRESSES, SCALARS, None)
     ((_, given),) = gpu.compiled
-    assert [type(a).__name__ for a in given] == ["TensorDescriptor"] * 3 + ["Pointer"]
-    assert [a.block_shape[-2:] for a in given[:3]] == [[64, 128], [128, 128], [128, 128]]
+    assert [type(a).__name__ for a in given] == ["TensorDescriptor"] * 4
+    assert [a.block_shape[-2:] for a in given] == [[64, 128], [128, 128], [128, 128], [64, 128]]
     first, second = (call.arguments for call in gpu.launched)
-    assert [d.address for d in first[:3]] == ADDRESSES[:3] and first[3] == ADDRESSES[3]
-    assert all(a is b for a, b in zip(first[:3], second[:3], strict=True))
+    assert [d.address for d in first[:4]] == ADDRESSES[:4]
+    assert all(a is b for a, b in zip(first[:4], second[:4], strict=True))
     assert bound.tiles == (first[-1:] if persistent else ())
     assert gpu.launched[0].grid == bound.grid == 8 * -(-16 // (2 * (bound.tiles[0] if persistent else 1)))
 

@@ -163,7 +163,7 @@ def test_the_manifest_of_a_gluon_module_describes_its_descriptors(persistent: bo
     assert [a.arg for a in function.args.args] == [a["name"] for a in entry["arguments"]]
     tiles = {a["tensor"]: a for a in entry["arguments"] if a["meaning"] == "descriptor"}
     assert {name: tile["block"] for name, tile in tiles.items()} == {
-        "q": [1, 1, 64, 128], "k": [1, 1, 128, 128], "v": [1, 1, 128, 128],
+        "q": [1, 1, 64, 128], "k": [1, 1, 128, 128], "v": [1, 1, 128, 128], "o": [1, 1, 64, 128],
     }  # fmt: skip
     assert all(tile["dtype"] == "bfloat16" for tile in tiles.values())
     assert tiles["q"]["layout"] == {"swizzle_bytes": 128, "element_bits": 16, "rank": 4}

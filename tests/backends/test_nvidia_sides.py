@@ -248,7 +248,7 @@ def test_other_sides_have_a_pipeline(D: int, Dv: int, shares: bool) -> None:
     path = select(found, schedule)
     assert path.pipeline is not None, path.why_plain
     tiles = [descriptor["name"] for descriptor in emitted(found, path).entry["arguments"] if "block" in descriptor]
-    assert len(tiles) == len(set(tiles)) == len(path.pipeline.fetched)
+    assert len(tiles) == len(set(tiles)) == len(path.pipeline.fetched) + (D <= 256)  # the output's
     made = build.compile_ahead(found, path.render(found), schedule)
     assert "wgmma" in made.asm["ptx"] and made.metadata.shared <= SHARED_BYTES
     if metadata.version("triton") == "3.6.0":

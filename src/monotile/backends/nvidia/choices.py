@@ -49,11 +49,11 @@ BACKWARD_KEYS = ((64, 128), (64, 64), (32, 32), (16, 32), (16, 16))
 BACKWARD_ROWS_MMA_SYNC = ((64, 64), (32, 64), (32, 32), (16, 32), (16, 16))
 BACKWARD_KEYS_MMA_SYNC = ((32, 64), (32, 32), (16, 32), (16, 16))
 BACKWARD_FLOAT32 = ((64, 32, 32), (256, 16, 32), (1024, 16, 16))
-# Up to this many keys the start and end of a CTA count for more than a slightly slower loop, and CTAs are persistent.
-# Measured at D 128 to 192; at D 256, and for most calls at D 64, they are slower or no faster. With softcap, which is
-# bound by special functions, they are faster at any length.
-SHORT, SHORT_CAUSAL = 1024, 8192
-LONG = 16384  # keys from which on persistent tiles of D 64, and edges of D 128 that overlap, are 1 to 3 % faster
+# Up to this many keys the start and end of a CTA count for more than a slightly slower loop, and CTAs are persistent:
+# by head size, without causality and with it. At D 64 they always are; at D 256 they are slower or no faster. With
+# softcap, which is bound by special functions, they are faster at any length.
+SHORT = ((128, 4096, 8192), (512, 1024, 8192))
+LONG = 16384  # keys from which on edges of D 128 that overlap are 1 to 3 % faster
 BALANCED_WAVES = 4  # of programs, where lengths of sequences are not known
 PRODUCED_KEYS = 2048  # of a decode CTA, from which on a producer warp outweighs its start
 MIN_SPLIT = 128  # keys of a split: fewer do not outweigh its output
@@ -75,13 +75,27 @@ APART = Choice(
     {"BR": 64, "BK": 64}, Schedule(8, 1, consumers=1, edge_stages=1), "one stage of keys and values fits shared memory"
 )
 APART_WIDE = Choice({"BR": 64, "BK": 32}, Schedule(8, 1, consumers=1, edge_stages=1), "32 keys fit shared memory")
-# At D 64 two consumers with persistent tiles are faster than three up to this many keys, with causality.
+# At D 64 two consumers with persistent tiles are faster than three up to this many keys.
 SHORT_NARROW = 2048
 
-NEAR = 1024  # keys of a window up to which one consumer of 8 warps, whose code is half as long, is faster
-# Head size, and keys up to which small CTAs in plain Triton are faster, without and with causality.
-SHORT_KEYS = ((64, 1024, 1024), (128, 512, 512))
+NEAR = 1024  # keys of a window up to which persistent CTAs with blocks half as long are faster
+# Head size, and keys up to which small CTAs in plain Triton are faster than large ones.
+SHORT_KEYS = ((64, 1024), (128, 512))
 SHORT_PLAIN = Choice({"BR": 64, "BK": 64}, Schedule(4, 3), "measured on an H200, small CTAs for few keys")
+# Where there are CTAs for two waves, of head sizes above 64: below 512 keys two CTAs on a multiprocessor, of which one
+# starts while the other computes; then, up to so many keys without and with causality, persistent ones whose blocks
+# are half as long, which wait less for the first.
+PAIRED_BELOW, HALVED, HALVED_CAUSAL = 512, 512, 1024
+SHORT_PAIRED = Choice(
+    {"BR": 64, "BK": 64, "packed": False},
+    Schedule(4, 2, consumers=1, registers=232, edge_stages=1, max_registers=128),
+    "measured on an H200, two CTAs on a multiprocessor for few keys",
+)
+SHORT_HALVED = Choice(
+    {"BR": 64, "BK": 64, "packed": False},
+    Schedule(4, 3, consumers=2, registers=232, persistent=True, edge_stages=1),
+    "measured on an H200, persistent CTAs for few keys",
+)
 
 Table = tuple[tuple[int, Choice], ...]  # choices up to a head size
 
@@ -94,6 +108,8 @@ class NvidiaChoices(Choices):
             few = self._split_few(problem, fixed)
             if fixed or not (self._prefers_matrix_units(problem, few) or self._has_a_choice(problem)):
                 return few
+        if (short := self._short(problem)) is not None:
+            return AttentionChoice(short.blocks, short.schedule, short.why)
         chosen = row_kinds.model(problem).choose(problem, row_kinds.kinds(problem, self.row_blocks(problem)))
         if few is not None and self._has_a_choice(problem) and few.time <= chosen.time:
             return few
@@ -145,10 +161,7 @@ class NvidiaChoices(Choices):
     def row_blocks(self, problem: AttentionProblem) -> Choice:
         """BR, BK and the schedule for matrix units."""
         size, dtype, target = problem.head_size, problem.dtype, gpu(problem.device)
-        tuned = tuning.lookup("attention", size, dtype.name, problem.device)
-        if (
-            tuned is not None and not problem.zeroes_values and problem.source == "dense"
-        ):  # measured without zeroed copies of V
+        if (tuned := self._tuned(problem)) is not None:
             return tuned
         fitting = _fitting(problem)
         if problem.source == "paged":
@@ -159,13 +172,14 @@ class NvidiaChoices(Choices):
             return Choice(fitting.blocks, why=f"no schedule was measured for {dtype}: {fitting.why}")
         if not support.version_supported():
             return Choice(fitting.blocks, why=f"no schedule was measured with this Triton: {fitting.why}")
-        short = problem.keys <= (SHORT_CAUSAL if problem.causal is not None else SHORT)
+        full, causal = next((full, causal) for most, full, causal in (*SHORT, (size, 0, 0)) if size <= most)
+        short = problem.keys <= (full if problem.causal is None else causal)
         if self._is_short(problem):
             return SHORT_PLAIN
         if problem.zeroes_values:
             table = zeroing_table(problem.has_block_map, self._is_near(problem))
         else:
-            narrow = problem.causal is not None and problem.keys <= SHORT_NARROW
+            narrow = problem.keys <= SHORT_NARROW
             persistent = short or problem.softcap is not None
             table = forward_table(persistent=persistent, narrow=narrow, long=problem.keys >= LONG)
             apart = APART if problem.value_size <= 512 else APART_WIDE
@@ -184,8 +198,25 @@ class NvidiaChoices(Choices):
         whole = len(pieces(problem.head_size)) == 1  # sides in pieces are slower there
         if problem.zeroes_values or problem.source != "dense" or 2 * problem.queries < problem.keys or not whole:
             return False
-        full, causal = next(((full, causal) for most, full, causal in SHORT_KEYS if problem.head_size <= most), (0, 0))
-        return problem.keys <= (full if problem.causal is None else causal)
+        return problem.keys <= next((keys for most, keys in SHORT_KEYS if problem.head_size <= most), 0)
+
+    def _short(self, problem: AttentionProblem) -> Choice | None:
+        """The choice for few keys where there are many CTAs; else None, and the model of times decides."""
+        target = gpu(problem.device)
+        able = target.architecture == MEASURED and problem.dtype.bytes == 2 and support.version_supported()
+        plain = problem.source == "dense" and not problem.zeroes_values and 2 * problem.queries >= problem.keys
+        if not able or not plain or not 64 < problem.head_size <= 128 or self._tuned(problem) is not None:
+            return None
+        ctas = problem.batch * problem.kv_heads * problem.group * -(-problem.queries // 128)
+        if ctas < 2 * target.multiprocessors or problem.keys > (HALVED if problem.causal is None else HALVED_CAUSAL):
+            return None
+        return SHORT_PAIRED if problem.keys < PAIRED_BELOW else SHORT_HALVED
+
+    def _tuned(self, problem: AttentionProblem) -> Choice | None:
+        """What `monotile tune` measured: without zeroed copies of V."""
+        if problem.zeroes_values or problem.source != "dense":
+            return None
+        return tuning.lookup("attention", problem.head_size, problem.dtype.name, problem.device)
 
     def _split_few(self, problem: AttentionProblem, fixed: bool) -> AttentionChoice:
         length = split_length(problem, self.few_rows(problem, unsplit=True).blocks["BK"] or 0)
@@ -358,18 +389,18 @@ def shared_bytes(problem: AttentionProblem, rows: int, keys: int, stages: int = 
 
 @cache
 def forward_table(persistent: bool, narrow: bool = False, long: bool = False) -> Table:
-    """`narrow`: persistent tiles at D 64, too."""
+    """`narrow`: two consumers at D 64; `long`: edges overlap at D 128."""
     why = "measured on an H200" + (", persistent CTAs for few keys or softcap" if persistent else "")
-    edges = 0 if persistent else 1  # less code: up to a tenth of a short call
-    three = Schedule(4, 3, consumers=3, registers=160, persistent=long)
-    two = Schedule(4, 3, consumers=2, registers=232, persistent=True)
+    wide_edges = 0 if persistent else 1  # less code: up to a tenth of a short call
+    three = Schedule(4, 3, consumers=3, registers=160, persistent=True)
+    two = Schedule(4, 3, consumers=2, registers=232, persistent=True, edge_stages=1)
     return (
         (64, Choice({"BR": 64, "BK": 128}, two if narrow else three, why)),
         (
             128,
             Choice(
                 {"BR": 64, "BK": 128},
-                Schedule(4, 2, consumers=2, registers=232, persistent=persistent, edge_stages=0 if long else edges),
+                Schedule(4, 2, consumers=2, registers=232, persistent=persistent, edge_stages=0 if long else 1),
                 why,
             ),
         ),
@@ -377,12 +408,12 @@ def forward_table(persistent: bool, narrow: bool = False, long: bool = False) ->
             192,
             Choice(
                 {"BR": 64, "BK": 64},
-                Schedule(4, 3, consumers=2, persistent=persistent, edge_stages=edges),
+                Schedule(4, 3, consumers=2, persistent=persistent, edge_stages=wide_edges),
                 why,
             ),
         ),
-        (256, Choice({"BR": 64, "BK": 64}, Schedule(4, 2, consumers=2, edge_stages=edges), why)),
-        (512, Choice({"BR": 64, "BK": 64}, Schedule(8, 1, consumers=1, edge_stages=edges), why)),
+        (256, Choice({"BR": 64, "BK": 64}, Schedule(4, 2, consumers=2, edge_stages=wide_edges), why)),
+        (512, Choice({"BR": 64, "BK": 64}, Schedule(8, 1, consumers=1, edge_stages=wide_edges), why)),
     )
 
 
@@ -393,11 +424,12 @@ def zeroing_table(masked: bool, near: bool = False) -> Table:
     why = "measured on an H200, with shared memory for a copy of V in which hidden keys are zeroed"
     three, two = Schedule(4, 3, consumers=3, registers=152), Schedule(4, 3, consumers=2, registers=240)
     pair = Schedule(4, 2, consumers=2, registers=240 if masked else 232, edge_stages=1)
-    persistent = Schedule(8, 2, consumers=1, registers=232, edge_stages=1, persistent=True)
-    eight = Choice({"BR": 128, "BK": 128}, persistent, why)
+    halved = Choice(
+        {"BR": 64, "BK": 64}, Schedule(4, 3, consumers=2, registers=232, edge_stages=1, persistent=True), why
+    )
     return (
         (64, Choice({"BR": 64, "BK": 128}, two if masked else three, why)),
-        (128, eight if near else Choice({"BR": 64, "BK": 128}, pair, why)),
+        (128, halved if near else Choice({"BR": 64, "BK": 128}, pair, why)),
         (256, Choice({"BR": 64, "BK": 32}, Schedule(4, 2, consumers=2, registers=232), why)),
         (512, Choice({"BR": 64, "BK": 32}, Schedule(8, 1, consumers=1), why)),
         (576, Choice({"BR": 64, "BK": 32}, Schedule(8, 1, consumers=1), "fits shared memory")),

@@ -27,7 +27,7 @@ class Schedule:
     registers: int = 240  # of a consumer's thread
     persistent: bool = False  # a CTA computes several tiles per consumer (gluon/persistent.py)
     edge_stages: int = 0  # num_stages of masked loops, which have few iterations; 0: as of the others
-    max_registers: int = 0  # of a thread without consumers: fewer let more threads run at once; 0: no limit
+    max_registers: int = 0  # of a thread, on the average of a CTA's: fewer let more run at once; 0: no limit
     triggers_dependents: bool = False  # programmatic dependent launch: the next launch may begin before this one ends
     waits_for_previous: bool = False  # begins before the launch in front of it ends, and first waits for its end
 

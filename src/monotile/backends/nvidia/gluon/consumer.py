@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from ....dtypes import DType, bool_
 from ....errors import InternalError
-from ....ir import Block, Kernel, Op, Value
+from ....ir import Block, Kernel, Op, Value, starts
 from ....ir.matchers import accumulation
 from ..schedule import Schedule
+from ..triton.descriptors import descriptor_name
 from ..triton.memory import Memory
 from ..triton.padding import identity, padded, padded_shape
 from ..triton.renderer import TritonRenderer, all_literal
@@ -19,6 +20,7 @@ from . import masking, scaled_differences
 from .pipeline import Pipeline
 from .program_place import write_program_id
 from .scalars import depends, past_view
+from .stores import StagedStore, resident_place, staged_stores
 
 ExchangeKey = tuple[tuple[int, ...], DType, int]  # shape and element type of a tile, and its number in an iteration
 
@@ -28,7 +30,7 @@ WORDS |= {"num_blocks", "start_block", "end_block", "block", "cases", "block_cas
 WORDS |= {"slot", "phase", "outer_index", "gl", "gluon", "tma", "mbarrier"}
 BOUNDS = ("low", "high", "first", "blocks", "nonempty")  # of each loop
 SPREAD = RegisterLayout("spread")  # of a vector: an element to each thread
-PARTS = ("desc", "resident", "ready", "ring", "full", "empty", "private", "scratch")
+PARTS = ("desc", "resident", "ready", "ring", "full", "empty", "private", "scratch", "stored")
 
 
 class InlineMemory(Memory):
@@ -47,8 +49,9 @@ class Consumer(TritonRenderer):
         super().__init__(kernel, schedule, wide=wide)
         self.memory = InlineMemory(kernel, self.names, GLUON, wide=wide, emulate=False)
         self.pipeline = pipeline
-        fetched = [pipeline.name(op) for op in pipeline.fetched]
-        self.names.taken |= WORDS | {f"{name}_{part}" for name in fetched for part in PARTS}
+        self.staged, self.resident = staged_stores(kernel, schedule, pipeline), resident_place(pipeline, schedule)
+        copied = [*(pipeline.name(op) for op in pipeline.fetched), *(staged.name for staged in self.staged.values())]
+        self.names.taken |= WORDS | {f"{name}_{part}" for name in copied for part in PARTS}
         self.names.taken |= {f"{word}_{n}" for word in BOUNDS for n in range(len(pipeline.loops))}
         self.scaled_differences: set[int] = set()  # elements per thread of the functions that the text calls
         self.slot, self.phase = "", ""
@@ -234,7 +237,7 @@ class Consumer(TritonRenderer):
         shape = padded_shape(op.result.shape)
         if op.result in self.pipeline.shared:
             if op in self.pipeline.resident:
-                text = f"{self.pipeline.name(op)}_resident.index(CONSUMER)"
+                text = f"{self.pipeline.name(op)}_resident.index({self.resident.index('CONSUMER')})"
             else:
                 text = f"{self.pipeline.ring(op).name}_ring.index({self.slot})"
             self.table[op.result] = Text(f"{text}.reshape({shape_text(shape)})", shape, shared=True)
@@ -296,6 +299,9 @@ class Consumer(TritonRenderer):
             self.unreleased = ""
 
     def store(self, op: Op) -> None:
+        if op in self.staged:
+            self._store_staged(op, self.staged[op])
+            return
         address, mask = self._place(op)
         value = op.operands[0]
         shape = padded_shape(value.shape)
@@ -306,6 +312,18 @@ class Consumer(TritonRenderer):
             mask = mask and f"gl.set_auto_layout({self._full_mask(mask, shape)}, {layout})"
         self.lines.add("if in_grid:")
         self.lines.add(f"    gl.store({address}, {content}{f', mask={mask}' if mask else ''})")
+
+    def _store_staged(self, op: Op, staged: StagedStore) -> None:
+        """Write a tile to shared memory, and have it copied from there, to what of it lies inside the tensor."""
+        value = op.operands[0]
+        self.lines.add(self.dialect.barrier)  # every warp is done with what was there
+        self.lines.add(f"{staged.tile}.reshape({shape_text(padded_shape(value.shape))}).store({self.full(value)})")
+        self.lines.add("fence_async_shared()")
+        self.lines.add("if in_grid:")
+        origin = ", ".join(self.tensor(v) for v in starts(op))
+        self.lines.add(
+            f"    tma.async_copy_shared_to_global({descriptor_name(staged.name)}, [{origin}], {staged.tile})"
+        )
 
     def _full_mask(self, mask: str, shape: tuple[int, ...]) -> str:
         """Give a mask all rows of a tile."""

@@ -34,8 +34,11 @@ class ConsumerLoops(Iterations):
             self._plain_loop(op, n, carried)
         self.outside_loops = outside
         if self.schedule.persistent and op is (self.pipeline.outer or self.pipeline.loops[-1]):
-            for load in self.pipeline.resident:  # these were the last reads of this tile's operands
-                self.lines.add(f"mbarrier.arrive({self.pipeline.name(load)}_empty.index(CONSUMER), count=1)")
+            written = {staged.operand for staged in self.staged.values()}
+            for name in (self.pipeline.name(load) for load in self.pipeline.resident):
+                if name not in written:  # these were the last reads of this tile's operands
+                    place = self.resident.index("CONSUMER")
+                    self.lines.add(f"mbarrier.arrive({name}_empty.index({place}), count=1)")
 
     def _carry(self, op: Op) -> list[str]:
         """Assign the first values of what a loop carries, and return the names."""

@@ -83,7 +83,7 @@ class Module(BlockSearch):
         spans = tuple(tuple(r) for r in self.memory.spans if r)
         tensors = tuple(
             described(op.attrs["tensor"].index, self.memory, self._block(op), descriptor_name(self.pipeline.name(op)))
-            for op in self.pipeline.fetched
+            for op in (*self.pipeline.fetched, *self.consumer.staged)
         )
         return TritonSource(name, text, tuple(arguments), spans, Grid(self.kernel, self.schedule.consumers), tensors)
 
@@ -110,12 +110,28 @@ class Module(BlockSearch):
         indent = self._each_tile(out)
         out.add(f"{self._cta_bound_names()} = cta_bounds({self.tile_arguments})")
         out.add(f"{self._bound_names()} = loop_bounds(CONSUMER, {self.tile_arguments})")
+        if self.schedule.persistent and self.consumer.staged:
+            self._await_stores(out)
         for op in self.pipeline.resident:
-            phase = "cta_tile & 1" if self.schedule.persistent else "0"
-            out.add(f"mbarrier.wait({self.pipeline.name(op)}_ready.index(CONSUMER), {phase})")
+            place = self.consumer.resident
+            out.add(f"mbarrier.wait({self.pipeline.name(op)}_ready.index({place.index('CONSUMER')}), {place.phase})")
         out.lines += [indent + line.replace(ARGUMENTS, self.tile_arguments) for line in self.consumer.lines.lines]
-        first = ["CONSUMER: gl.constexpr", *self._shared_names()]
+        if self.consumer.staged:
+            out.depth -= self.schedule.persistent
+            out.add("tma.store_wait(0)")  # the tiles stay until they are copied
+        first = ["CONSUMER: gl.constexpr", *self._staged_names(), *self._shared_names()]
         return self._function("consume", first, out.lines, ", ".join(self.arguments))
+
+    def _await_stores(self, out: SourceLines) -> None:
+        """Wait until the results of the tile before have left shared memory, and release what they lay in."""
+        out.add("tma.store_wait(0)")
+        out.add(GLUON.barrier)  # one thread alone waits for its copies
+        operands = [staged.operand for staged in self.consumer.staged.values() if staged.operand]
+        if operands:
+            out.add("if cta_tile > 0:")
+        for name in operands:
+            place = self.consumer.resident.index("CONSUMER", "(cta_tile + 1)")
+            out.add(f"    mbarrier.arrive({name}_empty.index({place}), count=1)")
 
     def _each_tile(self, out: SourceLines) -> str:
         """Open the loop over persistent tiles, if there are any, and return the indentation of its body."""
@@ -143,6 +159,7 @@ class Module(BlockSearch):
         for op in self.pipeline.private[:1]:
             names += [f"{self.pipeline.name(op)}_{part}" for part in ("private", "full", "empty")]
         names += [f"{ring.name}_scratch" for ring in self.pipeline.zeroed_rings]
+        names += [staged.allocated for staged in self.consumer.staged.values() if staged.allocated]
         return names + list(self.consumer.exchanges.values())
 
     # ---- the producer ------------------------------------------------------------------------------------------------
@@ -185,18 +202,18 @@ class Module(BlockSearch):
 
     def _fetch_resident(self, out: SourceLines, indent: str) -> None:
         """Fetch resident operands: once for each consumer, or for each of its tiles, when the last one is done."""
-        lines, texts = self.resident_origins
+        (lines, texts), place = self.resident_origins, self.consumer.resident
         for consumer in range(self.schedule.consumers):
             out.add(f"consumer = {consumer}")
             out.lines += [indent + line for line in lines]
             for op in self.pipeline.resident:
                 name = self.pipeline.name(op)
                 origin = self._origin(op, texts)
+                at = f"index({place.index(consumer)})"
                 if self.schedule.persistent:
-                    out.add(f"mbarrier.wait({name}_empty.index({consumer}), (cta_tile & 1) ^ 1)")
-                out.add(f"mbarrier.expect({name}_ready.index({consumer}), {tile_bytes(op)})")
-                target = f"{name}_resident.index({consumer})"
-                out.add(self._copy(name, origin, f"{name}_ready.index({consumer})", target))
+                    out.add(f"mbarrier.wait({name}_empty.{at}, ({place.phase}) ^ 1)")
+                out.add(f"mbarrier.expect({name}_ready.{at}, {tile_bytes(op)})")
+                out.add(self._copy(name, origin, f"{name}_ready.{at}", f"{name}_resident.{at}"))
 
     def _fetch_by_case(self, out: SourceLines, n: int, loop: Op) -> None:
         """Fetch the blocks that some consumer has a case for, and the private tiles of those that read one."""
@@ -264,7 +281,7 @@ class Module(BlockSearch):
         out.add("gl.warp_specialize(")
         out.add("    [")
         for consumer in range(consumers):
-            out.add(f"        (consume, ({consumer}, {shared}, {arguments})),")
+            out.add(f"        (consume, ({', '.join([str(consumer), *self._staged_names()])}, {shared}, {arguments})),")
         out.add(f"        (produce, ({', '.join(self._descriptor_names())}, {shared}, {arguments})),")
         out.add("    ],")
         out.add(f"    {[*[self.schedule.num_warps] * (consumers - 1), 1]},")
@@ -272,11 +289,15 @@ class Module(BlockSearch):
         out.add(f"    {[*[self.schedule.registers] * (consumers - 1), producer_registers]},")
         out.add(")")
         head = f"@gluon.jit(do_not_specialize={fixed!r})\ndef {name}(\n    "
-        parameters = ",\n    ".join([*self._descriptor_names(), *self.arguments])
+        parameters = ",\n    ".join([*self._descriptor_names(), *self._staged_names(), *self.arguments])
         return f"{head}{parameters},\n):\n" + "\n".join(out.lines) + "\n"
 
     def _descriptor_names(self) -> list[str]:
         return [descriptor_name(self.pipeline.name(op)) for op in self.pipeline.fetched]
+
+    def _staged_names(self) -> list[str]:
+        """Return the descriptors of results, which consumers alone are given."""
+        return [descriptor_name(staged.name) for staged in self.consumer.staged.values()]
 
     def _allocate(self, out: SourceLines) -> None:
         """Allocate shared memory: resident operands, rings, scratch and private tiles, and their barriers."""
@@ -284,7 +305,7 @@ class Module(BlockSearch):
         for op in [*self.pipeline.resident, *(ring.load for ring in self.pipeline.rings.values())]:
             name = self.pipeline.name(op)
             resident = op in self.pipeline.resident
-            count, part = (consumers, "resident") if resident else (stages, "ring")
+            count, part = (consumers * self.consumer.resident.slots, "resident") if resident else (stages, "ring")
             out.add(f"{name}_{part} = {self._shared_tiles(name, [count, *self._block(op)])}")
             barriers = []
             if resident:
@@ -293,6 +314,9 @@ class Module(BlockSearch):
                 barriers = [("full", 1), ("empty", consumers)]
             self._barriers(out, name, count, barriers)
         self._allocate_scratch(out)
+        for op, staged in self.consumer.staged.items():
+            if staged.allocated:
+                out.add(f"{staged.allocated} = {self._shared_tiles(staged.name, [consumers, *self._block(op)])}")
         for (sides, element, _), name in self.consumer.exchanges.items():
             layout = f"gl.NVMMASharedLayout({min(128, sides[1] * element.bytes)}, 16, 2)"
             tiles = f"gl.allocate_shared_memory({GLUON.type(element)}, {[consumers, *sides]}, {layout})"

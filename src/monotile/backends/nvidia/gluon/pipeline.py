@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from math import gcd
 
 from ....dtypes import bfloat16, float16
-from ....ir import MOVES, Block, Kernel, Op, Value, constant, walk
+from ....ir import MOVES, WRITES, Block, Kernel, Op, Value, constant, walk
 from ....ir.matchers import untransposed
 from ....passes.fold import is_zero
 from ..triton.descriptors import Descriptors
@@ -93,7 +93,7 @@ class Pipeline:
         return groups
 
     def name(self, load: Op) -> str:
-        """Name the tiles that a load reads: by their tensor, and by a number after the first of one tensor."""
+        """Name the tiles of a load or store: by their tensor, and by a number after the first of one tensor."""
         key, tensor = tile_key(load), load.attrs["tensor"].name
         if key not in self.names:
             taken = {*self.names.values(), *(self.tensors - {tensor})}
@@ -157,8 +157,9 @@ def tile_bytes(load: Op) -> int:
 
 
 def tile_key(load: Op) -> TileKey:
-    """Return what tells the tiles of one load from those of another, in the same iteration of a loop."""
-    return load.attrs["tensor"].index, load.attrs["extents"], tuple(constant(v) for v in load.operands)
+    """Return what tells the tiles of one load or store from those of another, in the same iteration of a loop."""
+    positions = load.operands[load.kind in WRITES :]
+    return load.attrs["tensor"].index, load.attrs["extents"], tuple(constant(v) for v in positions)
 
 
 def analyse(kernel: Kernel, descriptors: Descriptors) -> Pipeline | str:

@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import prod
 
 from ....dtypes import DType
 from ....ir import walk
-from ..schedule import Schedule
+from ..schedule import SHARED_BYTES, Schedule
 from ..triton.padding import padded_shape
 from .pipeline import Pipeline, load_of, tile_bytes
 
 MARGIN = 256  # for barriers
+CONVERSIONS = 5 << 10  # bytes that Triton may add, for conversions between layouts of vectors
 ALIGNMENT = 1024  # of a tile in shared memory
 
 
 def needed(pipeline: Pipeline, schedule: Schedule) -> int:
     """Return the bytes that a module allocates: resident operands, private and scratch tiles and those in which warps
-    exchange operands for each consumer, blocks of K and V for each stage. Triton adds up to 5 KiB for conversions
-    between layouts of vectors."""
+    exchange operands for each consumer, blocks of K and V for each stage; without tiles of results (stores.py), which
+    take what is left."""
+    return _needed(pipeline, schedule, resident_slots(pipeline, schedule))
+
+
+def resident_slots(pipeline: Pipeline, schedule: Schedule) -> int:
+    """Return the tiles that a consumer has for each resident operand: two, of which one arrives for a persistent
+    consumer's next tile while the other is read, where they fit."""
+    fit = _needed(pipeline, schedule, 2) <= SHARED_BYTES - CONVERSIONS
+    return 2 if schedule.persistent and fit else 1
+
+
+def _needed(pipeline: Pipeline, schedule: Schedule, slots: int) -> int:
     rings = sum(_aligned(tile_bytes(ring.load)) for ring in pipeline.rings.values())
-    private = sum(_aligned(tile_bytes(op)) for op in pipeline.resident) + _scratch(pipeline)
+    private = slots * sum(_aligned(tile_bytes(op)) for op in pipeline.resident) + _scratch(pipeline)
     private += sum(_exchanged(pipeline, schedule))
     return schedule.num_stages * rings + schedule.consumers * private + MARGIN
 
@@ -42,6 +55,11 @@ def _exchanged(pipeline: Pipeline, schedule: Schedule) -> list[int]:
         lefts = {op.operands[0] for op in walk(body.blocks[0]) if op.kind == "dot" and load_of(op.operands[0]) is None}
         tiles |= Counter((padded_shape(value.shape), value.dtype) for value in lefts)
     return [_aligned(shape[0] * shape[1] * dtype.bytes) * count for (shape, dtype), count in tiles.items()]
+
+
+def tile_size(block: tuple[int, ...], element: int) -> int:
+    """Return the bytes that a tile with elements of so many bytes takes."""
+    return _aligned(prod(block) * element)
 
 
 def _aligned(size: int) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....dtypes import FP8, DType, bool_, int32, uint8
-from ....ir import Kernel, Op, Value, constant
+from ....ir import Kernel, Op, Tensor, Value, constant, starts
 from .memory import Memory
 from .padding import padded
 
@@ -86,24 +86,16 @@ class Descriptors:
             or 1 in op.result.shape
         ):
             return False
-        if not all(self._padding_is_outside(op, axis) for axis, extent in enumerate(extents) if extent is not None):
+        if not all(padding_is_outside(op, axis) for axis, extent in enumerate(extents) if extent is not None):
             return False
         rows, width = (padded(side) for side in op.result.shape)
-        known = [s for s in tensor.strides[:-1] if s is not None]
-        even = all(s >= 0 and s * tensor.dtype.bytes % ALIGNMENT == 0 for s in known)
-        return even and rows <= MAX_ROWS and width * tensor.dtype.bytes >= 2 * ALIGNMENT
+        return strides_are_even(tensor) and rows <= MAX_ROWS and width * tensor.dtype.bytes >= 2 * ALIGNMENT
 
     def _can_copy_view(self, op: Op) -> bool:
         """A descriptor ends with its tensor, a view before it: rows past it may be copied, nothing else."""
         axes, extents = op.attrs["view"], op.attrs["extents"]
         rows = [axis for axis, extent in enumerate(extents) if extent is not None][:-1]
         return self.views and list(axes) == rows and padded(extents[axes[0]]) == extents[axes[0]]
-
-    @staticmethod
-    def _padding_is_outside(op: Op, axis: int) -> bool:
-        """Padding must be zero, which here means outside the tensor: then the tile has the last of this dimension."""
-        extent, start = op.attrs["extents"][axis], constant(op.operands[axis])
-        return padded(extent) == extent or (start is not None and op.attrs["tensor"].dims[axis] == start + extent)
 
     def _multiplied(self, value: Value) -> bool:
         readers = self.uses.get(value, ())
@@ -123,6 +115,19 @@ class Descriptors:
             self.lines.append(f"{name} = {tl}.make_tensor_descriptor({made})")
             self.described[tensor.index] = described(tensor.index, memory)
         return self.names[key]
+
+
+def padding_is_outside(op: Op, axis: int) -> bool:
+    """True if the padding of a tile is outside its tensor, where it is read as zero and not written: then the tile has
+    the last of this dimension."""
+    extent, start = op.attrs["extents"][axis], constant(starts(op)[axis])
+    return padded(extent) == extent or (start is not None and op.attrs["tensor"].dims[axis] == start + extent)
+
+
+def strides_are_even(tensor: Tensor) -> bool:
+    """True if the strides that are known at compile time are those of a descriptor."""
+    known = [stride for stride in tensor.strides[:-1] if stride is not None]
+    return all(stride >= 0 and stride * tensor.dtype.bytes % ALIGNMENT == 0 for stride in known)
 
 
 def can_describe(tensors: Sequence[DescribedTensor], words: Sequence[int]) -> bool:

@@ -26,7 +26,7 @@ from .bf16_pairs import (
     streams_pairs,
 )
 from .bf16_words import Bf16Words
-from .code_vectors import VECTORS, CodeVectors, find_codes, several_at_once
+from .code_vectors import CodeVectors, find_codes, several_at_once
 from .dots import DotOperand
 from .emit import Emitter, Index, Reg
 from .evaluate import Evaluator
@@ -136,7 +136,7 @@ class StreamedDotEmitter(PrefetchEmitter):
             most = self.target.max_vectors(-(-height // blocks))
         rows, dtype = -(-height // blocks), load.result.dtype
         if codes is not None:
-            most = VECTORS if rows <= 2 else VECTORS // 2
+            most = 4 if rows <= 2 else 2
         elif self.target.registers == 16 and rows > 2 and (dtype in FP8 or not dtype.is_float):
             most = min(most, max(2, (self.target.registers - CONSTANTS - 1) // (rows + 1)))
         pieces = -(-row // most)
@@ -205,8 +205,12 @@ class StreamedDotEmitter(PrefetchEmitter):
             mine = [[sums[r * each + i] for i in positions] for r in range(len(rows))]
             held = [[Reg(e.get(v), "float", True) for v in line] for line in mine]
             ready: list[list[Reg]] = []
-            if dot.codes is not None and len(starts) == VECTORS:
-                ready = [dot.codes.read([lane_operand.at(e.add(start, i), first)]) for i in positions]
+            if dot.codes is not None and len(starts) % dot.codes.count == 0:
+                firsts = [e.add(first, s) for s in starts[:: dot.codes.count]]
+                ready = [
+                    [x for k in firsts for x in dot.codes.read([lane_operand.at(e.add(start, i), k)])]
+                    for i in positions
+                ]
             for n, s in enumerate(starts):
                 k = e.add(first, s)
                 for i in positions if rows.start == 0 else ():  # once for all rows

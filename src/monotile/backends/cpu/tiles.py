@@ -174,6 +174,10 @@ class Tensors:
         """Return the address of the first element at a point inside the tensor."""
         return self._locate(self.tiles[op], pt)[0]
 
+    def is_contiguous(self, op: Op, axis: Axis) -> bool:
+        """True if memory holds the elements of a load one after the other along an axis."""
+        return any(dim.axis is axis and dim.stride == 1 and dim.spread is None for dim in self.tiles[op].dims)
+
     def read(self, op: Op, pt: Point, test: Reg | None = None) -> Reg:
         """Read the elements at a point; zero outside the tensor and where the test fails."""
         e, tile = self.e, self.tiles[op]

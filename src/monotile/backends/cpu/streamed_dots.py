@@ -204,14 +204,9 @@ class StreamedDotEmitter(PrefetchEmitter):
         def steps(positions: range, first: Index, starts: range, valid: int | None = None) -> None:
             mine = [[sums[r * each + i] for i in positions] for r in range(len(rows))]
             held = [[Reg(e.get(v), "float", True) for v in line] for line in mine]
-            ready: list[list[Reg]] = []
-            if dot.codes is not None and len(starts) % dot.codes.count == 0:
-                firsts = [e.add(first, s) for s in starts[:: dot.codes.count]]
-                ready = [
-                    [x for k in firsts for x in dot.codes.read([lane_operand.at(e.add(start, i), k)])]
-                    for i in positions
-                ]
-            for n, s in enumerate(starts):
+            codes = dot.codes if dot.codes is not None and len(starts) % dot.codes.count == 0 else None
+            ready: list[list[Reg]] = [[] for _ in positions]
+            for s in starts:
                 k = e.add(first, s)
                 for i in positions if rows.start == 0 else ():  # once for all rows
                     self.prefetch_line(dot.next_tile, e.add(start, i), k, s)
@@ -219,7 +214,12 @@ class StreamedDotEmitter(PrefetchEmitter):
                     Point(lane_operand.at(e.add(start, i), k), lane_operand.contracted, valid, dot.edge)
                     for i in positions
                 ]
-                tile = [vectors[n] for vectors in ready] or [self._tile_vector(dot, pt) for pt in places]
+                if codes is not None and not ready[0]:
+                    ready = [codes.read([pt.at]) for pt in places]
+                tile = [
+                    vectors.pop(0) if vectors else self._tile_vector(dot, pt)
+                    for vectors, pt in zip(ready, places, strict=True)
+                ]
                 for r, row in enumerate(rows):
                     add = self._row(dot, row, k, valid)
                     held[r] = [add(t, h) for t, h in zip(tile, held[r], strict=True)]

@@ -88,6 +88,18 @@ def test_bits_are_followed_to_memory() -> None:
     assert table is not None and len(table.numbers) == 8 and table.numbers[7] == 0x4000
 
 
+def numbers_of(codes, rows, columns, levels, bits):
+    """The numbers that codes in words stand for; fp8 numbers if there are no bits."""
+    if bits == 0:
+        return codes[rows, columns]
+    first = columns * bits
+    shift = (first % 32)[None, :]
+    found = codes[rows[:, None], (first // 32)[None, :]] >> shift
+    if 32 % bits:
+        found = found | (codes[rows[:, None], ((first + bits - 1) // 32)[None, :]] << (32 - shift))
+    return levels[(found & (2**bits - 1)).astype(int32)]
+
+
 @kernel
 def coded_dots(
     a: Tensor["R N"], codes: Tensor["N W"], keys: Tensor["R N"], values: Tensor["R C"],
@@ -95,18 +107,14 @@ def coded_dots(
 ):  # fmt: skip
     """Rows times the transpose of a tile of codes, and other rows times the tile itself."""
     rows, columns = arange(N), arange(C)
-    if bits == 0:
-        first, second = codes[rows, columns], codes[rows, columns]
-    else:
-        shift, word = (columns * bits % 32)[None, :], (columns * bits // 32)[None, :]
-        mask = 2**bits - 1
-        first = levels[((codes[rows[:, None], word] >> shift) & mask).astype(int32)]
-        second = levels[((codes[rows[:, None], word] >> shift) & mask).astype(int32)]
+    first = numbers_of(codes, rows, columns, levels, bits)
+    second = numbers_of(codes, rows, columns, levels, bits)
     keys[arange(R), rows] = dot(a[arange(R), columns].astype(dtype), first.astype(dtype).T)
     values[arange(R), columns] = dot(a[arange(R), rows].astype(dtype), second.astype(dtype))
 
 
-STREAMED = [(4, 1, 128), (4, 2, 64), (4, 4, 128), (4, 8, 72), (4, 4, 40), (2, 4, 64), (8, 4, 64), (0, 1, 64),
+STREAMED = [(4, 1, 128), (4, 2, 64), (4, 4, 128), (4, 8, 72), (4, 4, 40), (2, 4, 64), (3, 4, 64), (3, 1, 128),
+            (6, 4, 64), (8, 4, 64), (0, 1, 64),
             (0, 4, 128), (0, 3, 72), (0, 4, 40)]  # fmt: skip
 
 

@@ -53,7 +53,10 @@ def read_fields(e: Emitter, row: str, fields: Fields, column: Index, mask: Reg |
     # Columns come in multiples of 8. A constant is added after the division, where it becomes part of an address.
     start, more = e.parts(column)
     eighth = start // 8 if isinstance(start, int) else e.op(f"udiv exact i64 {start}, 8")
-    byte = e.add(e.mul(eighth, fields.step), (more * fields.step + fields.first) // 8)
+    behind, skipped = (more * fields.step + fields.first) // 8, fields.first % 8
+    if size == 3 and behind > 0:  # a whole word, with the byte before
+        size, behind, skipped = 4, behind - 1, skipped + 8
+    byte = e.add(e.mul(eighth, fields.step), behind)
     pointer = _or_zeros(e, e.element(row, byte, "i8"), mask, size)
     if fields.step == 8:
         return e.convert("zext", Reg(e.load(pointer, e.vector_type("i8"), 1), "i8", True), "i32")
@@ -65,7 +68,7 @@ def read_fields(e: Emitter, row: str, fields: Fields, column: Index, mask: Reg |
     first = e.op(f"insertelement {kind} poison, {word.type} {word.text}, i64 0")
     every = e.op(f"shufflevector {kind} {first}, {kind} poison, <{copies * e.lanes} x i32> zeroinitializer")
     words = Reg(every if copies == 1 else e.op(f"bitcast {kind} {every} to {e.vector_type('i32')}"), "i32", True)
-    counts = ", ".join(f"i32 {fields.first % 8 + n * fields.step}" for n in range(e.lanes))
+    counts = ", ".join(f"i32 {skipped + n * fields.step}" for n in range(e.lanes))
     moved = e.binary("lshr", words, Reg(f"<{counts}>", "i32", True))
     return e.binary("and", moved, e.number(2**fields.width - 1, "i32"))
 

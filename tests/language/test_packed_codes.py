@@ -9,7 +9,19 @@ from arrays import poisoned
 from monotile import ir
 from monotile.dtypes import to_numpy
 from monotile.ir.fields import as_table, bit_fields
-from monotile.language import Const, Tensor, arange, bfloat16, cdiv, int32, kernel, program_id, where
+from monotile.language import (
+    Const,
+    Tensor,
+    arange,
+    bfloat16,
+    cdiv,
+    dot,
+    float8_e4m3fn,
+    int32,
+    kernel,
+    program_id,
+    where,
+)
 from monotile.library import aura
 from monotile.passes import pipeline
 from monotile.passes.spread import spread
@@ -74,3 +86,68 @@ def test_bits_are_followed_to_memory() -> None:
     assert [(f.first, f.step, f.width) for f in fields] == [(0, 3, 3)]
     table = next(as_table(op.result) for op in ops if op.kind == "cast" and op.result.dtype is bfloat16)
     assert table is not None and len(table.numbers) == 8 and table.numbers[7] == 0x4000
+
+
+def numbers_of(codes, rows, columns, levels, bits):
+    """The numbers that codes in words stand for; fp8 numbers if there are no bits."""
+    if bits == 0:
+        return codes[rows, columns]
+    first = columns * bits
+    shift = (first % 32)[None, :]
+    found = codes[rows[:, None], (first // 32)[None, :]] >> shift
+    if 32 % bits:
+        found = found | (codes[rows[:, None], ((first + bits - 1) // 32)[None, :]] << (32 - shift))
+    return levels[(found & (2**bits - 1)).astype(int32)]
+
+
+@kernel
+def coded_dots(
+    a: Tensor["R N"], codes: Tensor["N W"], keys: Tensor["R N"], values: Tensor["R C"],
+    *, levels: Const, bits: Const, N: Const, R: Const, W: Const, C: Const, dtype: Const,
+):  # fmt: skip
+    """Rows times the transpose of a tile of codes, and other rows times the tile itself."""
+    rows, columns = arange(N), arange(C)
+    first = numbers_of(codes, rows, columns, levels, bits)
+    second = numbers_of(codes, rows, columns, levels, bits)
+    keys[arange(R), rows] = dot(a[arange(R), columns].astype(dtype), first.astype(dtype).T)
+    values[arange(R), columns] = dot(a[arange(R), rows].astype(dtype), second.astype(dtype))
+
+
+STREAMED = [(4, 1, 128), (4, 2, 64), (4, 4, 128), (4, 8, 72), (4, 4, 40), (2, 4, 64), (3, 4, 64), (3, 1, 128),
+            (6, 4, 64), (8, 4, 64), (0, 1, 64),
+            (0, 4, 128), (0, 3, 72), (0, 4, 40)]  # fmt: skip
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize(("bits", "R", "C"), STREAMED)
+def test_dots_stream_codes(backend: str, bits: int, R: int, C: int, rounded: bool) -> None:
+    """Of tables and of fp8 (no bits), several vectors at a time where a register holds them. Sums are exact. Levels
+    that bfloat16 does not have are rounded to it."""
+    rng, N, dtype = np.random.default_rng(bits + R), 128, bfloat16
+    levels = np.arange(2**bits) * (1 + rounded / 512) - 7
+    if bits == 0:
+        codes = rng.integers(0, 128, (N, C)).astype(np.uint8)
+        codes[codes == 0x7F] = 0
+        codes = codes.view(to_numpy(float8_e4m3fn))
+        numbers = codes.astype(np.float64)
+    else:
+        drawn = rng.integers(0, 2**bits, (N, C)).astype(np.uint8)
+        codes, numbers = aura.pack(drawn, bits), levels.astype(to_numpy(dtype)).astype(np.float64)[drawn]
+    a = rng.integers(-4, 5, (R, N)).astype(np.float32)
+    keys, values = poisoned((R, N)), poisoned((R, C))
+    coded_dots(
+        a, codes, keys, values, levels=tuple(levels.tolist()), bits=bits, N=N, R=R, C=C, dtype=dtype, backend=backend
+    )
+    assert np.array_equal(keys, a[:, :C] @ numbers.T) and np.array_equal(values, a @ numbers)
+
+
+def test_a_streamed_nan_stays_one() -> None:
+    codes = np.zeros((128, 64), np.uint8)
+    codes[3, 9], codes[5, 20], codes[7, 33] = 0x7F, 0xFF, 0xFE
+    a, keys, values = np.ones((4, 128), np.float32), poisoned((4, 128)), poisoned((4, 64))
+    coded_dots(
+        a, codes.view(to_numpy(float8_e4m3fn)), keys, values, levels=(), bits=0, N=128, R=4, C=64, dtype=bfloat16,
+        backend="cpu",
+    )  # fmt: skip
+    assert np.array_equal(np.flatnonzero(np.isnan(keys[0])), [3, 5]) and keys[0, 7] == -448.0
+    assert np.array_equal(np.flatnonzero(np.isnan(values[0])), [9, 20]) and values[0, 33] == -448.0

@@ -24,7 +24,7 @@ class Bf16Words:
 
     def __init__(self, ev: Evaluator, load: Op, value: Value, axis: Axis) -> None:
         self.ev, self.e, self._load, self._axis = ev, ev.e, load, axis
-        self._test = _zeroed_rows(ev, value, axis)
+        self._test = zeroed_rows(ev, value, axis)
         self._value = value if self._test is None else self._test.operands[1]
         self._table = self._find_table(self._value)
         self._factor = self._find_factor() if self._table is None else None
@@ -115,7 +115,7 @@ class Bf16Words:
         return e.op(f"lshr <{WORDS} x i16> {words}, <{counts}>") if any(s % 8 for s in starts) else words
 
 
-def _zeroed_rows(ev: Evaluator, value: Value, axis: Axis) -> Op | None:
+def zeroed_rows(ev: Evaluator, value: Value, axis: Axis) -> Op | None:
     """Match `where(test, tile, 0)` with one test for all lanes."""
     op = value.op
     if op is None or op.kind != "where" or axis in ev.axes.of(op.operands[0]) or op.operands[1].shape != value.shape:

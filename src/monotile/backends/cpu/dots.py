@@ -77,6 +77,7 @@ class Contraction:
     element: Callable[[Index, Index], Reg]
     add: Callable[[Reg, Reg, Reg], Reg]
     before: Callable[[list[Point], Index], None] = lambda points, k: None
+    together: int = 1  # positions whose vectors are read at once, one position after the other; divides UNROLL
     lanes: int | None = None  # of a panel sum: those of the panel are contracted, not the whole axis
 
     @property
@@ -228,7 +229,9 @@ class DotEmitter(NestEmitter):
             for u in range(0, number, contraction.steps):
                 k = e.add(first, u)
                 contraction.before(points, k)
-                vectors = contraction.vectors(points, k)
+                if u % contraction.together == 0:
+                    read = contraction.vectors(points, k)
+                vectors, read = read[: len(points)], read[len(points) :]
                 for i in range(count):
                     x = contraction.element(e.add(row, i), k)
                     held[i] = [contraction.add(x, v, h) for v, h in zip(vectors, held[i], strict=True)]

@@ -46,6 +46,7 @@ class Emitter:
         self.entry: list[str] = []
         self.constants: dict[str, str] = {}  # names of constants in memory, by type and value
         self.lines: list[str] = []
+        self.sums: dict[str, tuple[str, int]] = {}  # indices that were made by adding a constant to another
         self.current = "entry"
         self._count = 0
 
@@ -97,7 +98,14 @@ class Emitter:
             return a + b
         if a == 0 or b == 0:
             return b if a == 0 else a
-        return self.op(f"add nsw i64 {a}, {b}")
+        result = self.op(f"add nsw i64 {a}, {b}")
+        if isinstance(a, str) and isinstance(b, int):
+            self.sums[result] = a, b
+        return result
+
+    def parts(self, index: Index) -> tuple[Index, int]:
+        """Return an index as a sum of one that is known at run time, or 0, and a constant."""
+        return (0, index) if isinstance(index, int) else self.sums.get(index, (index, 0))
 
     def sub(self, a: Index, b: Index) -> Index:
         if isinstance(a, int) and isinstance(b, int):

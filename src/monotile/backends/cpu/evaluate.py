@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...dtypes import DType
 from ...ir import ELEMENTWISE, Op, Value, constant, starts
+from ...ir.fields import Fields, bit_fields
 from ...ir.intervals import is_exact
 from ...ir.periods import period
 from .axes import Axes, Axis, tile_of
@@ -15,6 +16,7 @@ from .lookup import lookup
 from .point import Point
 from .rounding import ROUND, is_exact_cast
 from .scratch import Buffer, Scratch
+from .spread_reads import one_word
 from .strided import Positions
 from .tiles import Tensors
 from .vectors import register_type
@@ -36,6 +38,7 @@ class Evaluator:
         self.scalars: dict[Value, Reg] = {}
         self.buffers: dict[Value, Buffer] = {}
         self.making: set[Value] = set()  # values of the current nest, which are never read back
+        self._bit_fields: dict[Value, Fields | None] = {}
 
     def value(self, value: Value, pt: Point) -> Reg:
         if not value.shape:
@@ -105,6 +108,8 @@ class Evaluator:
             alike = period(value, self.e.lanes)
             if alike is not None:
                 return Reg("<" + ", ".join(f"i32 {n}" for n in alike) + ">", "i32", True)
+        if op.kind == "bitand" and (fields := self._fields(value, pt)) is not None:
+            return self.tensors.read_fields(fields, pt)
         if op.kind == "load":
             return self.tensors.read(op, pt)
         if op.kind == "gather":
@@ -118,6 +123,17 @@ class Evaluator:
             return self.tensors.read(load, there, self.operand(op, op.operands[0], pt))
         operands = [self.operand(op, v, pt) for v in op.operands]
         return self.elementwise(op, operands) if op.kind in ELEMENTWISE else operands[0]
+
+    def _fields(self, value: Value, pt: Point) -> Fields | None:
+        """Return the bit fields that a vector of a tile is, if they are read as one word."""
+        if pt.lane is None or pt.valid is not None or self.axes.dims(value)[-1] is not pt.lane:
+            return None
+        if value not in self._bit_fields:
+            self._bit_fields[value] = bit_fields(value)
+        fields = self._bit_fields[value]
+        if fields is None or fields.load.result in self.buffers or not one_word(self.e, fields):
+            return None
+        return fields if self.axes.dims(fields.load.result) == self.axes.dims(value) else None
 
     def _masked_load(self, op: Op) -> Op | None:
         """Match `where(test, load, 0)`, which is a masked load."""

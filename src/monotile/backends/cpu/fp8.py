@@ -29,6 +29,9 @@ FORMATS = {
 }
 
 
+HALF_FACTOR = {"float8_e4m3fn": 256.0, "float8_e5m2": 1.0}
+
+
 def decode(e: Emitter, dtype: DType, raw: Reg) -> Reg:
     """Convert a byte, or an int32 that holds one, to a float."""
     byte = raw if raw.type == "i8" else e.convert("trunc", raw, "i8")
@@ -51,16 +54,37 @@ def decode(e: Emitter, dtype: DType, raw: Reg) -> Reg:
 
 def _through_half(e: Emitter, dtype: DType, byte: Reg) -> Reg:
     """Convert as a float16, which keeps subnormal numbers in every mode of the processor."""
+    number, factor = _from_half(e, half_bits(e, dtype, byte)), HALF_FACTOR[dtype.name]
+    return number if factor == 1.0 else e.binary("fmul", number, e.number(factor, "float"))
+
+
+def decode_two(e: Emitter, dtype: DType, bytes_: str) -> list[Reg]:
+    """Convert the bytes of two vectors, whose fields are moved at once."""
+    lanes = e.lanes
+    e.lanes *= 2
+    words = half_bits(e, dtype, Reg(bytes_, "i8", True))
+    kind, factor = e.vector_type("i16"), HALF_FACTOR[dtype.name]
+    e.lanes = lanes
+    found = []
+    for n in (0, lanes):
+        picks = ", ".join(f"i32 {n + i}" for i in range(lanes))
+        part = e.op(f"shufflevector {kind} {words.text}, {kind} poison, <{lanes} x i32> <{picks}>")
+        number = _from_half(e, Reg(part, "i16", True))
+        found.append(number if factor == 1.0 else e.binary("fmul", number, e.number(factor, "float")))
+    return found
+
+
+def half_bits(e: Emitter, dtype: DType, byte: Reg) -> Reg:
+    """Return the bits of float16 numbers, which are to be multiplied by HALF_FACTOR."""
     if dtype.name == "float8_e5m2":
-        return _from_half(e, e.binary("shl", e.convert("zext", byte, "i16"), e.number(8, "i16")))
-    # Bits 14 and 15 are the sign; the number is too small by 2^8.
+        return e.binary("shl", e.convert("zext", byte, "i16"), e.number(8, "i16"))
+    # Bits 14 and 15 are the sign.
     half = e.binary("shl", e.convert("sext", byte, "i16"), e.number(7, "i16"))
-    number = _from_half(e, e.binary("and", half, e.number(-0x4001, "i16")))
-    number = e.binary("fmul", number, e.number(256.0, "float"))
-    beyond = e.number(480.0, "float")  # what the code of NaN would be
-    return e.select(
-        e.binary("fcmp oeq", e.intrinsic("fabs", number), beyond, "i1"), e.number(float("nan"), "float"), number
-    )
+    half = e.binary("and", half, e.number(-0x4001, "i16"))
+    # The code of NaN is the greatest: one more carries to bit 14, which makes the exponent that of NaN. Comparisons of
+    # floats would take the pipes that multiply.
+    carried = e.binary("and", e.binary("add", half, e.number(0x80, "i16")), e.number(0x4000, "i16"))
+    return e.binary("or", half, carried)
 
 
 def _from_half(e: Emitter, bits: Reg) -> Reg:

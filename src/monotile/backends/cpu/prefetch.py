@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...ir import Op, Spread
-from .dots import DotEmitter
+from .dots import UNROLL, DotEmitter
 from .emit import Index
 from .fuse import Nest
 from .point import Panel, Point
@@ -34,9 +34,15 @@ class NextTile:
     spread: Spread | None  # of its columns
 
     @property
-    def has_whole_lines(self) -> bool:
-        """True if the elements of a row fill cache lines."""
-        return self.spread is None and self.columns * BYTES[self.element] % LINE == 0
+    def row_bytes(self) -> int:
+        """Return the bytes of a row in memory."""
+        return self.columns * BYTES[self.element]
+
+    def bytes_of(self, columns: int) -> int | None:
+        """Return the bytes of some columns of the tile, if rows fill cache lines and these columns whole bytes."""
+        extent = self.columns if self.spread is None else self.spread.extent
+        whole = self.row_bytes % LINE == 0 and columns * self.row_bytes % extent == 0
+        return columns * self.row_bytes // extent if whole else None
 
 
 class PrefetchEmitter(DotEmitter):
@@ -49,21 +55,26 @@ class PrefetchEmitter(DotEmitter):
         measured with vectors of half a line (AVX2) and of a whole one (AVX-512)."""
         if next_tile is None:
             return
-        short = len(points) * self.e.lanes * BYTES[next_tile.element] < 2 * LINE
-        if next_tile.has_whole_lines and short and self.e.lanes * 4 < LINE:
-            self._prefetch_in_order(next_tile, steps, points, k)
+        size = next_tile.bytes_of(len(points) * self.e.lanes)
+        if size is not None and size < 2 * LINE and self.e.lanes * 4 < LINE:
+            self._prefetch_in_order(next_tile, size, steps, points, k)
         else:
             self._prefetch_same(next_tile, steps, read_once, points, k)
 
-    def _prefetch_in_order(self, next_tile: NextTile, steps: int, points: list[Point], k: Index) -> None:
-        """Prefetch as many elements as are read, in the order of memory. Short pieces of its rows would come from
-        everywhere in the tile, and each time from other rows of DRAM."""
-        e, size, width = self.e, BYTES[next_tile.element], len(points) * self.e.lanes
+    def _prefetch_in_order(self, tile: NextTile, size: int, steps: int, points: list[Point], k: Index) -> None:
+        """Prefetch as many bytes as are read, in the order of memory; `size` are read at each position. Short pieces of
+        its rows would come from everywhere in the tile, and each time from other rows of DRAM."""
+        e, (_, unrolled) = self.e, self.e.parts(k)
+        span = next(n for n in (UNROLL, 2, 1) if n == 1 or n * size <= LINE)  # positions that share a request
+        if unrolled % span:
+            return
         assert points[0].lane is not None
-        before = e.mul(points[0].at[points[0].lane], next_tile.rows)  # elements of the pieces before this one
-        first = e.add(before, e.mul(k, width))
-        for begin in range(0, steps * width * size, LINE):
-            self._prefetch_element(next_tile, e.add(first, begin // size))
+        before = e.mul(points[0].at[points[0].lane], tile.rows)  # columns of the pieces before this one
+        width = len(points) * e.lanes
+        skipped = before * size // width if isinstance(before, int) else self._div(e.mul(before, size), width)
+        first = e.add(skipped, e.mul(k, size))
+        for begin in range(0, steps * size, LINE):
+            self._prefetch_byte(tile, e.add(first, begin))
 
     def _prefetch_same(self, next_tile: NextTile, steps: int, read_once: bool, points: list[Point], k: Index) -> None:
         """Prefetch the same rows of the next tile. A request made while memory is busy may be dropped: where this tile
@@ -80,12 +91,13 @@ class PrefetchEmitter(DotEmitter):
                 for at in rows:
                     self.prefetch_line(next_tile, at, pt.at[pt.lane], self._constant_lanes(pt))
 
-    def _prefetch_element(self, tile: NextTile, n: Index) -> None:
-        """Prefetch the line of the tile's nth element."""
+    def _prefetch_byte(self, tile: NextTile, n: Index) -> None:
+        """Prefetch the line of the tile's nth byte."""
         e, at = self.e, n
         if tile.stride != tile.columns:
-            at = e.add(e.mul(self._div(n, tile.columns), tile.stride), self._mod(n, tile.columns))
-        self._prefetch(e.element(tile.base, at, tile.element))
+            row = e.mul(self._div(n, tile.row_bytes), e.mul(tile.stride, BYTES[tile.element]))
+            at = e.add(row, self._mod(n, tile.row_bytes))
+        self._prefetch(e.element(tile.base, at, "i8"))
 
     def _constant_lanes(self, pt: Point) -> int:
         """Return the part of a point's position along the lanes that is known at compile time."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from ...dtypes import FP8, DType
+import numpy as np
+
+from ...dtypes import FP8, DType, to_numpy
 from ...ir import Op
 from ...ir.intervals import interval
 from . import fp8
@@ -15,12 +17,15 @@ EXACT = {"float16": 2**11, "bfloat16": 2**8}  # whole numbers up to here need no
 
 
 def is_exact_cast(op: Op) -> bool:
-    """True if a cast to a narrow float keeps every number: of fp8 and of small integers."""
+    """True if a cast to a narrow float keeps every number: of fp8, of small integers and of tables of such numbers."""
     (value,), target = op.operands, op.result.dtype.name
     if target not in EXACT:
         return False
     if value.dtype in FP8:
         return True
+    if value.op is not None and value.op.kind == "lookup" and value.dtype.is_float:
+        table = np.asarray(value.op.attrs["table"], np.float32)
+        return np.array_equal(table, table.astype(to_numpy(op.result.dtype)).astype(np.float32))
     low, high = interval(value)
     return value.dtype.is_int and -EXACT[target] <= low and high <= EXACT[target]
 

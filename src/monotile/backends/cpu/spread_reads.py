@@ -2,14 +2,20 @@
 
 Vectors begin at multiples of their lanes. If the lanes then always follow the elements alike, a vector is one load and
 a shuffle that is known at compile time (two codes of a byte). Otherwise it is a choice among a few broadcast elements
-(codes of 3 bits in words of 32)."""
+(codes of 3 bits in words of 32).
+
+With AVX2, bit fields that fill at most 32 bits in all lanes are read as one word, which each lane shifts by its own
+count: a broadcast from memory takes no place among the arithmetic, other than a shuffle."""
 
 from __future__ import annotations
 
 from ...ir import Spread
+from ...ir.fields import Fields
 from .emit import Emitter, Index, Reg
 from .point import Point
 from .vectors import BYTES, gather_at, lane_mask
+
+AVX2_LANES = 8
 
 
 def spread_position(e: Emitter, spread: Spread, index: Index) -> Index:
@@ -33,6 +39,43 @@ def read_spread(
     if len(patterns) == 1:
         return _shuffled(e, pointer, element, patterns.pop(), mask)
     return _chosen(e, pointer, element, (spread, index), max(p[-1] for p in patterns), mask)
+
+
+def one_word(e: Emitter, fields: Fields) -> bool:
+    """True if vectors of bit fields are best read as one word, or as bytes if each field is one."""
+    whole_bytes = fields.step == fields.width == 8 and fields.first % 8 == 0
+    return e.lanes == AVX2_LANES and (whole_bytes or _field_bytes(e, fields) <= 4)
+
+
+def read_fields(e: Emitter, row: str, fields: Fields, column: Index, mask: Reg | None) -> Reg:
+    """Read a vector of bit fields from the address of their row; zeros if the mask, one for all lanes, is false."""
+    size = e.lanes if fields.step == 8 else _field_bytes(e, fields)
+    # Columns come in multiples of 8. A constant is added after the division, where it becomes part of an address.
+    start, more = e.parts(column)
+    eighth = start // 8 if isinstance(start, int) else e.op(f"udiv exact i64 {start}, 8")
+    behind, skipped = (more * fields.step + fields.first) // 8, fields.first % 8
+    if size == 3 and behind > 0:  # a whole word, with the byte before
+        size, behind, skipped = 4, behind - 1, skipped + 8
+    byte = e.add(e.mul(eighth, fields.step), behind)
+    pointer = _or_zeros(e, e.element(row, byte, "i8"), mask, size)
+    if fields.step == 8:
+        return e.convert("zext", Reg(e.load(pointer, e.vector_type("i8"), 1), "i8", True), "i32")
+    word = Reg(e.load(pointer, f"i{8 * size}", 1), f"i{8 * size}")
+    if size == 3:
+        word = e.convert("zext", word, "i32")
+    copies = 4 // size if size < 3 else 1  # of a short word, in the upper bits that the mask clears
+    kind = f"<{copies * e.lanes} x {word.type}>"
+    first = e.op(f"insertelement {kind} poison, {word.type} {word.text}, i64 0")
+    every = e.op(f"shufflevector {kind} {first}, {kind} poison, <{copies * e.lanes} x i32> zeroinitializer")
+    words = Reg(every if copies == 1 else e.op(f"bitcast {kind} {every} to {e.vector_type('i32')}"), "i32", True)
+    counts = ", ".join(f"i32 {skipped + n * fields.step}" for n in range(e.lanes))
+    moved = e.binary("lshr", words, Reg(f"<{counts}>", "i32", True))
+    return e.binary("and", moved, e.number(2**fields.width - 1, "i32"))
+
+
+def _field_bytes(e: Emitter, fields: Fields) -> int:
+    """Return the bytes that the fields of a vector lie in."""
+    return (fields.first % 8 + (e.lanes - 1) * fields.step + fields.width + 7) // 8
 
 
 def _patterns(spread: Spread, index: Index, lanes: int, count: int) -> set[tuple[int, ...]]:

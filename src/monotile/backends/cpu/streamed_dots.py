@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from ...dtypes import FP8
 from ...ir import Op
 from .axes import Axis
 from .bf16_pairs import (
@@ -25,6 +26,7 @@ from .bf16_pairs import (
     streams_pairs,
 )
 from .bf16_words import Bf16Words
+from .code_vectors import CodeVectors, find_codes, several_at_once
 from .dots import DotOperand
 from .emit import Emitter, Index, Reg
 from .evaluate import Evaluator
@@ -39,6 +41,7 @@ from .vectors import lane_mask
 
 UNORDERED_BYTES = 512  # of a tile that may be read in any order
 SHARING_ROWS = 4  # with fewer rows, reading them costs little beside reading the tile
+CONSTANTS = 4  # registers that hold what codes are shifted, masked and looked up by: sums in memory are slow
 COMPUTE_BOUND = 128  # FMAs per cache line that take longer than loading the line
 
 
@@ -54,6 +57,7 @@ class InnerProduct:
     next_tile: NextTile | None
     packed: PackedRows | None  # the rows, for bf16 pair products
     words: Bf16Words | None  # the tile, for the same
+    codes: CodeVectors | None = None  # the tile, where it is read in several vectors at once
 
 
 class StreamedDotEmitter(PrefetchEmitter):
@@ -94,7 +98,10 @@ class StreamedDotEmitter(PrefetchEmitter):
             contraction = self.float32_contraction(vector, row_operand)
             if not edge and streams_pairs(self.target, dot, lane_operand, row_operand, inner=False):
                 contraction = outer_contraction(self, load, lane_operand, PackedRows(self, row_operand, height))
-            whole_rows = self._set_register_block(nest, load, height)
+            codes = None if edge else find_codes(self.ev, lane_operand.base, lane_operand.free)
+            whole_rows = self._set_register_block(nest, load, height, codes)
+            if codes is not None:
+                contraction = several_at_once(contraction, codes, lane_operand, self.vectors)
             next_tile = None if edge else self.find_next_tile(load, whole_rows)
             read_once = self.height == height
             prefetch = partial(self.prefetch_rows, next_tile, contraction.steps, read_once)
@@ -107,15 +114,16 @@ class StreamedDotEmitter(PrefetchEmitter):
             next_tile = None if edge else self.find_next_tile(load, True)
             assert lane_operand.contracted is not None
             words = Bf16Words(self.ev, load, lane_operand.base, lane_operand.contracted) if paired else None
-            inner = InnerProduct(load, lane_operand, row_operand, height, edge, next_tile, packed, words)
+            codes = None if edge else find_codes(self.ev, lane_operand.base, lane_operand.contracted)
+            inner = InnerProduct(load, lane_operand, row_operand, height, edge, next_tile, packed, words, codes)
             self._inner(nest, inner, rows)
 
-    def _set_register_block(self, nest: Nest, load: Op, height: int) -> bool:
+    def _set_register_block(self, nest: Nest, load: Op, height: int, codes: CodeVectors | None) -> bool:
         """Choose the register block of an outer product: equal pieces of a row of the tile, and every row of the
         result, so that the tile is read once. Where that leaves registers for one vector alone, and a broadcast would
         be loaded for every FMA, rows are divided, and the tile is read again from L1 or L2. Return True if the tile is
         read in order. All registers are used if arithmetic takes longer than memory or pieces would be short; else
-        prefetching the next tile works better with two pieces."""
+        prefetching the next tile works better with two pieces. Codes need some of 16 registers for themselves."""
         assert nest.lane is not None
         size = self.ev.tensors.tiles[load].bytes_along(nest.lane) // nest.lane.extent
         row = -(-nest.lane.extent // self.target.lanes)
@@ -126,8 +134,13 @@ class StreamedDotEmitter(PrefetchEmitter):
             while self.target.max_vectors(-(-height // blocks)) < 2:
                 blocks += 1
             most = self.target.max_vectors(-(-height // blocks))
+        rows, dtype = -(-height // blocks), load.result.dtype
+        if codes is not None:
+            most = 4 if rows <= 2 else 2
+        elif self.target.registers == 16 and rows > 2 and (dtype in FP8 or not dtype.is_float):
+            most = min(most, max(2, (self.target.registers - CONSTANTS - 1) // (rows + 1)))
         pieces = -(-row // most)
-        self.vectors, self.height = -(-row // pieces), -(-height // blocks)
+        self.vectors, self.height = -(-row // pieces), rows
         return pieces == blocks == 1
 
     # ---- bf16 pair products in panels --------------------------------------------------------------------------------
@@ -191,6 +204,8 @@ class StreamedDotEmitter(PrefetchEmitter):
         def steps(positions: range, first: Index, starts: range, valid: int | None = None) -> None:
             mine = [[sums[r * each + i] for i in positions] for r in range(len(rows))]
             held = [[Reg(e.get(v), "float", True) for v in line] for line in mine]
+            codes = dot.codes if dot.codes is not None and len(starts) % dot.codes.count == 0 else None
+            ready: list[list[Reg]] = [[] for _ in positions]
             for s in starts:
                 k = e.add(first, s)
                 for i in positions if rows.start == 0 else ():  # once for all rows
@@ -199,7 +214,12 @@ class StreamedDotEmitter(PrefetchEmitter):
                     Point(lane_operand.at(e.add(start, i), k), lane_operand.contracted, valid, dot.edge)
                     for i in positions
                 ]
-                tile = [self._tile_vector(dot, pt) for pt in places]
+                if codes is not None and not ready[0]:
+                    ready = [codes.read([pt.at]) for pt in places]
+                tile = [
+                    vectors.pop(0) if vectors else self._tile_vector(dot, pt)
+                    for vectors, pt in zip(ready, places, strict=True)
+                ]
                 for r, row in enumerate(rows):
                     add = self._row(dot, row, k, valid)
                     held[r] = [add(t, h) for t, h in zip(tile, held[r], strict=True)]

@@ -8,15 +8,16 @@ written).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ...ir import Kernel, Op, Spread, Tensor, Value, spreads, view_of
 from ...ir import starts as ir_starts
+from ...ir.fields import Fields
 from .axes import Axes, Axis, tile_of
 from .emit import Emitter, Index, Reg
 from .point import Point
-from .spread_reads import read_spread, spread_position
+from .spread_reads import read_fields, read_spread, spread_position
 from .strided import Positions, Walk, places_in_walk, read_walk, walk_along, write_walk
 from .vectors import (
     BYTES,
@@ -173,6 +174,10 @@ class Tensors:
         """Return the address of the first element at a point inside the tensor."""
         return self._locate(self.tiles[op], pt)[0]
 
+    def is_contiguous(self, op: Op, axis: Axis) -> bool:
+        """True if memory holds the elements of a load one after the other along an axis."""
+        return any(dim.axis is axis and dim.stride == 1 and dim.spread is None for dim in self.tiles[op].dims)
+
     def read(self, op: Op, pt: Point, test: Reg | None = None) -> Reg:
         """Read the elements at a point; zero outside the tensor and where the test fails."""
         e, tile = self.e, self.tiles[op]
@@ -195,6 +200,12 @@ class Tensors:
         else:
             raw = e.load(pointer, e.vector_type(tile.element), size)
         return decode(e, tile.tensor.dtype, Reg(raw, tile.element, True))
+
+    def read_fields(self, fields: Fields, pt: Point) -> Reg:
+        """Read the bit fields at a point whose lanes run along the columns."""
+        assert pt.lane is not None
+        row, _, mask = self._locate(self.tiles[fields.load], replace(pt, at=pt.at | {pt.lane: 0}))
+        return read_fields(self.e, row, fields, pt.at[pt.lane], mask)
 
     def write(self, op: Op, pt: Point, value: Reg) -> None:
         e, tile = self.e, self.tiles[op]

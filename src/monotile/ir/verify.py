@@ -1,4 +1,4 @@
-"""The IR verifier: one walk after the front end and after every pass.
+"""The IR verifier: one walk after the front end and one after the passes, or after every pass.
 
 A broken rule is a fault of monotile, so the message is for its developers: the stage, the rule, the op and the author's
 line. docs/internals/ir.md lists the rules.

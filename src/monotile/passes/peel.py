@@ -7,7 +7,7 @@ if it fails at its best position. Both are bounds on the counter, so they are co
 
     for j in low .. high       ->   for j in low .. a      all predicates kept
                                     for j in a .. b        no guards
-                                    for j in b .. high     only guards that are upper bounds on j
+                                    for j in b .. high     only guards that are upper bounds on j, or all
 """
 
 from __future__ import annotations
@@ -188,8 +188,9 @@ def _skip(block: Block, loop: Op) -> None:
 
 
 def peel(kernel: Kernel) -> None:
-    """Split loops where their position comparisons become constant."""
-    _peel(kernel, bounds=False)
+    """Split loops where their position comparisons become constant. The first and the last loop are alike: a backend
+    may compile their parts once."""
+    _peel(kernel, bounds=False, alike=True)
 
 
 def peel_with_bounds(kernel: Kernel) -> None:
@@ -202,7 +203,7 @@ def peel_all_bounds(kernel: Kernel) -> None:
     _peel(kernel, bounds=True, invariant=True)
 
 
-def _peel(kernel: Kernel, *, bounds: bool, invariant: bool = False) -> None:
+def _peel(kernel: Kernel, *, bounds: bool, invariant: bool = False, alike: bool = False) -> None:
     loops = loop_of(kernel)
     renamed: dict[Value, Value] = {}
 
@@ -211,7 +212,7 @@ def _peel(kernel: Kernel, *, bounds: bool, invariant: bool = False) -> None:
         b.loc = loop.loc
         nested = any(op.kind == "for" for op in walk(loop.blocks[0]))
         found = Guards({}, {}) if nested else _GuardFinder(b, loop, loops, invariant).find(bounds)
-        renamed.update(_peel_loop(b, loop, found))
+        renamed.update(_peel_loop(b, loop, found, alike))
 
     _each_loop(kernel.body, visit)
     replace_values(kernel.body, renamed)
@@ -230,8 +231,9 @@ class Guards:
         return [g for n, g in enumerate(every) if g not in every[:n]]
 
 
-def _peel_loop(b: Builder, loop: Op, found: Guards) -> dict[Value, Value]:
-    """Append the loops that replace `loop` and return the values that replace its results."""
+def _peel_loop(b: Builder, loop: Op, found: Guards, alike: bool) -> dict[Value, Value]:
+    """Append the loops that replace `loop` and return the values that replace its results. The first and the last are
+    `alike` if both keep all predicates."""
     guards = found.distinct()
     if not any(g.factor for g in guards):
         b.block.ops.append(loop)
@@ -250,8 +252,8 @@ def _peel_loop(b: Builder, loop: Op, found: Guards) -> dict[Value, Value]:
     if high is not None:
         rest = _next_counter(b, first, last, step)
         rest.hint = "rest_start"
-        lower_bounds = Guards({op: g for op, g in found.comparisons.items() if g.factor < 0}, {})
-        carried = _copy_loop(b, loop, (rest, end), carried, lower_bounds, edge=True)
+        known = {} if alike else {op: g for op, g in found.comparisons.items() if g.factor < 0}
+        carried = _copy_loop(b, loop, (rest, end), carried, Guards(known, {}), edge=True)
     return dict(zip(loop.results, carried, strict=True))
 
 

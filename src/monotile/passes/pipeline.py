@@ -1,5 +1,5 @@
 """The passes that every backend runs, in order. A pass is a function that changes a kernel in place; the verifier runs
-after each. A backend selects passes with `PipelineOptions` and may add its own.
+at the end. A backend selects passes with `PipelineOptions` and may add its own.
 
 | pass         | what it does                                                                                      |
 |--------------|---------------------------------------------------------------------------------------------------|
@@ -57,13 +57,16 @@ def after_each(kernel: Kernel, options: PipelineOptions) -> str:
 
 
 def run(kernel: Kernel, options: PipelineOptions, watch: Callable[[str, Kernel], None] | None = None) -> None:
-    """Run every pass and verify the kernel after each; `watch` is called with the pass's name and the kernel."""
+    """Run every pass. `watch` is called after each with the pass's name and the kernel, which is verified then; without
+    it the kernel is verified once, at the end: the verifier takes as long as the passes."""
     for op in walk(kernel.body):
         if op.kind == "print":
             cure = 'call the kernel with backend="interpreter", or take the print out'
             raise UnsupportedPython("print works in the interpreter only", cure, op.loc)
     for each in passes(options):
         each(kernel)
-        verify.check(kernel, each.__name__)
         if watch is not None:
+            verify.check(kernel, each.__name__)
             watch(each.__name__, kernel)
+    if watch is None:
+        verify.check(kernel, "the passes")

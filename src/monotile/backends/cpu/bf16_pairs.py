@@ -138,7 +138,9 @@ def panel_contraction(
 
     def at(pt: Point, k: Index) -> str:
         assert pt.panel is not None
-        return e.element(scratch.address(buffer, {}, None), e.add(e.mul(k, width), 2 * e.lanes * pt.panel[1]), "i16")
+        return e.element(
+            scratch.address(buffer, {}, None), e.add(e.mul(k, width), e.mul(pt.panel[1], 2 * e.lanes)), "i16"
+        )
 
     def pack(k: Index) -> None:
         for pt in points:

@@ -91,7 +91,7 @@ class TableVectors(CodeVectors):
     def _address(self, at: dict[Axis, Index]) -> str:
         fields = self._table.fields
         assert fields is not None
-        e, (start, more) = self.e, self.e.parts(at[self.axis])
+        e, (start, more) = self.e, self.e.base_and_offset(at[self.axis])
         row = self.ev.tensors.address(fields.load, Point(at | {self.axis: 0}, self.axis))
         half = start // 2 if isinstance(start, int) else e.op(f"udiv exact i64 {start}, 2")
         return e.element(row, e.add(half, more // 2 + fields.first // 8), "i8")

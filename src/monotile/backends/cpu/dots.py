@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import gcd
 
 from ...ir import Op, Value
 from .axes import Axis
+from .dot_results import DotResults, finish_rows
 from .emit import Index, Reg
 from .fuse import Nest, unviewed
 from .layout import Layout
@@ -148,17 +150,13 @@ class DotEmitter(NestEmitter):
         def group(points: list[Point]) -> None:
             totals = self.open_folds(nest, len(points))
             self.prepare(nest, points, {nest.lane})
-
+            results = DotResults(nest, rows, points, totals)
             height = self.height or self.target.block_rows(len(points))
 
             def block(row: Index, count: int) -> None:
-                grid = [[self.row_point(pt, rows, self.e.add(row, i)) for pt in points] for i in range(count)]
                 prefetch = self.prefetch_shared(nest, panel, row, height, UNROLL)
-                sums = self._accumulate(points, row, count, contraction, prefetch)
-                for line, values in zip(grid, sums, strict=True):
-                    for i, (pt, value) in enumerate(zip(line, values, strict=True)):
-                        self.add_total(nest, pt, value, points[i])
-                        self.finish(nest, pt, [t[i] for t in totals])
+                sums = partial(self._accumulate, points, row, count, contraction, prefetch)
+                finish_rows(self, results, row, count, sums)
 
             self._row_blocks(low, high, height, block)
             for i, pt in enumerate(points):
@@ -170,43 +168,33 @@ class DotEmitter(NestEmitter):
         """Loop over rows in blocks of `step`, then over what is left. Visible rows, whose range is known when the
         kernel runs, come in units of `target.rows`."""
         e = self.e
+
+        def blocks(begin: Index, end: Index, count: int) -> None:
+            e.loop(begin, end, count, lambda row: block(row, count))
+
         if isinstance(low, int) and isinstance(high, int):
             whole, rest = divmod(high - low, step)
             short = [rest] if rest else []
             if whole and 0 < 2 * rest < step:  # two blocks of like height instead of a whole and a low one
                 whole, short = whole - 1, [(step + rest + 1) // 2, (step + rest) // 2]
             end = low + whole * step
-            e.loop(low, end, step, lambda row: block(row, step))
-            for count in short:
-                block(end, count)
-                end += count
+            blocks(low, end, step)
+            for count in dict.fromkeys(short):
+                begin, end = end, end + count * short.count(count)
+                blocks(begin, end, count)
             return
         unit = gcd(step, self.target.rows)
         if step > unit:
             rest_rows = e.op(f"urem i64 {e.sub(high, low)}, {step}")
             end_rows = e.sub(high, rest_rows)
-            e.loop(low, end_rows, step, lambda row: block(row, step))
+            blocks(low, end_rows, step)
             low = end_rows
-        e.loop(low, high, unit, lambda row: block(row, unit))
+        blocks(low, high, unit)
 
     def prefetch_shared(self, nest: Nest, panel: Panel, row: Index, height: int, steps: int) -> Callable[[Index], None]:
         """Return the function that prefetches, at every `steps` positions of the contraction, a part of what the dot
         reads in the next iteration of a loop, if nothing else does. A register block has `height` rows."""
         return lambda k: None
-
-    def row_point(self, pt: Point, rows: Axis | None, row: Index) -> Point:
-        """Return the point of a row for the lanes of a point."""
-        at = pt.at | ({rows: row} if rows is not None else {})
-        return Point(at, pt.lane, pt.valid, pt.edge, pt.panel, dict(pt.memo))
-
-    def add_total(self, nest: Nest, pt: Point, value: Reg, group: Point) -> None:
-        """Make the finished sum known at its point, after adding the x of `x + dot(...)`. The dot is summed on its own
-        and then added, as the source says: a long sum in blocks rounds less than one chain."""
-        assert nest.total is not None
-        if nest.addend is not None:
-            added_to = self.ev.moved(nest.addend, nest.total, pt)
-            value = self.e.binary("fadd", added_to, value)
-        pt.memo = dict(group.memo) | {nest.total: value}
 
     def _accumulate(
         self,

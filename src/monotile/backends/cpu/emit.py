@@ -11,7 +11,10 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from .shared_code import CodePart, SharedCode
+
 Index = int | str
+IMPURE = ("load", "call")  # instructions that may give another result the next time
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,13 @@ class Emitter:
         self.constants: dict[str, str] = {}  # names of constants in memory, by type and value
         self.lines: list[str] = []
         self.sums: dict[str, tuple[str, int]] = {}  # indices that were made by adding a constant to another
+        self.parts: list[CodePart] = []  # that may share code with others
+        self._depth = 0  # of the part that is emitted
         self.current = "entry"
         self._count = 0
+        self._known: list[dict[str, str]] = [
+            {}
+        ]  # registers of pure instructions, by loop or branch; the innermost last
 
     # ---- text --------------------------------------------------------------------------------------------------------
 
@@ -57,6 +65,17 @@ class Emitter:
         return f"%{stem}{self._count}"
 
     def op(self, text: str) -> str:
+        """Append an instruction and return its result. The same instruction again is the same register wherever the
+        first one has run: LLVM would take as long to find that out as to do anything else."""
+        if text.startswith(IMPURE):
+            return self._result(text)
+        for known in self._known:
+            if text in known:
+                return known[text]
+        self._known[-1][text] = name = self._result(text)
+        return name
+
+    def _result(self, text: str) -> str:
         name = self.fresh()
         self.lines.append(f"  {name} = {text}")
         return name
@@ -103,7 +122,7 @@ class Emitter:
             self.sums[result] = a, b
         return result
 
-    def parts(self, index: Index) -> tuple[Index, int]:
+    def base_and_offset(self, index: Index) -> tuple[Index, int]:
         """Return an index as a sum of one that is known at run time, or 0, and a constant."""
         return (0, index) if isinstance(index, int) else self.sums.get(index, (index, 0))
 
@@ -174,25 +193,43 @@ class Emitter:
         else:
             self.branch(self.compare("slt", low, high), head, end)
         self.place(head)
+        self._known.append({})
         counter, slot = self.fresh("i"), len(self.lines)
         self.lines.append("")
         body(counter)
         following = self.add(counter, step)
         self.branch(self.compare("slt", following, high), head, end)
         self.lines[slot] = f"  {counter} = phi i64 [ {low}, %{before} ], [ {following}, %{self.current} ]"
+        self._known.pop()
         self.place(end)
 
     def when(self, condition: str, yes: Callable[[], None], no: Callable[[], None] | None = None) -> None:
         then, end = self.label(), self.label()
         other = self.label() if no else end
         self.branch(condition, then, other)
-        self.place(then)
-        yes()
+        for label, side in ((then, yes), (other, no)):
+            if side is not None:
+                self.place(label)
+                self._known.append({})
+                side()
+                self._known.pop()
+                self.jump(end)
+        self.place(end)
+
+    def part(self, emit: Callable[[], None]) -> None:
+        """Emit a part of the function that may share its code with another one (shared_code.py). It leaves its results
+        in memory, and computes again what others have computed: then it is the same text wherever it is."""
+        start, end = self.label(), self.label()
+        self.jump(start)
+        first = len(self.lines)
+        self.place(start)
+        known, self._known = self._known, [{}]
+        self._depth += 1
+        emit()
+        self._depth -= 1
+        self._known = known
+        self.parts.append(CodePart(first, len(self.lines), self._depth))
         self.jump(end)
-        if no:
-            self.place(other)
-            no()
-            self.jump(end)
         self.place(end)
 
     # ---- registers ---------------------------------------------------------------------------------------------------
@@ -265,6 +302,10 @@ class Emitter:
 
     def iota(self) -> Reg:
         return Reg("<" + ", ".join(f"i32 {i}" for i in range(self.lanes)) + ">", "i32", True)
+
+    def share(self, arguments: dict[str, str], attributes: str) -> list[str]:
+        """Let equal parts share code; return the texts of the functions that they become."""
+        return SharedCode(self.entry, self.lines, self.parts, arguments, attributes).functions
 
     def function(self, header: str) -> str:
         """Return the text of the finished function."""

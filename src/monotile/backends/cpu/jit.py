@@ -102,8 +102,8 @@ def _linker() -> Any:
 def _optimised(text: str, machine: Any) -> Any:
     """Parse and verify a module and run a few passes.
 
-    The emitter writes vector code whose loops are blocked already. LLVM turns its variables into registers and folds
-    its arithmetic: the O2 pipeline takes four times as long and gives the same speed.
+    The emitter writes vector code whose loops are blocked already and computes nothing twice. LLVM turns its variables
+    into registers and folds its arithmetic: the O2 pipeline takes four times as long and gives the same speed.
     """
     binding = llvm.binding()
     try:
@@ -115,7 +115,6 @@ def _optimised(text: str, machine: Any) -> Any:
     module.data_layout = str(machine.target_data)
     passes = binding.create_new_module_pass_manager()
     passes.add_sroa_pass()
-    passes.add_new_gvn_pass()
     passes.add_instruction_combine_pass()
     passes.add_simplify_cfg_pass()
     passes.run(module, binding.create_pass_builder(machine, binding.create_pipeline_tuning_options()))

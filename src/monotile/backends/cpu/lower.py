@@ -25,6 +25,8 @@ from .vectors import register_type
 
 COUNTABLE = ELEMENTWISE | {"const", "dim", "param"}  # ops that the size of a grid may be computed from
 
+ARGUMENTS = {"%args": "ptr", "%program": "i64", "%scratch": "ptr"}
+
 
 @dataclass(frozen=True)
 class Lowered:
@@ -40,12 +42,14 @@ def lower(kernel: Kernel, target: Target, triple: str) -> Lowered:
     counter = ProgramCounter(kernel, target)
     counter.run()
     attributes = f'nounwind "min-legal-vector-width"="512" "prefer-vector-width"="{32 * target.lanes}"'
+    functions = main.e.share(ARGUMENTS, attributes)
     parts = [
         f'target triple = "{triple}"\n',
         "@zero = private constant [16 x i8] zeroinitializer, align 16\n@ones = private constant i16 -1\n",
         *(f"{name} = private constant {text}\n" for text, name in main.e.constants.items()),
         *([amx.constants()] if main.layout.tiled else []),
         main.e.function(f"define void @kernel(ptr noalias %args, i64 %program, ptr noalias %scratch) {attributes}"),
+        *functions,
         counter.e.function(f"define i64 @programs(ptr %args) {attributes}"),
         *sorted(f"{d}\n" for d in main.e.declarations | counter.e.declarations),
     ]

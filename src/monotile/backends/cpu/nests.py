@@ -24,6 +24,7 @@ from .strided import groups as scatter_groups
 from .target import Target
 from .transposed_nests import emit_transposed, needs_transpose
 from .vectors import lane_mask
+from .weights import MOST, weight
 
 
 class NestEmitter:
@@ -46,13 +47,14 @@ class NestEmitter:
         self._scalar_folds = {op.result: self._scalar_variable(op) for op in scalars}
         inside = self._inside(nest)
 
+        def part(edge: bool) -> None:
+            self.e.part(lambda: self._body(nest, panel, edge))
+
         def body() -> None:
             if inside is None:
-                self._body(nest, panel, edge=False)
+                part(False)
             else:
-                self.e.when(
-                    inside, lambda: self._body(nest, panel, edge=False), lambda: self._body(nest, panel, edge=True)
-                )
+                self.e.when(inside, lambda: part(False), lambda: part(True))
 
         if not self.read_in_place(nest, inside, body):
             body()
@@ -140,9 +142,11 @@ class NestEmitter:
             else:
                 self.prepare(nest, points, {nest.lane})
                 low, high = self.row_range(rows)
-                step = next(s for s in (4, 2, 1) if rows.extent % s == 0 and self.target.rows % s == 0)
+                steps = [s for s in (4, 2, 1) if rows.extent % s == 0 and self.target.rows % s == 0]
+                pairs = bool(pair_buffers(self.ev, nest))
+                step = steps[0] if pairs else self.rows_at_once(nest, len(points), steps)
                 if edge:
-                    step = 2 if pair_buffers(self.ev, nest) else 1
+                    step = 2 if pairs else 1
 
                 def body(row: Index) -> None:
                     for i in range(step):
@@ -164,6 +168,16 @@ class NestEmitter:
         if self.active_rows is not None and self.active_rows[0] is axis:
             return self.active_rows[1], self.active_rows[2]
         return 0, axis.extent if axis is not None else 1
+
+    def rows_at_once(self, nest: Nest, vectors: int, counts: list[int]) -> int:
+        """Return how many rows of some vectors are one iteration: the first of the counts, largest first, with which
+        the elementwise work is not too large, or the last."""
+
+        def made(value: Value) -> bool:
+            return value is not nest.total and (value not in self.ev.buffers or value in self.ev.making)
+
+        each = weight(self.roots(nest), made) * vectors
+        return next((count for count in counts if count * each <= MOST), counts[-1])
 
     def _row_by_row(self, nest: Nest, rows: Axis | None, edge: bool) -> None:
         """Loop over the rows; folds run along the lanes, and those that another fold completes over the rows too."""
@@ -198,7 +212,8 @@ class NestEmitter:
 
         low, high = self.row_range(rows)
         aligned = short and not edge and isinstance(high, int)
-        step = next(s for s in (4, 2, 1) if high % s == 0) if aligned else 1
+        vectors = -(-nest.lane.extent // self.e.lanes) if nest.lane is not None else 1
+        step = self.rows_at_once(nest, vectors, [s for s in (4, 2, 1) if high % s == 0]) if aligned else 1
 
         def several(row: Index) -> None:
             for i in range(step):

@@ -19,7 +19,7 @@ class Point:
     lane: Axis | None = None
     valid: int | None = None  # lanes of the tile in this vector, when not all
     edge: bool = False  # tensors may end here
-    panel: tuple[Index, int] | None = None  # the panel and the vector in it, for lanes along the panel axis
+    panel: tuple[Index, Index] | None = None  # the panel and the vector in it, for lanes along the panel axis
     memo: dict[Value, Reg] = field(default_factory=dict)
     group: int = 0  # number of the vector in its register group
 

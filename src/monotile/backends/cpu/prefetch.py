@@ -64,7 +64,7 @@ class PrefetchEmitter(DotEmitter):
     def _prefetch_in_order(self, tile: NextTile, size: int, steps: int, points: list[Point], k: Index) -> None:
         """Prefetch as many bytes as are read, in the order of memory; `size` are read at each position. Short pieces of
         its rows would come from everywhere in the tile, and each time from other rows of DRAM."""
-        e, (_, unrolled) = self.e, self.e.parts(k)
+        e, (_, unrolled) = self.e, self.e.base_and_offset(k)
         span = next(n for n in (UNROLL, 2, 1) if n == 1 or n * size <= LINE)  # positions that share a request
         if unrolled % span:
             return

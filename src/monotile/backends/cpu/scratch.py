@@ -40,7 +40,7 @@ class Scratch:
         self.e = emitter
         self.buffers: list[Buffer] = []
         self.clock = 0
-        self._first_of_pair: dict[tuple[Buffer, int], tuple[str, Reg]] = {}  # written next, with the second
+        self._first_of_pair: dict[tuple[Buffer, Index], tuple[str, Reg]] = {}  # written next, with the second
 
     def new(
         self, element: str, strides: Mapping[Axis, Index], lane: Axis | None, count: int, panel_stride: int = 0
@@ -82,13 +82,15 @@ class Scratch:
 
     # ---- access ------------------------------------------------------------------------------------------------------
 
-    def address(self, buffer: Buffer, at: dict[Axis, Index], panel: tuple[Index, int] | None) -> str:
+    def address(self, buffer: Buffer, at: dict[Axis, Index], panel: tuple[Index, Index] | None) -> str:
         self.touch(buffer)
         e = self.e
         offset: Index = 0
         for axis, stride in buffer.strides.items():
             if panel is not None and axis is buffer.lane:
-                offset = e.add(offset, e.add(e.mul(panel[0], buffer.panel_stride), e.mul(stride, panel[1] * e.lanes)))
+                offset = e.add(
+                    offset, e.add(e.mul(panel[0], buffer.panel_stride), e.mul(stride, e.mul(panel[1], e.lanes)))
+                )
             else:
                 offset = e.add(offset, e.mul(at[axis], stride))
         return e.element(buffer.pointer or buffer.name, offset, buffer.element)

@@ -51,7 +51,7 @@ def read_fields(e: Emitter, row: str, fields: Fields, column: Index, mask: Reg |
     """Read a vector of bit fields from the address of their row; zeros if the mask, one for all lanes, is false."""
     size = e.lanes if fields.step == 8 else _field_bytes(e, fields)
     # Columns come in multiples of 8. A constant is added after the division, where it becomes part of an address.
-    start, more = e.parts(column)
+    start, more = e.base_and_offset(column)
     eighth = start // 8 if isinstance(start, int) else e.op(f"udiv exact i64 {start}, 8")
     behind, skipped = (more * fields.step + fields.first) // 8, fields.first % 8
     if size == 3 and behind > 0:  # a whole word, with the byte before

@@ -27,6 +27,7 @@ from .bf16_pairs import (
 )
 from .bf16_words import Bf16Words
 from .code_vectors import CodeVectors, find_codes, several_at_once
+from .dot_results import DotResults, finish_rows
 from .dots import DotOperand
 from .emit import Emitter, Index, Reg
 from .evaluate import Evaluator
@@ -278,8 +279,6 @@ class StreamedDotEmitter(PrefetchEmitter):
         group = Point({nest.lane: first}, nest.lane, count if count < e.lanes else None, edge)
         totals = self.open_folds(nest, 1)
         self.prepare(nest, [group], {nest.lane})
-        for row in range(rows.extent if rows is not None else 1):
-            pt = self.row_point(group, rows, row)
-            self.add_total(nest, pt, Reg(results[row], "float", True), group)
-            self.finish(nest, pt, [t[0] for t in totals])
+        sums = [[Reg(text, "float", True)] for text in results[: rows.extent if rows is not None else 1]]
+        finish_rows(self, DotResults(nest, rows, [group], totals), 0, len(sums), lambda: sums)
         self.close_folds(nest, group, [t[0] for t in totals])

@@ -15,6 +15,7 @@ from ...ir import Op
 from . import amx
 from .amx import LANES, ROWS, Product
 from .axes import Axis
+from .dot_results import add_total, row_point
 from .dots import DotOperand
 from .emit import Emitter, Index, Reg, Var
 from .evaluate import Evaluator
@@ -205,7 +206,7 @@ class TiledDotEmitter(StreamedDotEmitter):
 
         def address(r: Index, pt: Point) -> str:
             assert pt.panel is not None
-            offset = e.add(e.mul(e.sub(r, row), width), pt.panel[1] * LANES)
+            offset = e.add(e.mul(e.sub(r, row), width), e.mul(pt.panel[1], LANES))
             return e.element(scratch.address(block, {}, None), offset, product.sums)
 
         return Sums(address, width * BYTES[product.sums], False, product.sums)
@@ -227,11 +228,11 @@ class TiledDotEmitter(StreamedDotEmitter):
             for i in range(count):
                 at = e.add(row, e.add(first, i))
                 for n, group in enumerate(points):
-                    pt = self.row_point(group, rows, at)
+                    pt = row_point(group, rows, at)
                     text = e.load(sums.address(at, group), e.vector_type(sums.type), BYTES[sums.type])
                     value = Reg(text, sums.type, True)
-                    self.add_total(
-                        nest, pt, value if sums.type == "float" else e.convert("sitofp", value, "float"), group
+                    add_total(
+                        self, nest, pt, value if sums.type == "float" else e.convert("sitofp", value, "float"), group
                     )
                     self.finish(nest, pt, [t[n] for t in totals])
 

@@ -11,7 +11,7 @@ from .axes import Axis
 from .emit import Emitter, Index, Reg
 from .evaluate import Evaluator
 from .fuse import Nest
-from .pair_storage import end_pairs
+from .pair_storage import end_pairs, pair_buffers
 from .point import Panel, Point, partly_filled
 from .target import Target
 from .transpose import transpose
@@ -75,12 +75,24 @@ def emit_transposed(nests: Nests, nest: Nest, op: Op, panel: Panel, edge: bool) 
             for p, text in zip(outer, transpose(e, values), strict=False):
                 nests.ev.tensors.write(op, p, Reg(text, "float", True))
 
-    def group(points: list[Point]) -> None:
+    def squares(pt: Point) -> None:
         whole = rows.extent // width * width
+        e.loop(0, whole, width, partial(square, pt, count=width))
+        if rows.extent - whole:
+            square(pt, whole, rows.extent - whole)
+
+    def group(points: list[Point]) -> None:
+        pairs = pair_buffers(nests.ev, nest)
+        if panel is not None and not pairs and all(pt.valid is None for pt in points):
+            first, (number, _) = points[0].at[lane], panel
+
+            def vector(n: Index) -> None:
+                squares(Point({lane: e.add(first, e.mul(n, width))}, lane, None, edge, (number, n)))
+
+            e.loop(0, len(points), 1, vector)
+            return
         for pt in points:
-            e.loop(0, whole, width, partial(square, pt, count=width))
-            if rows.extent - whole:
-                square(pt, whole, rows.extent - whole)
+            squares(pt)
         end_pairs(nests.ev, nest, points)
 
     nests.each_group(lane, panel, edge, {}, group)

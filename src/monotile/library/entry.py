@@ -312,11 +312,9 @@ def _chosen(function: str, plain: Any, quantized: Any, first: Array, *others: Ar
     """Return the function of the module that takes these arrays: one of torch's operators in a trace."""
     module = quantized if is_quantized(*others) else plain
     if torch_calls.is_traced(first, *others):
-        from . import trace_operators
+        from . import quantized_operators, trace_operators
 
-        if module is not plain:
-            return trace_operators.QUANTIZED[function]
         torch_calls.refuse_gradients(function, first, *others)
-        module = trace_operators
+        module = trace_operators if module is plain else quantized_operators
     found: Callable[..., Any] = getattr(module, function)
     return found

@@ -211,6 +211,15 @@ def test_quantised_keys_and_values(formats: tuple[str | None, str | None]) -> No
     def paged(q: Any, k: Any, v: Any) -> Any:
         return monotile.attention_paged(q * 2.0, k, v, TABLE, LENGTHS, window=(9, 0), return_lse=True)
 
+    def packed(q: Any, k: Any, v: Any) -> Any:
+        ends = torch.tensor([0, 5, 24, 48], device=DEVICE)
+        return monotile.attention_varlen(q * 2.0, k, v, ends, ends, causal=True, return_lse=True)
+
+    rows: Any = [
+        x if f is None else monotile.quantize(x, f) for x, f in zip((K.flatten(0, 1),) * 2, formats, strict=True)
+    ]
+    queries = randoms(48, 4, 16, seed=4)
+    same(in_one_graph(packed)(queries, *rows), packed(queries, *rows))
     same(in_one_graph(dense)(Q, *stored), dense(Q, *stored))
     same(in_one_graph(paged)(Q, *pages), paged(Q, *pages))
 
@@ -246,6 +255,11 @@ def test_operators_of_quantised_keys_keep_torchs_rules() -> None:
     torch.library.opcheck(operators.decode_partials_quantized, (Q, *fields, *fields, None, 3, *scoring))
     pages = monotile.quantize(K, "int8")
     fields = (pages.codes, pages.scales, None, "int8", 16, "float32")
+    row = (*(t.flatten(0, 1) for t in fields[:2]), *fields[2:])
+    ends = torch.tensor([0, 5, 24, 48], device=DEVICE)
+    torch.library.opcheck(
+        operators.attention_varlen_quantized, (randoms(48, 4, 16), *row, *row, ends, ends, None, *scoring)
+    )
     places = TABLE, LENGTHS
     torch.library.opcheck(operators.attention_paged_quantized, (Q, *fields, *fields, *places, None, *scoring))
     k, v = ((pages.codes.clone(), pages.scales.clone(), None, "int8", 16) for _ in range(2))

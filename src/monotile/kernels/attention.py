@@ -16,7 +16,7 @@ from monotile.language import (
     where,
 )
 
-from . import codecs, programs, scores, sequences, softmax
+from . import codecs, key_sources, programs, scores, sequences, softmax
 from .visibility import FULL, HIDDEN, by_block_case, by_position, is_additive, place_of, visible, visible_keys
 
 NOT_QUANTIZED = (None,) * 6  # the fields of quantised keys and values, in a call with plain ones
@@ -45,7 +45,8 @@ def attention(
     `covered`: the map tells COVERED blocks from PARTIAL ones. With `q_offsets` the one batch holds sequences in a row,
     and `together` programs share one of their `spans`. With `page_table`, keys are in pages of T positions."""
     k, v = k if k_codec is None else k_codes, v if v_codec is None else v_codes
-    keys = programs.KeyTensors(k, v, k_pages, v_pages, page_table, lengths, k_offsets, T, spans, together)
+    fields = key_sources.Fields(k_scales, k_zeros, v_scales, v_zeros)
+    keys = programs.KeyTensors(k, v, k_pages, v_pages, page_table, lengths, k_offsets, T, spans, together, fields)
     q, o, lse, source, own, s, low, high = sequences.part_of_program(
         q, keys, o, lse, split_o, slot_o, plan, q_offsets, queries, first_block, blocks_per_split, BR, BK, packed
     )
@@ -62,10 +63,10 @@ def attention(
 
     def step(state, cols, case):
         M = mask_tile(mask, own, cols, packed) if mask is not None and case != FULL else None
-        S = scores.score(rule, codecs.products(k_codec, Q, source, k_scales, k_zeros, g, j, cols), at(cols), M)
+        S = scores.score(rule, codecs.products(k_codec, Q, source, g, j, cols), at(cols), M)
         seen = visible(options, at(cols), M, case)
         keys = visible_keys(options, at(cols), M, seen, case, hides)
-        read = codecs.values(v_codec, Q.dtype, source, v_scales, v_zeros, g, j, cols, Dv)
+        read = codecs.values(v_codec, Q.dtype, source, g, j, cols, Dv)
         return softmax.step(state, S, read[0], seen, keys, score_scale, factor=read[1])
 
     state = softmax.empty(BR, Dv)

@@ -135,7 +135,7 @@ def read_inputs(builder: CallBuilder, *, values_in_keys: bool = False, codecs: C
     one_device(builder.inputs)
     builder.scale = float(q.shape[3] ** -0.5)
     copied = builder.copies.keys() & {array.place[1] for array in (k, v)}
-    stored = read_fields(builder, codecs, lead)
+    stored = read_fields(builder, codecs, lambda field: as_one_batch(builder, field, lead))
     in_keys = values_in_keys and not copied
     q = rotated_queries(builder, q, codecs[0])
     return AttentionInputs(q, k, v, mask, sinks, dtype, bool(lead), in_keys, stored, lead)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..dtypes import DType
@@ -13,7 +13,7 @@ from ..kernels.codecs import Codec
 from ..runtime import tensors
 from ..runtime.tensors import View
 from .calls import ArrayRef, CallBuilder
-from .leading import Lead, as_one_batch
+from .leading import Lead
 
 Codecs = tuple[Codec | None, Codec | None]  # of keys and of values; None: plain
 PLAIN: Codecs = (None, None)
@@ -53,14 +53,14 @@ class StoredFields(NamedTuple):
 ALL_PLAIN = StoredFields()
 
 
-def read_fields(builder: CallBuilder, codecs: Codecs, lead: Lead) -> StoredFields:
-    """The fields of quantised keys and values, with one batch in place of the leading dimensions."""
+def read_fields(builder: CallBuilder, codecs: Codecs, batched: Callable[[ArrayRef], ArrayRef]) -> StoredFields:
+    """The fields of quantised keys and values, each as (batch, heads, positions, width), which `batched` makes it."""
     found = []
     for name, codec in zip("kv", codecs, strict=True):
         refs: list[ArrayRef | None] = [None, None, None]
         if codec is not None:
             refs = [builder.inputs.get(n) for n in (name, f"{name}_scales", f"{name}_zeros")]
-            refs = [None if a is None else as_one_batch(builder, _unit_last(builder, a), lead) for a in refs]
+            refs = [None if a is None else batched(_unit_last(builder, a)) for a in refs]
             _check_types(name, codec, refs)
         found.append(tuple(refs))
     return StoredFields(found[0], found[1], codecs)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..backends.choices import KEYS_PER_SPLIT
-from . import quantized_ops, quantized_paged
+from . import quantized_ops, quantized_paged, quantized_varlen
 from .merging import Partials
 from .quantized import Quantized
 from .torch_calls import refuse_gradients
@@ -116,6 +116,31 @@ def _partials_shapes(q: Tensor, *args: Any) -> tuple[Any, ...]:
     return tuple(q.new_empty(shape, dtype=torch.float32) for shape in shapes)
 
 
+def attention_varlen(
+    q: Tensor, k: Any, v: Any, q_offsets: Tensor, k_offsets: Tensor, *, sinks: Tensor | None, return_lse: bool,
+    check: bool, **scoring: Any,
+) -> Any:  # fmt: skip
+    refuse_check(check)
+    stored = StoredPair.of(k, v)
+    refuse_gradients("attention_varlen on Quantized keys and values", q, stored.k, stored.v, sinks)
+    options, held = scoring_of(**scoring)
+    o, lse = torch.ops.monotile.attention_varlen_quantized(q, *stored, q_offsets, k_offsets, sinks, *options)
+    del held
+    return (o, lse) if return_lse else o
+
+
+def _varlen(q: Tensor, *args: Any) -> Any:
+    k, v = StoredPair(*args[:STORED_ARGUMENTS]).pair
+    q_offsets, k_offsets, sinks, *options = args[STORED_ARGUMENTS:]
+    given = {"sinks": sinks, "return_lse": True, "check": False, **scoring_options(*options)}
+    return quantized_varlen.attention_varlen(q, k, v, q_offsets, k_offsets, **given)
+
+
+def _varlen_shapes(q: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    size, (T, H, _) = StoredPair(*args[:STORED_ARGUMENTS]).value_size, q.shape
+    return q.new_empty((T, H, size)), q.new_empty((H, T), dtype=torch.float32)
+
+
 # ---- pages -----------------------------------------------------------------------------------------------------------
 
 
@@ -175,6 +200,12 @@ define(
     f"decode_partials_quantized(Tensor q, {STORED}, Tensor? mask, int? splits, {SCORING}) -> {PARTS}",
     _partials,
     _partials_shapes,
+)
+define(
+    f"attention_varlen_quantized(Tensor q, {STORED}, Tensor q_offsets, Tensor k_offsets, Tensor? sinks, {SCORING})"
+    f" -> {PAIR}",
+    _varlen,
+    _varlen_shapes,
 )
 define(
     f"attention_paged_quantized(Tensor q, {STORED}, {PLACES}, Tensor? sinks, {SCORING}) -> {PAIR}",

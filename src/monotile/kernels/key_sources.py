@@ -16,10 +16,10 @@ class Source(NamedTuple):
     table: Any = None  # of pages: (batch, pages of a sequence)
     lengths: Any = None  # of pages: (batch,)
     page: Any = None  # positions of a page
-    fields: Any = None  # Fields of quantised keys and values, whose codes are k and v
+    fields: Any = None  # CodeScales of quantised keys and values, whose codes are k and v
 
 
-class Fields(NamedTuple):
+class CodeScales(NamedTuple):
     """Scales and zero points of quantised keys and values, (batch, heads, positions, groups)."""
 
     k_scales: Any
@@ -53,7 +53,7 @@ def ragged(k, v, start, end, fields=None):
     if fields is not None:
         k_scales, k_zeros, v_scales, v_zeros = fields
         k_scales, k_zeros = part_of(k_scales, start, end), part_of(k_zeros, start, end)
-        fields = Fields(k_scales, k_zeros, part_of(v_scales, start, end), part_of(v_zeros, start, end))
+        fields = CodeScales(k_scales, k_zeros, part_of(v_scales, start, end), part_of(v_zeros, start, end))
     return Source(keys, keys if values is None else values, keys.shape[2], 0, fields=fields)
 
 

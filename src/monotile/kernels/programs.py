@@ -49,7 +49,7 @@ class KeyTensors(NamedTuple):
     page: Any  # positions of a page
     spans: Any  # of ragged sequences (spans.py), and the programs that share one
     together: Any
-    fields: Any  # of quantised keys and values: key_sources.Fields
+    fields: Any  # of quantised keys and values: key_sources.CodeScales
 
 
 class Part(NamedTuple):

@@ -206,7 +206,8 @@ def read_options(given: Any) -> Options:
     for name, function in (("score_mod", given.score_mod), ("mask_mod", given.mask_mod)):
         if function is not None and not is_function(function):
             other = ", or what block_mask gives" if name == "mask_mod" else ""
-            raise BadOption(f"{name} is a Python function{other}; found {type(function).__name__}")
+            cure = f": pass {name}.__wrapped__" if is_function(getattr(function, "__wrapped__", None)) else ""
+            raise BadOption(f"{name} is a Python function{other}; found {type(function).__name__}{cure}")
     softcap = None if given.softcap is None else read_softcap(given.softcap)
     causal = read_causal(given.causal)
     return Options(causal, left, right, softcap, given.score_mod, given.mask_mod, given.negative)

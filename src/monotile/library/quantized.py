@@ -4,6 +4,7 @@ Arithmetic here is NumPy's, in float32; that of torch tensors is torch's (quanti
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -79,6 +80,9 @@ class Quantized:
             return quantize_operators.decode(self.codes, self.scales, self.zeros, plain, self.dtype)
         check_readable(**self.fields())
         found = self.codec
+        if is_jax(self.codes):
+            host = {name: as_numpy(name, field) for name, field in self.fields().items()}
+            return like_jax(self.with_fields(host).dequantize())
         if is_tensor(self.codes):
             from . import quantized_torch
 
@@ -99,7 +103,7 @@ def quantize(x: Array, format: str, *, group: int | None = None, check: bool = F
     """Quantise keys or values, each row by itself; `attention` and `decode_partials` read the result in place.
 
     Args:
-        x: (..., N, D), of NumPy or torch.
+        x: (..., N, D), of NumPy, torch or JAX.
         format: "int8", "int4", "int4_zero_point", an fp8 or an aura format: docs/guide/quantize.md lists them.
         group: how many numbers of a row share a scale; by default the whole row.
         check: make numbers that are not finite an error.
@@ -113,6 +117,9 @@ def quantize(x: Array, format: str, *, group: int | None = None, check: bool = F
         (1, 2, 9, 64)
     """
     check_format(format)
+    if is_jax(x):
+        found = quantize(as_numpy("x", x), format, group=group, check=check)
+        return found.with_fields({name: like_jax(field) for name, field in found.fields().items()})
     traced = is_traced(x)
     dtype, shape = (str(x.dtype).removeprefix("torch."), x.shape) if traced else _read(x)
     if dtype not in FINITE:
@@ -145,6 +152,22 @@ def quantize(x: Array, format: str, *, group: int | None = None, check: bool = F
         if format in AURA and not (np.isfinite(fields[1]) | ~np.isfinite(numbers).all(-1, keepdims=True)).all():
             raise aura.no_norm()
     return Quantized(format, *fields, size, dtype)
+
+
+def is_jax(x: Array) -> bool:
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(x, jax.Array)
+
+
+def as_numpy(name: str, x: Array) -> Numbers:
+    """An array of JAX's as one of NumPy's."""
+    if isinstance(x, sys.modules["jax"].core.Tracer):
+        raise ArgumentKind(f"{name!r} is traced by JAX; call quantize and dequantize outside of jit, grad and vmap")
+    return np.asarray(x)
+
+
+def like_jax(x: Numbers) -> Array:
+    return sys.modules["jax"].numpy.asarray(x)
 
 
 def _read(x: Array) -> tuple[str, tuple[int, ...]]:

@@ -41,9 +41,8 @@ def attention(
     """Each program owns BR rows of one of H groups; packed, a group has `queries` rows of each query head. With
     `split_o` it owns `blocks_per_split` blocks of BK keys from `first_block` on, or with `glance`, so many at once, of
     those the map shows, and writes its softmax state; with `plan` a slot of balanced splits. Else it writes the output.
-    Without `v`, values are the first Dv columns of keys. `covered`: the map has COVERED beside PARTIAL blocks. With
-    `q_offsets` sequences lie in a row, and `together` programs share a span. With `page_table`, pages have T
-    positions."""
+    Without `v`, values are the first Dv columns of keys. `covered`: the map has COVERED blocks. With `q_offsets`
+    sequences lie in a row, and `together` programs share a span. With `page_table`, pages have T keys."""
     k, v = k if k_codec is None else k_codes, v if v_codec is None else v_codes
     of = key_sources.CodeScales(k_scales, k_zeros, v_scales, v_zeros)
     keys = programs.KeyTensors(k, v, k_pages, v_pages, page_table, lengths, k_offsets, T, spans, together, of)

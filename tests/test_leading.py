@@ -50,6 +50,29 @@ def test_they_are_broadcast(case: tuple[Lead, Lead, Lead, Lead | None]) -> None:
     np.testing.assert_array_equal(monotile.attention(q, spread, v, mask=mask, return_lse=True)[0], o)
 
 
+FORMATS = [("int8", "aura3"), ("int4_zero_point", None), (None, "fp8_e5m2")]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("formats", FORMATS, ids=str)
+def test_those_of_quantised_keys_and_values(
+    case: tuple[Lead, Lead, Lead, Lead | None], formats: tuple[str | None, str | None]
+) -> None:
+    """They are broadcast as those of plain arrays are, also where a field has to be copied."""
+    q, k, v, mask = given(case)
+    K, V = (x if f is None else monotile.quantize(x, f) for x, f in zip((k, v), formats, strict=True))
+    expected = formula(q, *(x if f is None else x.dequantize() for x, f in zip((K, V), formats, strict=True)), mask)
+    o, lse = monotile.attention(q, K, V, mask=mask, return_lse=True)
+    assert o.shape == expected.shape and lse.shape == expected.shape[:-1]
+    np.testing.assert_allclose(o, expected, rtol=3e-5, atol=3e-5)
+    parts = monotile.decode_partials(q, K, V, mask=mask, splits=3)
+    np.testing.assert_allclose(monotile.merge(*parts)[0], o, rtol=2e-5, atol=2e-5)
+    if isinstance(K, monotile.Quantized):  # whose fields do not lie evenly
+        codes, scales = (np.swapaxes(np.swapaxes(x, -1, -2).copy(), -1, -2) for x in (K.codes, K.scales))
+        spread = K.with_fields({"codes": codes, "scales": scales})
+        np.testing.assert_array_equal(monotile.attention(q, spread, V, mask=mask), o)
+
+
 def test_their_gradients_are_summed() -> None:
     torch = pytest.importorskip("torch")
     for case in (CASES[0], CASES[4]):
@@ -93,9 +116,11 @@ def test_those_that_do_not_fit() -> None:
         monotile.attention(q, array(3, 4, 5, 8), q)
     with pytest.raises(errors.MaskShape, match=r"mask \(3, 1, 5, 5\) does not broadcast to the scores \(2, 4, 5, 5\)"):
         monotile.attention(q, q, q, mask=array(3, 1, 5, 5))
-    few = monotile.quantize(q[:1], "int8")
-    with pytest.raises(errors.LengthsDiffer, match="they are not broadcast here"):
-        monotile.attention(q, few, few)
+    other = monotile.quantize(array(3, 4, 5, 8), "int8")
+    with pytest.raises(errors.LengthsDiffer, match=r"batch sizes do not broadcast.*k \(3, 4, 5, 8\)"):
+        monotile.attention(q, other, other)
+    with pytest.raises(errors.ArgumentRank, match=r"'k' has shape \(5, 8\)"):
+        monotile.attention(q, monotile.quantize(array(5, 8), "int8"), q)
     q, mask = array(2, 3, 4, 5, 8), array(2, 1, 4, 5, 5)
     o, lse = monotile.attention(q, q, q, mask=mask, return_lse=True)
     with pytest.raises(errors.BadOption, match="gradient is not summed"):

@@ -133,6 +133,50 @@ def test_tokens_are_quantised_as_their_pages(backend: str, keys: str | None, val
         np.testing.assert_allclose(found, wanted, atol=1e-5 if format and format.startswith("aura") else 0)
 
 
+LENGTHS = {"few queries": ([1, 1, 0, 2], [40, 0, 7, 150]), "many queries": ([70, 0, 33], [90, 5, 33])}
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize(
+    ("keys", "values"), [("int8", "aura4"), ("aura3", None), (None, "int4_zero_point"), ("int4", "fp8_e5m2")]
+)
+def test_sequences_in_a_row(backend: str, keys: str | None, values: str | None, lengths: str) -> None:
+    """As attention on what they stand for; behind the last offset the scales are NaN, and nothing sees them."""
+    rng = np.random.default_rng(3)
+    q_offsets, k_offsets = (np.cumsum([0, *n]).astype(np.int32) for n in LENGTHS[lengths])
+    q, k, v = (rng.standard_normal((n[-1] + 3, h, 48), dtype=np.float32)
+               for n, h in ((q_offsets, 4), (k_offsets, 2), (k_offsets, 2)))  # fmt: skip
+    K, V = (
+        x if f is None else monotile.quantize(x, f, group=16 if f == "int4" else None)
+        for x, f in ((k, keys), (v, values))
+    )
+    plain = [exact(x).copy() for x in (K, V)]
+    for x in (K, V):
+        if isinstance(x, Quantized):
+            x.scales[k_offsets[-1] :] = np.nan
+    options: Any = {"causal": True, "window": (60, 0), "sinks": np.ones(4, np.float32), "return_lse": True}
+    found = monotile.attention_varlen(q, K, V, q_offsets, k_offsets, backend=backend, **options)
+    wanted = monotile.attention_varlen(q, *plain, q_offsets, k_offsets, backend="interpreter", **options)
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5)
+
+
+def test_mistakes_of_sequences_in_a_row() -> None:
+    q, offsets = np.ones((6, 2, 16), np.float32), np.array([0, 6], np.int32)
+    K = monotile.quantize(q, "int8")
+    with pytest.raises(MonotileError, match=r"'k' has shape \(1, 6, 2, 16\); attention_varlen takes"):
+        monotile.attention_varlen(q, monotile.quantize(q[None], "int8"), K, offsets, offsets)
+    with pytest.raises(MonotileError, match="'k_offsets' goes from 0 to 5"):
+        monotile.attention_varlen(q, K, K, offsets, np.array([0, 5], np.int32), check=True)
+    with pytest.raises(MonotileError, match="'k' is not an array monotile can read: 'Quantized'"):
+        monotile.attention_varlen_backward(q, q, K, K, q, np.zeros((2, 6), np.float32), offsets, offsets)
+    torch = pytest.importorskip("torch")
+    t, at = torch.ones(6, 2, 16), torch.tensor([0, 6])
+    K = monotile.quantize(t, "int8")
+    with pytest.raises(MonotileError, match="attention_varlen has no gradient"):
+        monotile.attention_varlen(t.requires_grad_(), K, K, at, at)
+
+
 def test_partials_of_quantised_keys_merge_to_attention(backend: str) -> None:
     q, k, v = qkv(1, 300, 32, Hq=2, Hkv=1)
     K, V = monotile.quantize(k, "int8"), monotile.quantize(v, "aura4")

@@ -14,6 +14,7 @@ from monotile import errors
 from usable import IN_MEMORY, ON_GPU, usable
 
 torch = pytest.importorskip("torch")
+import torch.nn.functional as F  # noqa: E402
 
 B, H, N, D = 2, 4, 150, 16
 torch.manual_seed(0)
@@ -27,7 +28,8 @@ LENGTH, GAIN, BIAS, SLOPES = torch.tensor(17), torch.tensor(0.3), torch.randn(N,
 torch.set_default_device(None)
 Mod = Callable[..., Any]
 # The front end turns a function into IR that backends share: the cpu compiles some that differ in what they read.
-COMPILED = ("documents of a batch", "a mask", "where", "extrema", "bias", "softcap", "div", "clamp, rsqrt, square")
+COMPILED = ("documents of a batch", "a mask", "where", "extrema", "bias", "softcap", "div", "clamp, rsqrt, square",
+            "activations", "log1p, expm1, log10", "division", "powers")  # fmt: skip
 
 
 def on_backends(names: Iterable[str]) -> list[tuple[str, str]]:
@@ -82,6 +84,22 @@ SCORES: dict[str, Mod] = {
     "clamp, rsqrt, square": lambda s, b, h, q, k: torch.clamp(s, -1.0, 1.0) + torch.rsqrt((q - k).square() + 1.0),
     "log of positions": lambda s, b, h, q, k: torch.minimum(s, torch.log(q + k + 1)),
     "div": lambda s, b, h, q, k: s + torch.div(q, k + 1) - torch.sqrt(q),
+    "the least number": lambda s, b, h, q, k: torch.where(q >= k, s, torch.finfo(s.dtype).min),
+    "the least of a type": lambda s, b, h, q, k: s.masked_fill(q < k, torch.finfo(torch.float32).min),
+    "relu and sign": lambda s, b, h, q, k: torch.relu(s) + 0.1 * torch.sign(q - k) - s.sign().relu(),
+    "activations": lambda s, b, h, q, k: F.silu(s) + F.gelu(s) - F.softplus(s) + F.leaky_relu(s) + F.relu6(s),
+    "gelu by tanh": lambda s, b, h, q, k: F.gelu(s, approximate="tanh") + F.softplus(s, beta=2.0),
+    "log1p, expm1, log10": lambda s, b, h, q, k: torch.log1p(s * s) + torch.expm1(-s.abs()) + torch.log10(s * s + 1.0),
+    "bounds": lambda s, b, h, q, k: torch.clamp_min(s, -0.5) + s.clamp_max(0.5) + torch.max(s, -s) - torch.min(s, -s),
+    "remainders": lambda s, b, h, q, k: s + torch.fmod(q - k, 3) - torch.remainder(s, 0.75) + torch.fmod(s, 0.75),
+    "division": lambda s, b, h, q, k: (
+        s + torch.div(q - k, 7, rounding_mode="floor") - torch.div(q - k, 7, rounding_mode="trunc")
+    ),
+    "powers": lambda s, b, h, q, k: torch.pow(s, 2) + (s * s + 1.0).pow(0.3) + torch.pow(0.5, (q - k).abs()),
+    "casts": lambda s, b, h, q, k: s + (q - k).type_as(s) * 0.1 + s.new_full((), 2.0) * s.new_tensor(0.5),
+    "tests": lambda s, b, h, q, k: torch.where(torch.isfinite(s) & ~torch.isnan(s) & ~s.isinf(), s, 0.0),
+    "xor and where": lambda s, b, h, q, k: s.where(torch.logical_xor(q > k, k % 2 == 0), 0.5),
+    "factors": lambda s, b, h, q, k: torch.add(s, s, alpha=0.5) - torch.sub(s, 1.0, alpha=2) + torch.frac(s),
 }
 
 
@@ -113,6 +131,52 @@ def test_scores(name: str, backend: str) -> None:
     found = monotile.attention(Q, K, V, score_mod=mod, backend=backend)
     expected = exact(mod(products(), *positions()).double())
     torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=1e-5)
+
+
+DIFFERENTIABLE = [
+    "the least number",
+    "relu and sign",
+    "activations",
+    "log1p, expm1, log10",
+    "bounds",
+    "powers",
+    "factors",
+]
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+@pytest.mark.skipif(ON_GPU, reason="of derivatives, which all backends share")
+def test_derivatives(name: str) -> None:
+    """The compiler's, against torch's own in float64."""
+    mod, parts = SCORES[name], [t[:1, :2, :40].clone() for t in (Q, K, V)]
+    found = [t.requires_grad_() for t in parts]
+    wide = [t.detach().double().requires_grad_() for t in parts]
+    b, h, i, j = (torch.arange(n) for n in (1, 2, 40, 40))
+    scores = mod(wide[0] @ wide[1].mT / math.sqrt(D), b[:, None, None, None], h[:, None, None], i[:, None], j)
+    (torch.softmax(scores, -1) @ wide[2]).square().sum().backward()
+    monotile.attention(*found, score_mod=mod).square().sum().backward()
+    for a, c in zip(found, wide, strict=True):
+        torch.testing.assert_close(a.grad.double(), c.grad, atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("backend", [name for _, name in on_backends(["where"])])
+def test_numbers_that_are_none(backend: str) -> None:
+    """isnan, isinf and isfinite of NaN and infinities, which the compiler must not fold."""
+    special = torch.tensor([1.0, math.inf, -math.inf, math.nan], device=Q.device)
+    tests: dict[str, Mod] = {
+        "isnan": lambda s, b, h, q, k: torch.where(torch.isnan(special[k]), 1.0, 0.0),
+        "isinf": lambda s, b, h, q, k: torch.where(torch.isinf(special[k]), 1.0, 0.0),
+        "isfinite": lambda s, b, h, q, k: torch.where(special[k].isfinite(), 1.0, 0.0),
+        "nan_to_num": lambda s, b, h, q, k: torch.nan_to_num(special[k], nan=0.25, posinf=2.0, neginf=-2.0),
+        "sign": lambda s, b, h, q, k: torch.sign(torch.where(k == 3, 0.0, special[k])),
+    }
+    q, k = Q[:1, :1, :1], torch.zeros_like(K[:1, :1, :4])
+    v = torch.eye(4, 16, device=Q.device)[None, None]
+    for name, mod in tests.items():
+        values = {"nan_to_num": [1.0, 2.0, -2.0, 0.25], "sign": [1.0, 1.0, -1.0, 0.0]}.get(name)
+        wanted = torch.tensor(values) if values else getattr(torch, name)(special.cpu()).float()
+        found = monotile.attention(q, k, v, score_mod=mod, backend=backend)[0, 0, 0, :4]
+        torch.testing.assert_close(found.cpu(), torch.softmax(wanted, -1), atol=1e-6, rtol=0)
 
 
 def test_numpy_functions_mean_the_same() -> None:
@@ -162,13 +226,32 @@ def test_a_number_and_an_array_of_one_element_are_told_apart() -> None:
         (lambda s, b, h, q, k: s - s.max(axis=1)[:, None], errors.NotElementwise),
         (lambda s, b, h, q, k: torch.where(s), errors.WrongCall),
         (lambda s, b, h, q, k: torch.logical_not(s, k), errors.WrongCall),
+        (lambda s, b, h, q, k: F.elu(s), errors.NotCallable),
+        (lambda s, b, h, q, k: torch.pow(s, s), errors.UnsupportedPython),
+        (lambda s, b, h, q, k: torch.div(s, 2, rounding_mode="up"), errors.WrongCall),
+        (lambda s, b, h, q, k: s + torch.finfo(torch.int32).min, errors.WrongCall),
+        (lambda s, b, h, q, k: s.double(), errors.UnknownAttribute),
     ],
-    ids=["sinh", "a device", "float64", "cumprod", "cumsum", "maximum", "one argument", "two arguments"],
+    ids=[
+        "sinh",
+        "a device",
+        "float64",
+        "cumprod",
+        "cumsum",
+        "maximum",
+        "one argument",
+        "two arguments",
+        "elu",
+        "pow",
+        "rounding_mode",
+        "finfo",
+        "double",
+    ],
 )
 def test_what_does_not_compile(mod: Mod, error: type[Exception]) -> None:
     with pytest.raises(error) as found:
         monotile.attention(Q, K, V, score_mod=mod)
-    assert "^" in str(found.value) and "cure" in str(found.value)
+    assert "^" in str(found.value) and "cure" in str(found.value) and "_has_torch" not in str(found.value)
 
 
 @pytest.mark.parametrize(

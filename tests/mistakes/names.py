@@ -61,9 +61,9 @@ def a_library_without_the_word(x, y):
     y[0, arange(4)] = np.sigmod(x[0, arange(4)])
 
 
-@mistake(NotCallable, "np.log1p(x[0, arange(4)])", "'log1p' cannot be called", "log(1.0 + x)")
+@mistake(NotCallable, "np.matmul(x[0, arange(4)], x[0, arange(4)])", "'matmul' cannot be called", "dot(a, b)")
 def a_function_of_a_library_that_is_no_word(x, y):
-    y[0, arange(4)] = np.log1p(x[0, arange(4)])
+    y[0, arange(4)] = np.matmul(x[0, arange(4)], x[0, arange(4)])
 
 
 @mistake(UnknownName, "later", "'later' is not defined", "before this line")

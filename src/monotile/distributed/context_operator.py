@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import BadOption, NoGradient
 from ..launch.captures import const_key
-from ..library.torch_operator import mods_of
+from ..library.mod_table import mods_of
 from . import gathered, groups, heads, ring
 from .compute import RankPart, RowTensors
 from .schedule import Sight, schedule

@@ -19,7 +19,7 @@ from ..errors import (
     MonotileError,
 )
 from ..frontend.functions import is_function
-from ..library import inputs, torch_calls, torch_operator
+from ..library import inputs, mod_table, torch_calls
 from ..library.block_mask import unwrapped
 from . import context_operator, groups
 from .groups import Group
@@ -91,7 +91,7 @@ def _arguments(
     for name, function in (("score_mod", options["score_mod"]), ("mask_mod", mask_mod)):
         if function is not None and not is_function(function):
             raise BadOption(f"{name} is a Python function, found {type(function).__name__}")
-    number, mods = torch_operator.number_of(options["score_mod"], mask_mod)
+    number, mods = mod_table.number_of(options["score_mod"], mask_mod)
     listed = None if documents is None else list(documents)
     head = q, k, v, sinks, own.name, options["method"], options["layout"], length, listed, causal, left, right
     tail = options["backend"], options["threads"], options["return_lse"]

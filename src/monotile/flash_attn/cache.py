@@ -11,10 +11,11 @@ from torch import Tensor
 from ..errors import ArgumentShape, BadOption, MixedDTypes
 from ..library import torch_calls
 from ..library.entry import attention, attention_paged, paged_append
+from ..library.mod_table import mod_of_arrays
 from ..library.readable import check_tensors, has_contents
 from ..library.torch_calls import with_clear_errors
 from .dense import check_rank, flash_attn_func
-from .options import Wanted, Window, interval_mod, intervals, score_options, visible_options
+from .options import Wanted, Window, interval_mod, intervals, score_options, starts_mod, visible_options
 
 INT32 = torch.iinfo(torch.int32)
 
@@ -46,8 +47,9 @@ def flash_attn_with_kvcache(
     if any(t is not None for t in (k, v, rotary_cos, rotary_sin)):
         q = where.append(q, (k_cache, v_cache), (k, v), (rotary_cos, rotary_sin, rotary_interleaved), wanted)
     new = 0 if k is None else k.shape[1]
-    # In a trace a mod captures no tensor: each row of the cache is a page then, and its length an argument.
-    rows_are_pages = cache_leftpad is None and isinstance(where.lengths, Tensor) and not has_contents(q)
+    # A trace knows no lengths by which blocks are skipped: each row of the cache is a page then, which skips them.
+    of_own_length = cache_leftpad is not None or isinstance(where.lengths, Tensor)
+    rows_are_pages = of_own_length and not has_contents(q)
     if block_table is not None or cache_batch_idx is not None or rows_are_pages:
         found = attend_pages(q, (k_cache, v_cache), where.pages(), where.length_of_each() + new, wanted, cache_leftpad)
     elif isinstance(where.lengths, int) and cache_leftpad is None:
@@ -70,7 +72,7 @@ def attend(
     first, last = intervals(diagonal, spans[0][:, None], spans[1][:, None], wanted)
     o, lse = attention(
         *[t.transpose(1, 2) for t in (q, *cache)], mask_mod=interval_mod(first, last), return_lse=True,
-        **score_options(wanted, q.shape[0], q.shape[2], diagonal),
+        **score_options(wanted, q.shape[0], q.shape[2], spans[1] - q.shape[1]),
     )  # fmt: skip
     return o.transpose(1, 2).contiguous(), lse
 
@@ -79,17 +81,11 @@ def attend_pages(
     q: Tensor, pages: tuple[Tensor, Tensor], table: Tensor, ends: Tensor, wanted: Wanted, left: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Attention of q (B, Nq, H, D), the last of `ends[b]` tokens, to pages (pages, page size, Hkv, D)."""
-    mask_mod = None
-    if left is not None:
-        starts = as_int32(left)
-
-        def mask_mod(b: Any, h: Any, i: Any, j: Any) -> Any:
-            return j >= starts[b]
-
-    diagonal = None if wanted.alibi_slopes is None else _diagonal(q, ends)
+    mask_mod = None if left is None else mod_of_arrays(starts_mod, as_int32(left))
+    first = None if wanted.alibi_slopes is None else ends - q.shape[1]
     o, lse = attention_paged(
         q.transpose(1, 2), pages[0], pages[1], as_int32(table), as_int32(ends), mask_mod=mask_mod, return_lse=True,
-        **visible_options(wanted), **score_options(wanted, q.shape[0], q.shape[2], diagonal),
+        **visible_options(wanted), **score_options(wanted, q.shape[0], q.shape[2], first),
     )  # fmt: skip
     return o.transpose(1, 2).contiguous(), lse
 

@@ -29,8 +29,8 @@ def flash_attn_func(
         check_rank(name, tensor, 4)
     wanted = Wanted(softmax_scale, causal, window_size, softcap, alibi_slopes)
     queries, keys = q.shape[1], k.shape[1]
-    diagonal = None if alibi_slopes is None else torch.arange(keys - queries, keys, device=q.device)[None]
-    options = {**visible_options(wanted), **score_options(wanted, q.shape[0], q.shape[2], diagonal)}
+    first = None if alibi_slopes is None else torch.full((1,), keys - queries, device=q.device)
+    options = {**visible_options(wanted), **score_options(wanted, q.shape[0], q.shape[2], first)}
     parts = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     if not return_attn_probs:
         return attention_by_position(*parts, **options).contiguous()

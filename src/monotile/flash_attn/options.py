@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentShape, BadOption
+from ..library.mod_table import mod_of_arrays
 
 Window = tuple[int, int]
 
@@ -45,14 +46,14 @@ def visible_options(wanted: Wanted) -> dict[str, Any]:
     return {"causal": bool(wanted.causal), "window": window}
 
 
-def score_options(wanted: Wanted, batch: int, heads: int, diagonal: Tensor | None) -> dict[str, Any]:
+def score_options(wanted: Wanted, batch: int, heads: int, first: Tensor | None) -> dict[str, Any]:
     """The options for scores: scale and softcap, or with alibi a score_mod in its place, since FlashAttention caps a
-    score before alibi's bias is added. `diagonal` (batch or 1, queries) is the key that each query stands at, which
-    only alibi needs."""
+    score before alibi's bias is added. `first` (batch or 1,) is the key that the first query stands at, which only
+    alibi needs."""
     options: dict[str, Any] = {"scale": wanted.softmax_scale}
     if wanted.alibi_slopes is None:
         return {**options, "softcap": wanted.softcap}
-    assert diagonal is not None
+    assert first is not None
     slopes = wanted.alibi_slopes.detach()
     shapes = (heads,), (1, heads), (batch, heads)
     if tuple(slopes.shape) not in shapes or slopes.dtype != torch.float32:
@@ -61,18 +62,19 @@ def score_options(wanted: Wanted, batch: int, heads: int, diagonal: Tensor | Non
             f"alibi_slopes is float32, ({heads},) or (batch, {heads}) = ({batch}, {heads}); found {found}"
         )
     slopes = slopes[None] if slopes.dim() == 1 else slopes
-    return {**options, "score_mod": _alibi(slopes, diagonal.int(), float(wanted.softcap))}
+    cap = (slopes.new_full((1,), wanted.softcap),) if wanted.softcap else ()
+    return {**options, "score_mod": mod_of_arrays(_alibi, slopes, first.int(), *cap)}
 
 
-def _alibi(slopes: Tensor, diagonal: Tensor, cap: float) -> Callable[..., Any]:
+def _alibi(slopes: Tensor, first: Tensor, cap: Tensor | None = None) -> Callable[..., Any]:
     """A score_mod with slopes (batch or 1, heads)."""
-    by_batch, own_diagonal = slopes.shape[0] > 1, diagonal.shape[0] > 1
+    by_batch, own_first = slopes.shape[0] > 1, first.shape[0] > 1
 
     def alibi(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
         slope = slopes[b if by_batch else 0, h]
-        at = diagonal[b if own_diagonal else 0, i]
-        if cap:
-            score = cap * torch.tanh(score / cap)
+        at = first[b if own_first else 0] + i
+        if cap is not None:
+            score = cap[0] * torch.tanh(score / cap[0])
         return score - slope * torch.abs(at - j)
 
     return alibi
@@ -87,6 +89,15 @@ def interval_mod(first: Tensor, last: Tensor) -> Callable[..., Any]:
         return (j >= first[row, i]) & (j <= last[row, i])
 
     return interval
+
+
+def starts_mod(starts: Tensor) -> Callable[..., Any]:
+    """A mask_mod by which queries of batch b see keys from starts[b] on."""
+
+    def from_start(b: Any, h: Any, i: Any, j: Any) -> Any:
+        return j >= starts[b]
+
+    return from_start
 
 
 def intervals(diagonal: Tensor, start: Tensor, stop: Tensor, wanted: Wanted) -> tuple[Tensor, Tensor]:

@@ -87,12 +87,10 @@ class PackedRanges(NamedTuple):
 def _packed(q: Tensor, k: Tensor, v: Tensor, rows: PackedRanges, wanted: Wanted) -> tuple[Tensor, Tensor]:
     check_rank("k", k, 3)
     check_rank("v", v, 3)
-    diagonal = None
-    if wanted.alibi_slopes is not None:
-        diagonal = (rows.keys - rows.queries)[:, None] + torch.arange(rows.longest, device=q.device)
+    first = None if wanted.alibi_slopes is None else rows.keys - rows.queries
     found: tuple[Tensor, Tensor] = attention_varlen(
         q, k, v, rows.ends_q, rows.ends_k, **visible_options(wanted), return_lse=True,
-        **score_options(wanted, len(rows.ends_q) - 1, q.shape[1], diagonal),
+        **score_options(wanted, len(rows.ends_q) - 1, q.shape[1], first),
     )  # fmt: skip
     return found
 

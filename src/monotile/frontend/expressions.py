@@ -390,9 +390,10 @@ class ExpressionBuilder(ABC):
         meaning = library_words.word_of(function, runtime=runtime)
         if meaning is not None:
             return self.call_word(function.__name__, meaning, args, kwargs)
-        if isinstance(function, types.FunctionType | Closure):
+        of_library = runtime and library_words.is_of_library(function)
+        if isinstance(function, types.FunctionType | Closure) and not of_library:
             return self.inline(function, args, kwargs)
-        if functions.is_function(function):
+        if functions.is_function(function) and not of_library:
             return self.call(*functions.unwrapped(function, args, kwargs, self.argument))
         if isinstance(function, Value | ir.Tensor | RuntimeRange | vocabulary.Tensor) or not callable(function):
             cure = "call words, helper functions and plain Python functions; index with [...]"

@@ -14,9 +14,11 @@ from .. import dtypes
 from ..dtypes import ALL, BY_NAME, DType, bool_, float32
 from ..errors import WrongCall
 from ..ir import Value, composed
+from . import library_functions as composed_words
+from .library_functions import TypeLimits, limits
 from .objects import describe
 
-LIBRARIES = ("torch", "numpy", "mlx.core", "jax.numpy", "torch.nn.functional", "torch.special", "jax.nn")
+LIBRARIES = ("torch", "numpy", "mlx.core", "jax.numpy", "torch.nn.functional", "torch.special", "jax.nn", "jax.lax")
 Handler = Callable[..., Any]
 
 
@@ -131,6 +133,48 @@ def _filled(s: Any, shape: tuple[int, ...], number: int, dtype: DType) -> Any:
     return s.builder.full(value, shape) if shape else value
 
 
+def _new_full(s: Any, x: Any, size: Any, fill_value: Any, dtype: Any = None) -> Any:
+    sides = size if isinstance(size, tuple) else (size,)
+    value = s.builder.cast(s.builder.value(s.number(fill_value)), x.dtype if dtype is None else element_type(s, dtype))
+    return s.builder.full(value, sides) if sides else value
+
+
+def _new_tensor(s: Any, x: Any, data: Any, dtype: Any = None) -> Any:
+    return s.builder.cast(s.builder.value(s.number(data)), x.dtype if dtype is None else element_type(s, dtype))
+
+
+def _type_as(s: Any, x: Any, other: Any) -> Any:
+    return s.builder.cast(x, s.builder.value(s.number(other)).dtype)
+
+
+def _clamp_min(s: Any, x: Any, min: Any) -> Any:
+    return _clamp(s, x, min=min)
+
+
+def _clamp_max(s: Any, x: Any, max: Any) -> Any:
+    return _clamp(s, x, max=max)
+
+
+def _tan(s: Any, x: Any) -> Any:
+    return s.builder.binary("div", _unary("sin")(s, x), _unary("cos")(s, x))
+
+
+def _positive(s: Any, x: Any) -> Any:
+    return s.number(x)
+
+
+def _limits(kind: str) -> Handler:
+    """`finfo` or `iinfo` of a library's type or of a tile's."""
+
+    def build(s: Any, type: Any = float32) -> TypeLimits:
+        element = element_type(s, type)
+        if element is bool_ or element.is_float != (kind == "finfo"):
+            raise s.fail(WrongCall, f"{kind}: found {element}", "use finfo for float types and iinfo for whole ones")
+        return limits(element)
+
+    return build
+
+
 def _cast(dtype: DType) -> Handler:
     def build(s: Any, x: Any) -> Any:
         return s.builder.cast(s.number(x), dtype)
@@ -159,41 +203,56 @@ def reshape(s: Any, x: Any, *shape: Any) -> Any:
     return composed.reshape(s.builder, x, tuple(sides))
 
 
+COMPOSED = (
+    "sign", "isnan", "isinf", "isfinite", "nan_to_num", "relu", "relu6", "leaky_relu", "silu", "gelu", "softplus",
+    "log1p", "expm1", "log10", "pow", "div", "floor_divide", "remainder", "fmod", "frac",
+)  # fmt: skip
 WORDS: dict[str, Handler] = {
     **{name: _unary(name) for name in FLOAT_FUNCTIONS},
-    **{name: _binary(name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "mul")},
+    **{name: _binary(name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "mul")},
+    **{name: getattr(composed_words, name) for name in COMPOSED},
+    "add": composed_words.scaled("add"), "sub": composed_words.scaled("sub"), "sgn": composed_words.sign,
     "absolute": _unary("abs"), "neg": _unary("neg"), "negative": _unary("neg"),
     "maximum": _binary("max"), "minimum": _binary("min"), "fmax": _binary("max"), "fmin": _binary("min"),
     "equal": _binary("eq"), "not_equal": _binary("ne"), "less": _binary("lt"), "less_equal": _binary("le"),
     "greater": _binary("gt"), "greater_equal": _binary("ge"),
-    "subtract": _binary("sub"), "multiply": _binary("mul"),
-    "divide": _binary("div"), "div": _binary("div"), "true_divide": _binary("div"),
-    "floor_divide": _binary("floordiv"), "remainder": _binary("mod"),
+    "subtract": composed_words.scaled("sub"), "multiply": _binary("mul"),
+    "divide": composed_words.div, "true_divide": _binary("div"), "power": composed_words.pow,
+    "logical_xor": _both("xor"), "tan": _tan, "positive": _positive, "max": _binary("max"), "min": _binary("min"),
     "logical_and": _both("and"), "logical_or": _both("or"), "logical_not": _neither,
     "bitwise_and": _binary("and"), "bitwise_or": _binary("or"), "bitwise_not": _unary("not"),
     "bitwise_xor": _binary("xor"), "bitwise_left_shift": _binary("shl"), "bitwise_right_shift": _binary("shr"),
     "where": _where, "rsqrt": _rsqrt, "square": _square, "clamp": _clamp, "clip": _clamp,
+    "clamp_min": _clamp_min, "clamp_max": _clamp_max, "finfo": _limits("finfo"), "iinfo": _limits("iinfo"),
     "floor": _rounded("floor"), "ceil": _rounded("ceil"), "round": _rounded("round"), "rint": _rounded("round"),
     "trunc": _rounded("trunc"), "masked_fill": _masked_fill, "tensor": _tensor,
     "ones_like": _like(1), "zeros_like": _like(0), "full_like": _full_like, "reshape": reshape,
 }  # fmt: skip
-CREATION = ("where", "ones_like", "zeros_like", "full_like", "tensor")  # functions that are no methods
+NO_METHODS = ("where", "ones_like", "zeros_like", "full_like", "tensor", "max", "min", "finfo", "iinfo")
+ON_CONSTANTS = ("tensor", "finfo", "iinfo")  # functions that are words on compile-time values too
 METHODS: dict[str, Handler] = {
-    **{name: word for name, word in WORDS.items() if name not in CREATION},
+    **{name: word for name, word in WORDS.items() if name not in NO_METHODS},
     "float": _cast(float32), "half": _cast(dtypes.float16), "bfloat16": _cast(dtypes.bfloat16),
     "int": _cast(dtypes.int32), "long": _cast(dtypes.int64), "bool": _cast(bool_),
     "astype": _to, "to": _to, "type": _to, "new_ones": _new(1), "new_zeros": _new(0), "size": _size,
+    "new_full": _new_full, "new_tensor": _new_tensor, "type_as": _type_as, "where": composed_words.where_method,
 }  # fmt: skip
 
 
 def word_of(function: Any, *, runtime: bool) -> Handler | None:
     """Return the handler of a library's function; None where it means no word. On compile-time values libraries
-    compute themselves, except for `torch.tensor` of a number."""
+    compute themselves, except for ON_CONSTANTS."""
     name = getattr(function, "__name__", None)
-    if name not in WORDS or not (runtime or name == "tensor"):
+    if name not in WORDS or not (runtime or name in ON_CONSTANTS):
         return None
     known = any(getattr(sys.modules.get(library), name, None) is function for library in LIBRARIES)
     return WORDS[name] if known else None
+
+
+def is_of_library(function: Any) -> bool:
+    """True for a function of a library, which is not compiled from its source, as that of torch.nn.functional.elu."""
+    name = getattr(function, "__name__", "")
+    return any(getattr(sys.modules.get(library), name, None) is function for library in LIBRARIES)
 
 
 def method_of(name: str, owner: Value) -> Handler:

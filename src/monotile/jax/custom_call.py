@@ -21,9 +21,10 @@ from ..errors import ArgumentDType, ArgumentKind
 from ..launch.captures import captures
 from ..library import ops
 from ..library.block_mask import unwrapped
-from ..library.dry_run import check
+from ..library.dry_run import check, launches
 from ..library.inputs import AttentionOptions, read_scoring
 from ..library.leading import Lead, broadcast_lead
+from ..library.quantized import is_quantized
 from ..runtime import tensors
 from ..runtime.tensors import View
 from . import ffi
@@ -63,9 +64,12 @@ def attention(
     arrays = tuple(None if a is None else _as_array(n, a) for n, a in zip(_NAMES, (q, k, v, mask, sinks), strict=True))
     causal = causal if isinstance(causal, str) else bool(causal)
     plain = unwrapped(mask_mod)[0] if mask_mod is not None else None
+    refuse_traced_captures(score_mod, plain)
     options = AttentionOptions(causal, window, softcap, score_mod, plain, negative, False, return_lse, "cpu", threads)
     views = {name: None if a is None else _view(name, a) for name, a in zip(_NAMES, arrays, strict=True)}
     check("attention", views, options)
+    if score_mod is not None or plain is not None:
+        _check_functions(views, options)
     arrays, lead = _one_batch(arrays)
     ranks = tuple(0 if a is None else a.ndim for a in arrays)
     mods = _enter(score_mod, mask_mod)
@@ -93,6 +97,9 @@ _NAMES = ("q", "k", "v", "mask", "sinks")
 
 
 def _as_array(name: str, array: Any) -> Array:
+    if is_quantized(array):
+        cure = "call monotile.attention, outside of jit, grad and vmap, or pass its dequantize()"
+        raise ArgumentKind(f"{name!r} is Quantized, which monotile.jax.attention does not take; {cure}")
     if not isinstance(array, jax.Array | np.ndarray):
         raise ArgumentKind(
             f"{name!r} must be an array of JAX, found {type(array).__name__}; pass jax.numpy.asarray(...)"
@@ -111,6 +118,7 @@ def _view(name: str, array: Array) -> View:
 
 _mods: dict[tuple[Any, Any], str] = {}
 _by_name: dict[str, tuple[Any, Any]] = {"": (None, None)}
+_checked: set[Any] = set()  # calls whose functions compile
 _process, _numbers = uuid.uuid4().hex, itertools.count()
 
 
@@ -118,12 +126,30 @@ def _enter(score_mod: Any, mask_mod: Any) -> str:
     """Return the name of two functions in the table. They stay: a compiled function may call them at any time."""
     if score_mod is None and mask_mod is None:
         return ""
-    captures([score_mod, None if mask_mod is None else unwrapped(mask_mod)[0]])  # refuses arrays of a trace
     key = score_mod, mask_mod
     if key not in _mods:
         name = f"{_process} {next(_numbers)}"
         _mods[key], _by_name[name] = name, key
     return _mods[key]
+
+
+def refuse_traced_captures(*functions: Any) -> None:
+    """Raise an error for functions that read an array of the trace, which has no contents yet."""
+    try:
+        captures(functions)
+    except ArgumentKind as error:
+        if "traced by JAX" not in str(error):
+            raise
+        cure = "read an array that is not traced, or pass a bias or mask as the mask of attention, which may be"
+        raise ArgumentKind(f"score_mod or mask_mod reads an array that JAX traces; {cure}") from None
+
+
+def _check_functions(views: dict[str, View | None], options: AttentionOptions) -> None:
+    """Raise the error that compiling a call's functions would raise, while it is traced: XLA would wrap it later."""
+    key = tuple(None if v is None else (v.dtype, v.shape) for v in views.values()), options
+    if key not in _checked:
+        launches("attention", {name: view for name, view in views.items() if view is not None}, options)
+        _checked.add(key)
 
 
 def _functions(name: str) -> tuple[Any, Any]:

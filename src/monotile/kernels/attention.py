@@ -16,7 +16,7 @@ from monotile.language import (
     where,
 )
 
-from . import codecs, programs, scores, sequences, softmax
+from . import codecs, key_sources, programs, scores, sequences, softmax
 from .visibility import FULL, HIDDEN, by_block_case, by_position, is_additive, place_of, visible, visible_keys
 
 NOT_QUANTIZED = (None,) * 6  # the fields of quantised keys and values, in a call with plain ones
@@ -27,25 +27,25 @@ DENSE = (None,) * 11 + NOT_QUANTIZED  # and the tensors of ragged and paged keys
 def attention(
     q: Tensor["B H R D"], k: Tensor["B Hkv Nk D"], v: Tensor["B Hkv Nk Dv"], mask: Tensor["B Hq Nq Nk"],
     block_map: Tensor["B H MR MK"], sinks: Tensor["Hq"], o: Tensor["B H R Dv"], lse: Tensor["B H R"],
-    split_o: Tensor["B H R S Dv"], split_m: Tensor["B H R S"], split_l: Tensor["B H R S"],
-    q_offsets: Tensor["E"], k_offsets: Tensor["E"], spans: Tensor["SF U"],
-    k_pages: Tensor["P Hkv T D"], v_pages: Tensor["P Hkv T Dv"], page_table: Tensor["B M"], lengths: Tensor["B"],
-    plan: Tensor["F SE"], slot_o: Tensor["SG SR W Dv"], slot_m: Tensor["SG SR W"], slot_l: Tensor["SG SR W"],
-    k_codes: Tensor["B Hkv Nk KW"], k_scales: Tensor["B Hkv Nk KG"], k_zeros: Tensor["B Hkv Nk KG"],
-    v_codes: Tensor["B Hkv Nk VW"], v_scales: Tensor["B Hkv Nk VG"], v_zeros: Tensor["B Hkv Nk VG"],
+    split_o: Tensor["B H R S Dv"], split_m: Tensor["B H R S"], split_l: Tensor["B H R S"], q_offsets: Tensor["E"],
+    k_offsets: Tensor["E"], spans: Tensor["SF U"], k_pages: Tensor["P Hkv T D"], v_pages: Tensor["P Hkv T Dv"],
+    page_table: Tensor["B M"], lengths: Tensor["B"], plan: Tensor["F SE"], slot_o: Tensor["SG SR W Dv"],
+    slot_m: Tensor["SG SR W"], slot_l: Tensor["SG SR W"], k_codes: Tensor["B Hkv Nk KW"],
+    k_scales: Tensor["B Hkv Nk KG"], k_zeros: Tensor["B Hkv Nk KG"], v_codes: Tensor["B Hkv Nk VW"],
+    v_scales: Tensor["B Hkv Nk VG"], v_zeros: Tensor["B Hkv Nk VG"],
     scale: float, queries: int, first_block: int, blocks_per_split: int,
     *, options: Const, D: Const, Dv: Const, BR: Const, BK: Const, packed: Const = False, covered: Const = False,
     glance: Const = 0, T: Const = 0, together: Const = 1, k_codec: Const = None, v_codec: Const = None,
     KW: Const = None, VW: Const = None, KG: Const = None, VG: Const = None,
 ):  # fmt: skip
     """Each program owns BR rows of one of H groups; packed, a group has `queries` rows of each query head. With
-    `split_o` it owns a split of `blocks_per_split` blocks of BK keys from `first_block` on, or with `glance` of what
-    the map shows, looking at so many blocks at once, and writes its softmax state; with `plan` a slot of balanced
-    splits. Else it owns all keys and writes the output. `v` left out: values are the first Dv columns of the keys.
-    `covered`: the map tells COVERED blocks from PARTIAL ones. With `q_offsets` the one batch holds sequences in a row,
-    and `together` programs share one of their `spans`. With `page_table`, keys are in pages of T positions."""
+    `split_o` it owns `blocks_per_split` blocks of BK keys from `first_block` on, or with `glance`, so many at once, of
+    those the map shows, and writes its softmax state; with `plan` a slot of balanced splits. Else it writes the output.
+    Without `v`, values are the first Dv columns of keys. `covered`: the map has COVERED blocks. With `q_offsets`
+    sequences lie in a row, and `together` programs share a span. With `page_table`, pages have T keys."""
     k, v = k if k_codec is None else k_codes, v if v_codec is None else v_codes
-    keys = programs.KeyTensors(k, v, k_pages, v_pages, page_table, lengths, k_offsets, T, spans, together)
+    of = key_sources.CodeScales(k_scales, k_zeros, v_scales, v_zeros)
+    keys = programs.KeyTensors(k, v, k_pages, v_pages, page_table, lengths, k_offsets, T, spans, together, of)
     q, o, lse, source, own, s, low, high = sequences.part_of_program(
         q, keys, o, lse, split_o, slot_o, plan, q_offsets, queries, first_block, blocks_per_split, BR, BK, packed
     )
@@ -62,10 +62,10 @@ def attention(
 
     def step(state, cols, case):
         M = mask_tile(mask, own, cols, packed) if mask is not None and case != FULL else None
-        S = scores.score(rule, codecs.products(k_codec, Q, source, k_scales, k_zeros, g, j, cols), at(cols), M)
+        S = scores.score(rule, codecs.products(k_codec, Q, source, g, j, cols), at(cols), M)
         seen = visible(options, at(cols), M, case)
         keys = visible_keys(options, at(cols), M, seen, case, hides)
-        read = codecs.values(v_codec, Q.dtype, source, v_scales, v_zeros, g, j, cols, Dv)
+        read = codecs.values(v_codec, Q.dtype, source, g, j, cols, Dv)
         return softmax.step(state, S, read[0], seen, keys, score_scale, factor=read[1])
 
     state = softmax.empty(BR, Dv)

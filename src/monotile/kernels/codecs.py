@@ -22,21 +22,22 @@ class Codec(NamedTuple):
     levels: Any = ()  # of aura: the numbers that codes stand for
 
 
-def products(codec, Q, source, scales, zeros, g, first, cols):
+def products(codec, Q, source, g, first, cols):
     """Queries times the keys at `cols`, `first` and those behind it."""
     if codec is None:
         return dot(Q, keys_at(source, g, first, cols).T)
-    rows = places(source, first, cols)
-    K, factor = tile(codec, source.k, scales, zeros, source.b, g, rows, Q.dtype, factors=True)
+    rows, of = places(source, first, cols), source.fields
+    K, factor = tile(codec, source.k, of.k_scales, of.k_zeros, source.b, g, rows, Q.dtype, factors=True)
     return dot(Q, K.T) if factor is None else dot(Q, K.T) * factor[None, :]
 
 
-def values(codec, dtype, source, scales, zeros, g, first, cols, Dv):
+def values(codec, dtype, source, g, first, cols, Dv):
     """The values at `cols`, and the factor of each that its weight is to be multiplied by, or None."""
     if codec is None:
         return values_at(source, g, first, cols, arange(Dv)), None
     factors = dtype != float16  # in which weights times scales may be too small to be numbers
-    return tile(codec, source.v, scales, zeros, source.b, g, places(source, first, cols), dtype, factors)
+    rows, of = places(source, first, cols), source.fields
+    return tile(codec, source.v, of.v_scales, of.v_zeros, source.b, g, rows, dtype, factors)
 
 
 def tile(codec, stored, scales, zeros, b, g, cols, dtype, factors):

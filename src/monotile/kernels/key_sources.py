@@ -16,17 +16,27 @@ class Source(NamedTuple):
     table: Any = None  # of pages: (batch, pages of a sequence)
     lengths: Any = None  # of pages: (batch,)
     page: Any = None  # positions of a page
+    fields: Any = None  # CodeScales of quantised keys and values, whose codes are k and v
 
 
-def dense_or_paged(k, v, k_pages, v_pages, table, lengths, page):
+class CodeScales(NamedTuple):
+    """Scales and zero points of quantised keys and values, (batch, heads, positions, groups)."""
+
+    k_scales: Any
+    k_zeros: Any
+    v_scales: Any
+    v_zeros: Any
+
+
+def dense_or_paged(k, v, k_pages, v_pages, table, lengths, page, fields):
     """Keys of batches or pages; without values, they are the first columns of the keys. `of_batch` completes it. The
     fields of quantised pages are k and v: their positions are those of all pages, one page after the other."""
     keys = k if k_pages is None else k_pages
     values = v if v_pages is None else v_pages
     values = keys if values is None else values
     if table is None:
-        return Source(keys, values, k.shape[2], None)
-    return Source(keys, values, None, None, table, lengths, page)
+        return Source(keys, values, k.shape[2], None, fields=fields)
+    return Source(keys, values, None, None, table, lengths, page, fields)
 
 
 def of_batch(source, b):
@@ -37,10 +47,19 @@ def of_batch(source, b):
     return source._replace(b=b, count=minimum(maximum(source.lengths[b], 0), most))
 
 
-def ragged(k, v, start, end):
+def ragged(k, v, start, end, fields=None):
     """A sequence of those that lie one after the other in batch 0."""
-    keys = k[:, :, start:end]
-    return Source(keys, v[:, :, start:end] if v is not None else keys, keys.shape[2], 0)
+    keys, values = k[:, :, start:end], v[:, :, start:end] if v is not None else None
+    if fields is not None:
+        k_scales, k_zeros, v_scales, v_zeros = fields
+        k_scales, k_zeros = part_of(k_scales, start, end), part_of(k_zeros, start, end)
+        fields = CodeScales(k_scales, k_zeros, part_of(v_scales, start, end), part_of(v_zeros, start, end))
+    return Source(keys, keys if values is None else values, keys.shape[2], 0, fields=fields)
+
+
+def part_of(field, start, end):
+    """Some positions of a field, None for one that is left out."""
+    return field[:, :, start:end] if field is not None else None
 
 
 def keys_at(source, head, first, positions):

@@ -49,6 +49,7 @@ class KeyTensors(NamedTuple):
     page: Any  # positions of a page
     spans: Any  # of ragged sequences (spans.py), and the programs that share one
     together: Any
+    fields: Any  # of quantised keys and values: key_sources.CodeScales
 
 
 class Part(NamedTuple):
@@ -66,7 +67,7 @@ class Part(NamedTuple):
 
 def dense(q, keys, o, lse, split_o, queries, first_block, blocks_per_split, BR, BK, packed):
     """A block of rows of a batch, with all keys or a split of them."""
-    source = key_sources.dense_or_paged(*keys[:6], keys.page)
+    source = key_sources.dense_or_paged(*keys[:6], keys.page, keys.fields)
     own, s = rows_and_split(q, source, queries, split_o, BR, packed)
     source = key_sources.of_batch(source, own.b)
     return Part(q, o, lse, source, own, s, *keys_of_split(s, source.count, first_block, blocks_per_split, BK))

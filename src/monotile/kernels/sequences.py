@@ -36,11 +36,11 @@ def planned(q, keys, q_offsets, slot_o, plan, queries, BR, BK, packed):
     if q_offsets is not None:
         (start, end), of_keys = sequence_ends(q_offsets, s, q), sequence_ends(keys.k_offsets, s, keys.k)
         heads = q.shape[1] // slot_o.shape[0]
-        q, source = q[:, :, start:end], key_sources.ragged(keys.k, keys.v, *of_keys)
+        q, source = q[:, :, start:end], key_sources.ragged(keys.k, keys.v, *of_keys, keys.fields)
         queries, count = q.shape[2], q.shape[2] * heads
         last = where(s < plan.shape[1] - 1, source.count, 0)  # rows behind the last sequence see nothing
     else:
-        source = key_sources.of_batch(key_sources.dense_or_paged(*keys[:6], keys.page), s)
+        source = key_sources.of_batch(key_sources.dense_or_paged(*keys[:6], keys.page, keys.fields), s)
         count, last = q.shape[2], source.count
     own = row_block(s, group, place // splits, count, queries, BR, packed)
     low = low + place % splits * per_split
@@ -52,7 +52,7 @@ def ragged(q, keys, o, lse, q_offsets, BR):
     """A block of rows of the sequence that owns it, with all keys."""
     own, of, sees = ragged_rows(q, q_offsets, keys.k, keys.k_offsets, BR, keys.spans, keys.together)
     sums = lse[:, :, of.start : of.end] if lse is not None else None
-    source = key_sources.ragged(keys.k, keys.v, of.other_start, of.other_end)
+    source = key_sources.ragged(keys.k, keys.v, of.other_start, of.other_end, keys.fields)
     high = where(sees, source.count, 0)
     return Part(q[:, :, of.start : of.end], o[:, :, of.start : of.end], sums, source, own, None, 0, high)
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..dtypes import bfloat16, to_numpy
+from ..errors import BadOption
 
 Array = npt.NDArray[Any]
 GRID = 1 << 15
@@ -81,3 +82,8 @@ def unpack(words: Array, size: int, bits: int) -> Array:
     flat = np.unpackbits(np.ascontiguousarray(words.astype("<u4")).view(np.uint8), axis=-1, bitorder="little")
     parts = flat[..., : size * bits].reshape(*words.shape[:-1], size, bits)
     return np.packbits(parts, axis=-1, bitorder="little")[..., 0]
+
+
+def no_norm() -> BadOption:
+    """The error for a row whose norm cannot be stored."""
+    return BadOption("x has a row whose norm is above the largest float32, which aura stores; scale x, or use int8")

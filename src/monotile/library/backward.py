@@ -112,7 +112,7 @@ def attention_backward(
 
 def _plan(builder: CallBuilder, given: BackwardOptions) -> Finish:
     options = read_options(given)
-    inputs = read_inputs(builder, broadcasts=True)
+    inputs = read_inputs(builder)
     options = on_one_diagonal(options, inputs)
     rows = _read_rows(builder, inputs)
     _check_mask_grad(given.mask_grad, inputs, builder)

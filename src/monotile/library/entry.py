@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import dtypes
-from ..errors import ArgumentKind
-from . import merging, ops, quantized_ops, quantized_paged, readable, torch_calls
+from . import merging, ops, quantized_ops, quantized_paged, quantized_varlen, readable, torch_calls
 from .quantized import is_quantized
 
 Array = Any
@@ -93,8 +92,8 @@ def attention_varlen(
 
     Args:
         q: queries (Tq, Hq, D).
-        k: keys (Tk, Hkv, D).
-        v: values (Tk, Hkv, Dv).
+        k: keys (Tk, Hkv, D), or what `quantize` made of them.
+        v: values (Tk, Hkv, Dv), likewise.
         q_offsets: int32 or int64 (B + 1,), from 0 to Tq.
         k_offsets: int32 or int64 (B + 1,), from 0 to Tk.
         causal: True or "lower_right": query i sees keys up to i + Nk - Nq; "upper_left": up to i.
@@ -119,9 +118,9 @@ def attention_varlen(
     """
     run: Callable[..., Any] = ops.attention_varlen
     if is_quantized(k, v):
-        cure = "pass k.dequantize(), or pages of them to attention_paged"
-        raise ArgumentKind(f"attention_varlen does not take Quantized keys and values; {cure}")
-    if torch_calls.is_tensor(q) and not torch_calls.is_plain(q, k, v, None, sinks):
+        q, k, v = readable.in_autocast("attention_varlen on Quantized keys and values", q=q, k=k, v=v)
+        run = _chosen("attention_varlen", ops, quantized_varlen, q, k, v)
+    elif torch_calls.is_tensor(q) and not torch_calls.is_plain(q, k, v, None, sinks):
         torch_calls.refuse_tangents("attention_varlen", q, k, v, sinks)
         readable.check_before_autocast(q=q, k=k, v=v)
         q, k, v = torch_calls.in_autocast(q, k, v)
@@ -312,11 +311,9 @@ def _chosen(function: str, plain: Any, quantized: Any, first: Array, *others: Ar
     """Return the function of the module that takes these arrays: one of torch's operators in a trace."""
     module = quantized if is_quantized(*others) else plain
     if torch_calls.is_traced(first, *others):
-        from . import trace_operators
+        from . import quantized_operators, trace_operators
 
-        if module is not plain:
-            return trace_operators.QUANTIZED[function]
         torch_calls.refuse_gradients(function, first, *others)
-        module = trace_operators
+        module = trace_operators if module is plain else quantized_operators
     found: Callable[..., Any] = getattr(module, function)
     return found

@@ -26,7 +26,7 @@ from ..launch.signature import read_scalar
 from .calls import ArrayRef, CallBuilder
 from .leading import Lead, as_one_batch, read_lead
 from .masks import broadcast_mask_to
-from .quantized_inputs import ALL_PLAIN, PLAIN, Codecs, StoredFields, as_numbers, read_fields
+from .quantized_inputs import ALL_PLAIN, PLAIN, Codecs, StoredFields, as_numbers, numbers_in_one_batch, read_fields
 from .rotations import rotated_queries
 
 MAX_HEAD_SIZE = 576
@@ -116,15 +116,16 @@ class AttentionInputs:
 # ---- q, k, v ---------------------------------------------------------------------------------------------------------
 
 
-def read_inputs(
-    builder: CallBuilder, *, values_in_keys: bool = False, codecs: Codecs = PLAIN, broadcasts: bool = False
-) -> AttentionInputs:
-    """Check the arrays of a call. `broadcasts`: leading dimensions may be any number, and differ where one has 1."""
+def read_inputs(builder: CallBuilder, *, values_in_keys: bool = False, codecs: Codecs = PLAIN) -> AttentionInputs:
+    """Check the arrays of a call. Leading dimensions may be any number, and differ where one has 1."""
     q, k, v = builder.input("q"), builder.input("k"), builder.input("v")
     k, v = (as_numbers(array, codec, q.dtype) for array, codec in zip((k, v), codecs, strict=True))
-    lead = read_lead({"q": q.shape, "k": k.shape, "v": v.shape}, broadcasts)
+    lead = read_lead({"q": q.shape, "k": k.shape, "v": v.shape})
     dtype = one_dtype({"q": q, "k": k, "v": v})
-    q, k, v = (as_one_batch(builder, unit_last(builder, a), lead) for a in (q, k, v))
+    q, k, v = (
+        as_one_batch(builder, unit_last(builder, a), lead) if codec is None else numbers_in_one_batch(a, lead)
+        for a, codec in zip((q, k, v), (None, *codecs), strict=True)
+    )
     check_shapes(q.shape, k.shape, v.shape)
     builder.scores = scores = *q.shape[:3], k.shape[2]
     mask, sinks = builder.inputs.get("mask"), builder.inputs.get("sinks")
@@ -134,7 +135,7 @@ def read_inputs(
     one_device(builder.inputs)
     builder.scale = float(q.shape[3] ** -0.5)
     copied = builder.copies.keys() & {array.place[1] for array in (k, v)}
-    stored = read_fields(builder, codecs, batched=bool(lead))
+    stored = read_fields(builder, codecs, lambda field: as_one_batch(builder, field, lead))
     in_keys = values_in_keys and not copied
     q = rotated_queries(builder, q, codecs[0])
     return AttentionInputs(q, k, v, mask, sinks, dtype, bool(lead), in_keys, stored, lead)
@@ -205,7 +206,8 @@ def read_options(given: Any) -> Options:
     for name, function in (("score_mod", given.score_mod), ("mask_mod", given.mask_mod)):
         if function is not None and not is_function(function):
             other = ", or what block_mask gives" if name == "mask_mod" else ""
-            raise BadOption(f"{name} is a Python function{other}; found {type(function).__name__}")
+            cure = f": pass {name}.__wrapped__" if is_function(getattr(function, "__wrapped__", None)) else ""
+            raise BadOption(f"{name} is a Python function{other}; found {type(function).__name__}{cure}")
     softcap = None if given.softcap is None else read_softcap(given.softcap)
     causal = read_causal(given.causal)
     return Options(causal, left, right, softcap, given.score_mod, given.mask_mod, given.negative)

@@ -13,22 +13,13 @@ from .calls import ArrayRef, CallBuilder
 Lead = tuple[int, ...]
 
 
-def read_lead(shapes: Mapping[str, tuple[int, ...]], broadcasts: bool) -> Lead:
-    """Check the ranks of q, k and v, and return the dimensions before the last three."""
-    rank = len(shapes["q"])
+def read_lead(shapes: Mapping[str, tuple[int, ...]]) -> Lead:
+    """Check the ranks of q, k and v, and return what the dimensions before the last three broadcast to."""
     for name, shape in shapes.items():
-        if len(shape) < 3 or (len(shape) > 4 and not broadcasts):
+        if len(shape) < 3:
             found = f"{name!r} has shape {shape}"
             raise ArgumentRank(f"{found}; attention takes (batch, heads, length, head size), or the last three")
-        if len(shape) != rank and not broadcasts:
-            raise ArgumentRank(
-                f"'q' has {rank} dimensions and {name!r} has {len(shape)}; give all of them a batch, or none"
-            )
-    lead = broadcast_lead(shapes)
-    if not broadcasts and any(shape[:-3] != lead for shape in shapes.values()):
-        listing = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-        raise LengthsDiffer(f"the batch sizes must be equal: they are not broadcast here ({listing})")
-    return lead
+    return broadcast_lead(shapes)
 
 
 def broadcast_lead(shapes: Mapping[str, tuple[int, ...]]) -> Lead:

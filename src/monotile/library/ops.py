@@ -37,7 +37,7 @@ from .launches import SCALE
 from .mask_maps import MASK_BLOCKS, mask_blocks
 from .merging import MERGE, MERGE_LSE, Partials, add_merge, merge, merge_lse, new_partials
 from .paged import PAGED, attention_paged, paged_append
-from .quantized_inputs import PLAIN, codecs_of
+from .quantized_inputs import codecs_of
 from .rotations import before_rotation, rotate_back
 from .splits import recommended_splits
 from .varlen import VARLEN, attention_varlen
@@ -94,7 +94,7 @@ def attention(
 def _plan_attention(builder: CallBuilder, given: Any, *, by_position: bool = False) -> Finish:
     options = read_options(given)
     codecs = codecs_of(given)
-    inputs = read_inputs(builder, values_in_keys=given.values_in_keys, codecs=codecs, broadcasts=codecs == PLAIN)
+    inputs = read_inputs(builder, values_in_keys=given.values_in_keys, codecs=codecs)
     options = on_one_diagonal(options, inputs)
     threads = builder.threads_for(inputs.flops, inputs.bytes)
     problem = inputs.problem(options)
@@ -198,7 +198,7 @@ def decode_partials(
 def _plan_partials(builder: CallBuilder, given: Any) -> Finish:
     options = read_options(given)
     codecs = codecs_of(given)
-    inputs = read_inputs(builder, codecs=codecs, broadcasts=codecs == PLAIN)
+    inputs = read_inputs(builder, codecs=codecs)
     options = on_one_diagonal(options, inputs)
     splits, keys = given.splits, inputs.k.shape[2]
     if splits is None:

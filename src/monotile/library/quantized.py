@@ -4,6 +4,7 @@ Arithmetic here is NumPy's, in float32; that of torch tensors is torch's (quanti
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -11,17 +12,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..dtypes import BY_NAME, bfloat16, float8_e4m3fn, float8_e5m2, float16, float32, to_numpy
+from ..dtypes import BY_NAME, float8_e4m3fn, float8_e5m2, to_numpy
 from ..errors import ArgumentKind, ArgumentRank, ArgumentShape, BadOption, MixedDTypes
 from ..kernels.codecs import Codec
 from ..runtime import tensors
 from . import aura
 from .readable import check_readable
-from .torch_calls import is_tensor
+from .torch_calls import is_tensor, is_traced
 
 Array = Any
 Numbers = npt.NDArray[Any]
-FLOATS = (float32, float16, bfloat16)
 FP8 = {"fp8_e4m3": (float8_e4m3fn, 448.0), "fp8_e5m2": (float8_e5m2, 57344.0)}
 AURA = {f"aura{bits}": bits for bits in (2, 3, 4, 6, 8)}
 FINITE = {"float32": 3.4028234663852886e38, "float16": 65504.0, "bfloat16": 3.3895313892515355e38}  # the largest
@@ -73,8 +73,16 @@ class Quantized:
 
     def dequantize(self) -> Array:
         """The numbers that the fields stand for, as an array of the type they were made from."""
+        if is_traced(self.codes):
+            from . import quantize_operators
+
+            plain = _codec_facts(self.format, self.size, self.size // self.scales.shape[-1])
+            return quantize_operators.decode(self.codes, self.scales, self.zeros, plain, self.dtype)
         check_readable(**self.fields())
         found = self.codec
+        if is_jax(self.codes):
+            host = {name: as_numpy(name, field) for name, field in self.fields().items()}
+            return like_jax(self.with_fields(host).dequantize())
         if is_tensor(self.codes):
             from . import quantized_torch
 
@@ -95,7 +103,7 @@ def quantize(x: Array, format: str, *, group: int | None = None, check: bool = F
     """Quantise keys or values, each row by itself; `attention` and `decode_partials` read the result in place.
 
     Args:
-        x: (..., N, D), of NumPy or torch.
+        x: (..., N, D), of NumPy, torch or JAX.
         format: "int8", "int4", "int4_zero_point", an fp8 or an aura format: docs/guide/quantize.md lists them.
         group: how many numbers of a row share a scale; by default the whole row.
         check: make numbers that are not finite an error.
@@ -109,38 +117,66 @@ def quantize(x: Array, format: str, *, group: int | None = None, check: bool = F
         (1, 2, 9, 64)
     """
     check_format(format)
-    view = tensors.read("x", x)
-    if view.dtype not in FLOATS:
-        raise MixedDTypes(f"quantize takes float32, float16 or bfloat16, found {view.dtype}; cast it")
-    if len(view.shape) < 2 or view.shape[-1] < 1:
-        raise ArgumentRank(f"quantize takes an array (..., N, D) with D from 1 up, found shape {view.shape}")
-    size = view.shape[-1]
+    if is_jax(x):
+        found = quantize(as_numpy("x", x), format, group=group, check=check)
+        return found.with_fields({name: like_jax(field) for name, field in found.fields().items()})
+    traced = is_traced(x)
+    dtype, shape = (str(x.dtype).removeprefix("torch."), x.shape) if traced else _read(x)
+    if dtype not in FINITE:
+        raise MixedDTypes(f"quantize takes float32, float16 or bfloat16, found {dtype}; cast it")
+    if len(shape) < 2 or shape[-1] < 1:
+        raise ArgumentRank(f"quantize takes an array (..., N, D) with D from 1 up, found shape {tuple(shape)}")
+    size = shape[-1]
     group = size if group is None else read_group(group, size, format)
+    if traced:
+        from . import quantize_operators
+
+        if check:
+            raise BadOption("check=True reads x, which has no contents in a trace; leave it out there")
+        fields = quantize_operators.encode(x, format, group, AURA.get(format), FINITE[dtype], width(format, size))
+        return Quantized(format, *fields, size, dtype)
     if is_tensor(x):
         from . import quantized_torch
 
         if check and not quantized_torch.is_finite(x):
             raise _not_finite()
-        fields = quantized_torch.encode(x, format, group, AURA.get(format), FINITE[view.dtype.name])
+        fields = quantized_torch.encode(x, format, group, AURA.get(format), FINITE[dtype])
         if format in AURA and (check or x.device.type == "cpu") and not quantized_torch.has_norms(x, fields[1]):
-            raise _no_norm()
-        return Quantized(format, *fields, size, view.dtype.name)
+            raise aura.no_norm()
+        return Quantized(format, *fields, size, dtype)
     numbers = _numpy_array(x).astype(np.float32)
     if check and not np.isfinite(numbers).all():
         raise _not_finite()
     with np.errstate(all="ignore"):
-        fields = _encode(numbers, format, group, FINITE[view.dtype.name])
+        fields = _encode(numbers, format, group, FINITE[dtype])
         if format in AURA and not (np.isfinite(fields[1]) | ~np.isfinite(numbers).all(-1, keepdims=True)).all():
-            raise _no_norm()
-    return Quantized(format, *fields, size, view.dtype.name)
+            raise aura.no_norm()
+    return Quantized(format, *fields, size, dtype)
+
+
+def is_jax(x: Array) -> bool:
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(x, jax.Array)
+
+
+def as_numpy(name: str, x: Array) -> Numbers:
+    """An array of JAX's as one of NumPy's."""
+    if isinstance(x, sys.modules["jax"].core.Tracer):
+        raise ArgumentKind(f"{name!r} is traced by JAX; call quantize and dequantize outside of jit, grad and vmap")
+    return np.asarray(x)
+
+
+def like_jax(x: Numbers) -> Array:
+    return sys.modules["jax"].numpy.asarray(x)
+
+
+def _read(x: Array) -> tuple[str, tuple[int, ...]]:
+    view = tensors.read("x", x)
+    return view.dtype.name, view.shape
 
 
 def _not_finite() -> BadOption:
     return BadOption("x holds NaN or infinity, which no format has; replace them before quantize")
-
-
-def _no_norm() -> BadOption:
-    return BadOption("x has a row whose norm is above the largest float32, which aura stores; scale x, or use int8")
 
 
 def quantize_like(x: Array, other: Quantized) -> Quantized:
@@ -176,8 +212,14 @@ def width(format: str, size: int) -> int:
 
 @cache
 def codec(format: str, size: int, group: int) -> Codec:
+    found = _codec_facts(format, size, group)
+    return found._replace(levels=aura.levels(size, found.bits)) if found.kind == "aura" else found
+
+
+def _codec_facts(format: str, size: int, group: int) -> Codec:
+    """A codec without the levels of aura."""
     if format in AURA:
-        return Codec("aura", size, size, AURA[format], levels=aura.levels(size, AURA[format]))
+        return Codec("aura", size, size, AURA[format])
     if format in FP8:
         return Codec("fp8", size, group)
     if format == "int8":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..dtypes import DType
@@ -12,6 +13,7 @@ from ..kernels.codecs import Codec
 from ..runtime import tensors
 from ..runtime.tensors import View
 from .calls import ArrayRef, CallBuilder
+from .leading import Lead
 
 Codecs = tuple[Codec | None, Codec | None]  # of keys and of values; None: plain
 PLAIN: Codecs = (None, None)
@@ -51,13 +53,14 @@ class StoredFields(NamedTuple):
 ALL_PLAIN = StoredFields()
 
 
-def read_fields(builder: CallBuilder, codecs: Codecs, *, batched: bool) -> StoredFields:
+def read_fields(builder: CallBuilder, codecs: Codecs, batched: Callable[[ArrayRef], ArrayRef]) -> StoredFields:
+    """The fields of quantised keys and values, each as (batch, heads, positions, width), which `batched` makes it."""
     found = []
     for name, codec in zip("kv", codecs, strict=True):
         refs: list[ArrayRef | None] = [None, None, None]
         if codec is not None:
             refs = [builder.inputs.get(n) for n in (name, f"{name}_scales", f"{name}_zeros")]
-            refs = [None if a is None else _batched(builder, a, batched) for a in refs]
+            refs = [None if a is None else batched(_unit_last(builder, a)) for a in refs]
             _check_types(name, codec, refs)
         found.append(tuple(refs))
     return StoredFields(found[0], found[1], codecs)
@@ -96,8 +99,13 @@ def as_numbers(array: ArrayRef, codec: Codec | None, dtype: DType) -> ArrayRef:
     return ArrayRef(array.place, View(dtype, shape, tensors.dense(shape), array.view.device))
 
 
-def _batched(builder: CallBuilder, array: ArrayRef, batched: bool) -> ArrayRef:
-    array = array if batched else array.reshaped(1, *array.shape)
+def numbers_in_one_batch(numbers: ArrayRef, lead: Lead) -> ArrayRef:
+    """`as_numbers` with one batch in place of the leading dimensions."""
+    shape = math.prod(lead), *numbers.shape[-3:]
+    return ArrayRef(numbers.place, View(numbers.dtype, shape, tensors.dense(shape), numbers.view.device))
+
+
+def _unit_last(builder: CallBuilder, array: ArrayRef) -> ArrayRef:
     last = array.view.strides[-1] if array.shape else 1
     return array if array.shape[-1] <= 1 or 0 in array.shape or last == 1 else builder.contiguous(array)
 

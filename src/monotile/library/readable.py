@@ -40,8 +40,10 @@ def in_autocast(function: str, **given: Array) -> tuple[Array, ...]:
     """Return the arrays of a call in the dtype of an autocast region, if it is in one. Refuse tensors of torch.func's
     transforms, for functions that have no rule for them."""
     torch, first = sys.modules.get("torch"), next(iter(given.values()))
-    if torch is None or not isinstance(first, torch.Tensor) or torch.compiler.is_compiling():
+    if torch is None or not isinstance(first, torch.Tensor):
         return tuple(given.values())
+    if torch.compiler.is_compiling():
+        return torch_calls.in_autocast(*given.values())
     if torch._C._are_functorch_transforms_active() and any(map(is_transformed, given.values())):
         torch_calls.refuse_tangents(function, *given.values())
         cure = "call it outside of vmap and torch.func, with the batch as a dimension of the arrays"

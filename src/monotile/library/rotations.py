@@ -14,6 +14,7 @@ from ..kernels.rotate import rotate
 from ..runtime import tensors
 from . import aura
 from .calls import ArrayRef, CallBuilder
+from .torch_calls import is_tensor
 
 ROTATIONS = ("k_rotation", "v_rotation")  # of queries as keys are rotated, and of outputs back from that of values
 
@@ -25,10 +26,10 @@ def is_rotated(codec: Codec | None) -> bool:
 def matrices(q: Any, codecs: tuple[Codec | None, Codec | None]) -> tuple[Any, ...]:
     """Return the arrays of ROTATIONS, None where nothing is rotated, in the library and on the device of q."""
     sizes = [codec.size if codec is not None and codec.kind == "aura" else None for codec in codecs]
-    if sizes == [None, None] or not tensors.is_array(q) or tensors.is_mlx(q):  # what q must be, the call's checks say
+    if sizes == [None, None] or tensors.is_mlx(q) or not hasattr(q, "device"):  # what q must be, the call's checks say
         return None, None
     return tuple(
-        None if size is None else _array(size, back) if isinstance(q, np.ndarray) else _tensor(size, back, q.device)
+        None if size is None else _tensor(size, back, q.device) if is_tensor(q) else _array(size, back)
         for size, back in zip(sizes, (False, True), strict=True)
     )
 

@@ -5,94 +5,35 @@ those of a trace (torch.compile, export, torch.func, fake tensors). Everything e
 three parts: what it computes, the shapes of its results, and its derivative.
 
 An operator takes tensors, numbers and words. Functions (`score_mod`, `mask_mod`) are passed as the number of their
-entry in a table. In a compiled graph that number is a constant, so that its entry stays; elsewhere an entry lives as
-long as the graph that may need it.
+entry in a table (mod_table.py).
 """
 
 from __future__ import annotations
 
-import itertools
-import weakref
-from collections.abc import Callable, Sequence
-from types import FunctionType
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..errors import ArgumentKind, MaskShape, NoGradient
-from ..launch.captures import captures, frozen
 from . import backward, ops
-from .block_mask import unwrapped
 from .inputs import read_window
 from .leading import broadcast_lead
-from .torch_calls import no_forward_mode, refuse_captured_gradients
+from .mod_table import arrays_of, mods_of, number_of
+from .torch_calls import no_forward_mode
 
 OPTIONS = "str causal, int? left, int? right, float? scale, float? softcap, int mods, str? backend, int? threads"
 ARRAYS = "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? sinks"
 LIBRARY = torch.library.Library("monotile", "DEF")
-LIBRARY.define(f"attention({ARRAYS}, {OPTIONS}) -> (Tensor, Tensor)")
-LIBRARY.define(
-    f"attention_backward(Tensor do, Tensor o, Tensor lse, Tensor dlse, bool mask_grad, {ARRAYS}, {OPTIONS})"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
-)
+READING = {"": "", "_reading": ", Tensor[] read"}  # operators whose functions read tensors of a compiled graph
+for _name, _read in READING.items():
+    LIBRARY.define(f"attention{_name}({ARRAYS}, {OPTIONS}{_read}) -> (Tensor, Tensor)")
+    LIBRARY.define(
+        f"attention_backward{_name}(Tensor do, Tensor o, Tensor lse, Tensor dlse, bool mask_grad, {ARRAYS}, {OPTIONS}"
+        f"{_read}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+    )
 CAUSAL = {"True": True, "False": False}
-
-
-# ---- functions in the table ------------------------------------------------------------------------------------------
-
-
-class Mods:
-    """The functions of a call."""
-
-    def __init__(self, score_mod: Callable[..., Any] | None, mask_mod: Callable[..., Any] | None) -> None:
-        self.score_mod, self.mask_mod = score_mod, mask_mod
-
-
-NONE = Mods(None, None)
-_table: weakref.WeakValueDictionary[int, Mods] = weakref.WeakValueDictionary({0: NONE})
-_kept: dict[tuple[Any, Any], tuple[int, Mods]] = {}  # those that compiled graphs refer to
-_numbers = itertools.count(1)
-
-
-def _enter(mods: Mods) -> int:
-    number = next(_numbers)
-    _table[number] = mods
-    return number
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _number_in_graph(score_mod: Any, mask_mod: Any) -> int:
-    """The number of two functions as a constant of a compiled graph."""
-    key = _identity(score_mod), _identity(mask_mod)
-    if key not in _kept:
-        mods = Mods(score_mod, mask_mod)
-        _kept[key] = _enter(mods), mods
-    return _kept[key][0]
-
-
-def _identity(mod: Any) -> Any:
-    """What tells a function from others: its code, where nothing else belongs to it, so that a lambda made anew in
-    every trace takes no further entry."""
-    if type(mod) is FunctionType and not mod.__closure__ and not mod.__defaults__ and not mod.__kwdefaults__:
-        return mod.__code__, id(mod.__globals__)
-    return mod
-
-
-def number_of(score_mod: Any, mask_mod: Any) -> tuple[int, Mods]:
-    """The number by which an operator is given two functions, and its entry, to be held until the operator has it."""
-    if score_mod is None and mask_mod is None:
-        return 0, NONE
-    if torch.compiler.is_compiling():
-        return _number_in_graph(score_mod, mask_mod), NONE
-    mods = Mods(frozen(score_mod), frozen(mask_mod))
-    functions = [mod for mod in (mods.score_mod, unwrapped(mods.mask_mod)[0]) if mod is not None]
-    refuse_captured_gradients(captures(functions).arrays.values())
-    return _enter(mods), mods
-
-
-def mods_of(number: int) -> Mods:
-    return _table[number]
 
 
 # ---- the operator ----------------------------------------------------------------------------------------------------
@@ -114,6 +55,7 @@ class Given(NamedTuple):
     mods: int
     backend: str | None
     threads: int | None
+    read: Sequence[Tensor] = ()  # by functions of a compiled graph
 
     @property
     def arrays(self) -> dict[str, Any]:
@@ -127,13 +69,13 @@ class Given(NamedTuple):
 
 def scoring_options(
     causal: str, left: int | None, right: int | None, scale: float | None, softcap: float | None, mods: int,
-    backend: str | None, threads: int | None,
+    backend: str | None, threads: int | None, *read: Sequence[Tensor],
 ) -> dict[str, Any]:  # fmt: skip
-    """OPTIONS, as functions of the library take them."""
-    functions = mods_of(mods)
+    """OPTIONS, as functions of the library take them, and the list of arrays that functions read, if there is one."""
+    score_mod, mask_mod = mods_of(mods).with_arrays(read[0] if read else ())
     return {
         "causal": CAUSAL.get(causal, causal), "window": None if left is None and right is None else (left, right),
-        "scale": scale, "softcap": softcap, "score_mod": functions.score_mod, "mask_mod": functions.mask_mod,
+        "scale": scale, "softcap": softcap, "score_mod": score_mod, "mask_mod": mask_mod,
         "backend": backend, "threads": threads,
     }  # fmt: skip
 
@@ -147,7 +89,7 @@ def attention(
     left, right = (None, None) if window is None else read_window(window)
     number, mods = number_of(score_mod, mask_mod)
     given = Given(q, k, v, mask, sinks, str(causal), left, right, mods=number, **options)
-    o, lse = call_operator("attention", _Attention, given, given[:5])
+    o, lse = call_operator("attention", _Attention, given[:-1], given[:5], arrays_of(score_mod, mask_mod))
     del mods  # an entry of the table until here
     if lead is not None:
         o, lse = o.unflatten(0, lead), lse.unflatten(0, lead)
@@ -171,8 +113,12 @@ def _one_batch(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[An
     return *[t.expand(*lead, *t.shape[-3:]).flatten(0, -4) for t in (q, k, v)], mask, lead
 
 
-def call_operator(name: str, function: type[torch.autograd.Function], given: Sequence[Any], arrays: Any) -> Any:
+def call_operator(
+    name: str, function: type[torch.autograd.Function], given: Sequence[Any], arrays: Any, read: Sequence[Tensor] = ()
+) -> Any:
     """Call an operator, or the function that stands for it under torch.func."""
+    if read:
+        return getattr(torch.ops.monotile, name + "_reading")(*given, list(read))
     operator = getattr(torch.ops.monotile, name)
     if torch.compiler.is_compiling():
         return operator(*given)
@@ -197,6 +143,15 @@ def _forward_shapes(*args: Any) -> tuple[Tensor, Tensor]:
     return given.q.new_empty((*shape, given.v.shape[-1])), given.q.new_empty(shape, dtype=torch.float32)
 
 
+def register(name: str, run: Any, shapes: Any, derivative: tuple[Any, Any]) -> None:
+    """Register the parts of an operator: what it computes, the shapes of its results, and its derivative with what that
+    keeps."""
+    LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"monotile::{name}", shapes, lib=LIBRARY)
+    differentiate, save = derivative
+    torch.library.register_autograd(f"monotile::{name}", differentiate, setup_context=save, lib=LIBRARY)
+
+
 # ---- its derivative --------------------------------------------------------------------------------------------------
 
 
@@ -214,18 +169,30 @@ def _backward_shapes(do: Tensor, o: Tensor, lse: Tensor, dlse: Tensor, mask_grad
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     given = Given(*inputs)
-    ctx.save_for_backward(*given[:5], *output)
-    ctx.rest, ctx.mods = given[5:], mods_of(given.mods)
+    ctx.save_for_backward(*given[:5], *output, *given.read)
+    ctx.rest, ctx.mods = given[5:-1], mods_of(given.mods)
 
 
 def _differentiate(ctx: Any, do: Tensor, dlse: Tensor) -> tuple[Any, ...]:
-    *arrays, o, lse = ctx.saved_tensors
-    active = torch._C._are_functorch_transforms_active()
-    derivative = _AttentionBackward.apply if active else torch.ops.monotile.attention_backward
+    arrays, (o, lse), read = split_saved(ctx, 5)
     mask_grad = bool(ctx.needs_input_grad[3])
-    dq, dk, dv, dsinks, dmask = derivative(do, o, lse, dlse, mask_grad, *arrays, *ctx.rest)
+    given = do, o, lse, dlse, mask_grad, *arrays, *ctx.rest
+    found = call_operator("attention_backward", _AttentionBackward, given, (do, *arrays), read)
+    dq, dk, dv, dsinks, dmask = found
     with_sinks = arrays[4] is not None
-    return dq, dk, dv, dmask if mask_grad else None, dsinks if with_sinks else None, *[None] * len(ctx.rest)
+    gradients = dq, dk, dv, dmask if mask_grad else None, dsinks if with_sinks else None
+    return *gradients, *no_gradients(ctx.rest, read)
+
+
+def split_saved(ctx: Any, count: int) -> tuple[Any, Any, list[Tensor]]:
+    """Return the arrays of a call, its two results and the arrays that its functions read."""
+    saved = ctx.saved_tensors
+    return saved[:count], saved[count : count + 2], list(saved[count + 2 :])
+
+
+def no_gradients(rest: Sequence[Any], read: Sequence[Tensor]) -> list[Any]:
+    """The gradients of options and of the arrays that functions read, which torch wants as a list in a list."""
+    return [*[None] * len(rest), *([[None] * len(read)] if read else [])]
 
 
 def no_tangent(*args: Any) -> None:
@@ -240,12 +207,9 @@ def no_second(*args: Any) -> None:
     )
 
 
-LIBRARY.impl("attention", _forward, "CompositeExplicitAutograd")
-LIBRARY.impl("attention_backward", _backward, "CompositeExplicitAutograd")
-torch.library.register_fake("monotile::attention", _forward_shapes, lib=LIBRARY)
-torch.library.register_fake("monotile::attention_backward", _backward_shapes, lib=LIBRARY)
-torch.library.register_autograd("monotile::attention", _differentiate, setup_context=_save, lib=LIBRARY)
-torch.library.register_autograd("monotile::attention_backward", no_second, lib=LIBRARY)
+for _name in READING:
+    register("attention" + _name, _forward, _forward_shapes, (_differentiate, _save))
+    register("attention_backward" + _name, _backward, _backward_shapes, (no_second, None))
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]

@@ -1,7 +1,6 @@
 """Functions that have no gradient as torch operators, for traces (torch.compile, export, fake and meta tensors):
 `attention_paged`, `paged_append`, `decode_partials`, `merge` and `merge_lse`. Outside of a trace they are not used.
-
-Calls with Quantized keys and values are no operators: a compiled graph ends before them and another begins behind."""
+quantized_operators.py has those of calls with Quantized keys and values."""
 
 from __future__ import annotations
 
@@ -13,28 +12,21 @@ from torch import Tensor
 
 from ..backends.choices import KEYS_PER_SPLIT
 from ..errors import BadOption
-from . import merging, ops, paged, quantized_ops, quantized_paged
+from . import merging, ops, paged
 from .inputs import read_window
 from .merging import Partials
-from .torch_operator import LIBRARY, OPTIONS, number_of, scoring_options
+from .mod_table import arrays_of, number_of
+from .torch_operator import LIBRARY, OPTIONS, READING, scoring_options
 
 Pair = tuple[Any, Any]
-NOT_IN_GRAPHS = "attention on Quantized keys and values is no operator of torch"
-QUANTIZED: dict[str, Callable[..., Any]] = {
-    name: torch.compiler.disable(getattr(module, name), reason=NOT_IN_GRAPHS)
-    for module, names in (
-        (quantized_ops, ("attention", "decode_partials")),
-        (quantized_paged, ("attention_paged", "paged_append")),
-    )
-    for name in names
-}
+SCORING = OPTIONS + READING["_reading"]
 RUN = "str? backend, int? threads"
 PAGED = "Tensor q, Tensor k_pages, Tensor v_pages, Tensor page_table, Tensor lengths, Tensor? sinks"
 APPENDED = "Tensor(a!) k_pages, Tensor(b!) v_pages, Tensor page_table, Tensor lengths, Tensor k_new, Tensor v_new"
 PARTS = "(Tensor, Tensor, Tensor)"
 
 
-def _define(schema: str, run: Callable[..., Any], shapes: Callable[..., Any]) -> None:
+def define(schema: str, run: Callable[..., Any], shapes: Callable[..., Any]) -> None:
     """Define an operator: what it computes, and the shapes of its results."""
     LIBRARY.define(schema)
     name = schema.partition("(")[0]
@@ -42,16 +34,17 @@ def _define(schema: str, run: Callable[..., Any], shapes: Callable[..., Any]) ->
     torch.library.register_fake(f"monotile::{name}", shapes, lib=LIBRARY)
 
 
-def _refuse_check(check: bool) -> None:
+def refuse_check(check: bool) -> None:
     if check:
         raise BadOption("check=True reads table and lengths, which have no contents in a trace; leave it out there")
 
 
-def _scoring(causal: Any, window: Any, scale: Any, softcap: Any, score_mod: Any, mask_mod: Any, **run: Any) -> Any:
+def scoring_of(causal: Any, window: Any, scale: Any, softcap: Any, score_mod: Any, mask_mod: Any, **run: Any) -> Any:
     """The values of OPTIONS, and what the table of functions holds until the operator has their number."""
     left, right = (None, None) if window is None else read_window(window)
     number, held = number_of(score_mod, mask_mod)
-    return (str(causal), left, right, scale, softcap, number, run["backend"], run["threads"]), held
+    read = arrays_of(score_mod, mask_mod)
+    return (str(causal), left, right, scale, softcap, number, run["backend"], run["threads"], read), held
 
 
 # ---- pages -----------------------------------------------------------------------------------------------------------
@@ -61,8 +54,8 @@ def attention_paged(
     q: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Tensor, lengths: Tensor, *, sinks: Tensor | None,
     return_lse: bool, check: bool, **scoring: Any,
 ) -> Any:  # fmt: skip
-    _refuse_check(check)
-    options, held = _scoring(**scoring)
+    refuse_check(check)
+    options, held = scoring_of(**scoring)
     arrays = q, k_pages, v_pages, page_table, lengths, sinks
     o, lse = torch.ops.monotile.attention_paged(*arrays, *options)
     del held
@@ -82,7 +75,7 @@ def _paged_shapes(*args: Any) -> tuple[Tensor, Tensor]:
 
 
 def paged_append(*arrays: Tensor, check: bool, backend: str | None, threads: int | None) -> None:
-    _refuse_check(check)
+    refuse_check(check)
     torch.ops.monotile.paged_append(*arrays, backend, threads)
 
 
@@ -100,7 +93,7 @@ def _nothing(*args: Any) -> None:
 def decode_partials(
     q: Tensor, k: Tensor, v: Tensor, *, splits: int | None, mask: Tensor | None, **scoring: Any
 ) -> Partials:
-    options, held = _scoring(**scoring)
+    options, held = scoring_of(**scoring)
     found = torch.ops.monotile.decode_partials(q, k, v, mask, splits, *options)
     del held
     return Partials(*found)
@@ -150,12 +143,12 @@ def _merge_lse_shapes(outs: Tensor, lses: Tensor, *args: Any) -> Any:
     return _merge_shapes(outs, lses, lses, str(outs.dtype).removeprefix("torch."))
 
 
-_define(f"attention_paged({PAGED}, {OPTIONS}) -> (Tensor, Tensor)", _paged, _paged_shapes)
-_define(f"paged_append({APPENDED}, {RUN}) -> ()", _append, _nothing)
-_define(
-    f"decode_partials(Tensor q, Tensor k, Tensor v, Tensor? mask, int? splits, {OPTIONS}) -> {PARTS}",
+define(f"attention_paged({PAGED}, {SCORING}) -> (Tensor, Tensor)", _paged, _paged_shapes)
+define(f"paged_append({APPENDED}, {RUN}) -> ()", _append, _nothing)
+define(
+    f"decode_partials(Tensor q, Tensor k, Tensor v, Tensor? mask, int? splits, {SCORING}) -> {PARTS}",
     _partials,
     _partials_shapes,
 )
-_define(f"merge(Tensor o, Tensor m, Tensor l, str dtype, {RUN}) -> (Tensor, Tensor)", _merge, _merge_shapes)
-_define(f"merge_lse(Tensor outs, Tensor lses, {RUN}) -> (Tensor, Tensor)", _merge_lse, _merge_lse_shapes)
+define(f"merge(Tensor o, Tensor m, Tensor l, str dtype, {RUN}) -> (Tensor, Tensor)", _merge, _merge_shapes)
+define(f"merge_lse(Tensor outs, Tensor lses, {RUN}) -> (Tensor, Tensor)", _merge_lse, _merge_lse_shapes)

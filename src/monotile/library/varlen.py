@@ -12,7 +12,6 @@ import numpy as np
 from ..backends.choices import AttentionProblem
 from ..dtypes import float32, int32, int64
 from ..errors import ArgumentRank, ArgumentShape, BadOffsets, BadOption, MixedDTypes
-from ..kernels.attention import NOT_QUANTIZED
 from ..kernels.attention import attention as attention_kernel
 from ..kernels.scores import Options
 from ..runtime import tensors
@@ -32,7 +31,9 @@ from .inputs import (
     unit_last,
 )
 from .launches import SCALE
+from .quantized_inputs import PLAIN, Codecs, as_numbers, codecs_of, read_fields
 from .ragged_spans import add_spans
+from .rotations import before_rotation, rotate_back, rotated_queries
 
 Array = Any
 NOT_PAGED = (None,) * 4
@@ -60,41 +61,54 @@ def attention_varlen(
     return VARLEN.call(arrays, layouts, options, scale)
 
 
-def _plan(builder: CallBuilder, given: AttentionOptions) -> Finish:
-    options = read_options(given)
-    inputs, offsets = read_sequences(builder, values_in_keys=given.values_in_keys)
-    (_, Hq, Tq, _), Dv, sequences = inputs.q.shape, inputs.v.shape[3], offsets[0].shape[0] - 1
+def _plan(builder: CallBuilder, given: Any) -> Finish:
+    options, codecs = read_options(given), codecs_of(given)
+    inputs, offsets = read_sequences(builder, values_in_keys=given.values_in_keys, codecs=codecs)
+    (_, Hq, Tq, _), Dv = inputs.q.shape, inputs.v.shape[3]
     out = builder.result((Tq, Hq, Dv), inputs.dtype)
     lse = builder.result((Hq, Tq), float32) if given.return_lse else None
     if 0 not in out.shape:
-        problem = usual_problem(inputs, options, sequences)
-        choice = builder.choices.attention(problem)
-        threads = builder.threads_for(inputs.flops // sequences, inputs.bytes)
-        values = None if given.values_in_keys and not builder.copies else inputs.v
-        target = as_batch(out), None if lse is None else lse.reshaped(1, Hq, Tq)
-        balanced = None
-        if is_balanced(builder, problem, choice):
-            heads = problem.group if choice.packed else 1
-            lengths = Lengths(Tq, inputs.k.shape[2], heads * Tq // choice.row_block + sequences + 1, *offsets)
-            balanced = add_balance(builder, lengths, problem, choice, options)
-        else:
-            choice = builder.choices.attention(replace(problem, kv_heads=Hq)).unpacked()
-        outputs = (inputs.sinks, *target) if balanced is None else (None, None, None)
-        spans = None if balanced is not None else add_spans(builder, choice, "BR", (Tq, inputs.k.shape[2]), offsets)
-        args: tuple[Any, ...] = inputs.q, inputs.k, values, None, None, *outputs, None, None, None, *offsets, spans
-        slots = balanced.arguments if balanced is not None else NOT_BALANCED
-        args = *args, *NOT_PAGED, *slots, *NOT_QUANTIZED, SCALE, Tq, 0, 0
-        builder.launch(attention_kernel, *args, choice=choice, threads=threads, options=options)
-        if balanced is not None:
-            add_merge_slots(builder, balanced, offsets[0], inputs.sinks, target, choice)
+        rows = as_batch(out)
+        found = before_rotation(builder, rows, codecs[1])
+        _add(builder, inputs, offsets, (found, None if lse is None else lse.reshaped(1, Hq, Tq)), options)
+        rotate_back(builder, found, rows, codecs[1])
     return tuple if given.return_lse else itemgetter(0)
 
 
+def _add(
+    builder: CallBuilder, inputs: AttentionInputs, offsets: tuple[ArrayRef, ArrayRef],
+    target: tuple[ArrayRef, ArrayRef | None], options: Options,
+) -> None:  # fmt: skip
+    """Add the attention kernel, which writes the output and its logsumexp, or softmax states that are then merged."""
+    (_, Hq, Tq, _), sequences = inputs.q.shape, offsets[0].shape[0] - 1
+    problem = usual_problem(inputs, options, sequences)
+    choice = builder.choices.attention(problem)
+    threads = builder.threads_for(inputs.flops // sequences, inputs.bytes)
+    balanced = None
+    if is_balanced(builder, problem, choice):
+        heads = problem.group if choice.packed else 1
+        lengths = Lengths(Tq, inputs.k.shape[2], heads * Tq // choice.row_block + sequences + 1, *offsets)
+        balanced = add_balance(builder, lengths, problem, choice, options)
+    else:
+        choice = builder.choices.attention(replace(problem, kv_heads=Hq)).unpacked()
+    outputs = (inputs.sinks, *target) if balanced is None else (None, None, None)
+    spans = None if balanced is not None else add_spans(builder, choice, "BR", (Tq, inputs.k.shape[2]), offsets)
+    values = None if inputs.values_in_keys and not builder.copies else inputs.v
+    keys, values, *fields = inputs.stored.arguments(inputs.k, values)
+    args: tuple[Any, ...] = inputs.q, keys, values, None, None, *outputs, None, None, None, *offsets, spans
+    slots = balanced.arguments if balanced is not None else NOT_BALANCED
+    args = *args, *NOT_PAGED, *slots, *fields, SCALE, Tq, 0, 0
+    consts = {"options": options, **inputs.stored.constants}
+    builder.launch(attention_kernel, *args, choice=choice, threads=threads, **consts)
+    if balanced is not None:
+        add_merge_slots(builder, balanced, offsets[0], inputs.sinks, target, choice)
+
+
 def read_sequences(
-    builder: CallBuilder, *, values_in_keys: bool = False
+    builder: CallBuilder, *, values_in_keys: bool = False, codecs: Codecs = PLAIN
 ) -> tuple[AttentionInputs, tuple[ArrayRef, ArrayRef]]:
     """Check the arrays of a call and return them as one batch (1, H, T, D), and the offsets of queries and of keys."""
-    q, k, v = (unit_last(builder, a) for a in _read_packed(builder))
+    q, k, v = _read_packed(builder, codecs)
     offsets = builder.input("q_offsets"), builder.input("k_offsets")
     sequences = _read_offsets(*offsets)
     dtype, sinks = one_dtype({"q": q, "k": k, "v": v}), builder.inputs.get("sinks")
@@ -106,7 +120,9 @@ def read_sequences(
     builder.scale = float(q.shape[3] ** -0.5)
     if q.shape[2] and sequences == 0:
         raise ArgumentShape(f"{q.shape[2]} rows of q and no sequence: offsets have a length of 1; give B + 1 offsets")
-    return AttentionInputs(q, k, v, None, sinks, dtype, batched=True, values_in_keys=values_in_keys), offsets
+    stored = read_fields(builder, codecs, as_batch)
+    q = rotated_queries(builder, q, codecs[0])
+    return AttentionInputs(q, k, v, None, sinks, dtype, True, values_in_keys, stored), offsets
 
 
 def usual_problem(inputs: AttentionInputs, options: Options, sequences: int) -> AttentionProblem:
@@ -127,13 +143,16 @@ def _rounded(length: int) -> int:
     return length if length <= FEW else 1 << (length - 1).bit_length()
 
 
-def _read_packed(builder: CallBuilder) -> list[ArrayRef]:
-    found = [builder.input(name) for name in "qkv"]
+def _read_packed(builder: CallBuilder, codecs: Codecs) -> list[ArrayRef]:
+    dtype = builder.input("q").dtype
+    stored = zip("qkv", (None, *codecs), strict=True)
+    found = [as_numbers(builder.input(name), codec, dtype) for name, codec in stored]
     for name, array in zip("qkv", found, strict=True):
         if len(array.shape) != 3:
             takes = "attention_varlen takes (positions of all sequences, heads, head size)"
             raise ArgumentRank(f"{name!r} has shape {array.shape}; {takes}")
-    return found
+    plain = (True, *(codec is None for codec in codecs))
+    return [unit_last(builder, array) if own else array for array, own in zip(found, plain, strict=True)]
 
 
 def _read_offsets(q_offsets: ArrayRef, k_offsets: ArrayRef) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,14 +11,27 @@ from torch import Tensor
 from ..errors import ArgumentKind, BadOption
 from . import varlen, varlen_backward
 from .inputs import read_window
-from .torch_operator import LIBRARY, OPTIONS, call_operator, mods_of, no_second, no_tangent, number_of, scoring_options
+from .mod_table import arrays_of, mods_of, number_of
+from .torch_operator import (
+    LIBRARY,
+    OPTIONS,
+    READING,
+    call_operator,
+    no_gradients,
+    no_second,
+    no_tangent,
+    register,
+    scoring_options,
+    split_saved,
+)
 
 ARRAYS = "Tensor q, Tensor k, Tensor v, Tensor q_offsets, Tensor k_offsets, Tensor? sinks"
-LIBRARY.define(f"attention_varlen({ARRAYS}, {OPTIONS}) -> (Tensor, Tensor)")
-LIBRARY.define(
-    f"attention_varlen_backward(Tensor do, Tensor o, Tensor lse, Tensor dlse, {ARRAYS}, {OPTIONS})"
-    " -> (Tensor, Tensor, Tensor, Tensor)"
-)
+for _name, _read in READING.items():
+    LIBRARY.define(f"attention_varlen{_name}({ARRAYS}, {OPTIONS}{_read}) -> (Tensor, Tensor)")
+    LIBRARY.define(
+        f"attention_varlen_backward{_name}(Tensor do, Tensor o, Tensor lse, Tensor dlse, {ARRAYS}, {OPTIONS}{_read})"
+        " -> (Tensor, Tensor, Tensor, Tensor)"
+    )
 
 
 class VarlenArguments(NamedTuple):
@@ -37,6 +51,7 @@ class VarlenArguments(NamedTuple):
     mods: int
     backend: str | None
     threads: int | None
+    read: Sequence[Tensor] = ()  # by functions of a compiled graph
 
     @property
     def options(self) -> dict[str, Any]:
@@ -55,7 +70,7 @@ def attention_varlen(
     left, right = (None, None) if window is None else read_window(window)
     number, mods = number_of(score_mod, mask_mod)
     given = VarlenArguments(q, k, v, q_offsets, k_offsets, sinks, str(causal), left, right, mods=number, **options)
-    o, lse = call_operator("attention_varlen", _Varlen, given, given[:6])
+    o, lse = call_operator("attention_varlen", _Varlen, given[:-1], given[:6], arrays_of(score_mod, mask_mod))
     del mods  # an entry of the table until here
     return (o, lse) if return_lse else o
 
@@ -85,23 +100,20 @@ def _backward_shapes(do: Tensor, o: Tensor, lse: Tensor, dlse: Tensor, *args: An
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     given = VarlenArguments(*inputs)
-    ctx.save_for_backward(*given[:6], *output)
-    ctx.rest, ctx.mods = given[6:], mods_of(given.mods)
+    ctx.save_for_backward(*given[:6], *output, *given.read)
+    ctx.rest, ctx.mods = given[6:-1], mods_of(given.mods)
 
 
 def _differentiate(ctx: Any, do: Tensor, dlse: Tensor) -> tuple[Any, ...]:
-    *arrays, o, lse = ctx.saved_tensors
+    arrays, (o, lse), read = split_saved(ctx, 6)
     given = do, o, lse, dlse, *arrays, *ctx.rest
-    dq, dk, dv, dsinks = call_operator("attention_varlen_backward", _VarlenBackward, given, given[:10])
-    return dq, dk, dv, None, None, None if arrays[5] is None else dsinks, *[None] * len(ctx.rest)
+    dq, dk, dv, dsinks = call_operator("attention_varlen_backward", _VarlenBackward, given, given[:10], read)
+    return dq, dk, dv, None, None, None if arrays[5] is None else dsinks, *no_gradients(ctx.rest, read)
 
 
-LIBRARY.impl("attention_varlen", _forward, "CompositeExplicitAutograd")
-LIBRARY.impl("attention_varlen_backward", _backward, "CompositeExplicitAutograd")
-torch.library.register_fake("monotile::attention_varlen", _forward_shapes, lib=LIBRARY)
-torch.library.register_fake("monotile::attention_varlen_backward", _backward_shapes, lib=LIBRARY)
-torch.library.register_autograd("monotile::attention_varlen", _differentiate, setup_context=_save, lib=LIBRARY)
-torch.library.register_autograd("monotile::attention_varlen_backward", no_second, lib=LIBRARY)
+for _name in READING:
+    register("attention_varlen" + _name, _forward, _forward_shapes, (_differentiate, _save))
+    register("attention_varlen_backward" + _name, _backward, _backward_shapes, (no_second, None))
 
 
 def _no_vmap(*args: Any) -> Any:

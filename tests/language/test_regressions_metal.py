@@ -94,3 +94,21 @@ def test_a_product_of_512_rows(backend: str) -> None:
     x, w, y = whole((512, 2)), whole((2, 512), 1), poisoned((512, 512))
     tall_product(x, w, y, backend=backend)
     same(y, x @ w)
+
+
+@kernel
+def sums_of_both_axes(x: Tensor["7 7"], y: Tensor["7"], n: int):
+    total, tile = sum(x[:, :], axis=0), x[:, :]
+    for _ in range(n):
+        tile = tile + 1.0
+    for _ in range(2):
+        total = total + max(tile, axis=1)
+    y[:] = total
+
+
+@pytest.mark.parametrize("backend", usable("interpreter", "cpu", "metal"))
+def test_a_carried_sum_of_columns_meets_one_of_rows(backend: str) -> None:
+    """metal: inside the loop the carried vector lay along rows, outside along columns."""
+    x, y = whole((7, 7)), poisoned(7)
+    sums_of_both_axes(x, y, 3, backend=backend)
+    same(y, x.sum(axis=0) + 2 * (x + 3).max(axis=1))

@@ -178,9 +178,10 @@ def same_elements(op: Op) -> Iterator[tuple[Value, Value]]:
             yield operand, op.result
     elif op.kind == "for":
         (block,) = op.blocks
-        for carried in zip(op.operands[2:], block.params[1:], block.terminator.operands, op.results, strict=True):
-            for other in carried[1:]:
-                yield carried[0], other
+        carried = zip(op.operands[2:], block.params[1:], block.terminator.operands, op.results, strict=True)
+        for init, parameter, final, result in carried:  # a reduction may be first or last, but no parameter
+            for other in (init, final, result):
+                yield other, parameter
     elif op.kind == "if":
         for block in op.blocks:
             yield from zip(block.terminator.operands, op.results, strict=True)

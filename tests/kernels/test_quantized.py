@@ -173,7 +173,7 @@ def test_mistakes_of_sequences_in_a_row() -> None:
     torch = pytest.importorskip("torch")
     t, at = torch.ones(6, 2, 16), torch.tensor([0, 6])
     K = monotile.quantize(t, "int8")
-    with pytest.raises(MonotileError, match="attention_varlen has no gradient"):
+    with pytest.raises(MonotileError, match="attention_varlen on Quantized keys and values has no gradient"):
         monotile.attention_varlen(t.requires_grad_(), K, K, at, at)
 
 

@@ -20,7 +20,7 @@ pytest.importorskip("triton", reason="the nvidia backend needs triton")
 from monotile import errors
 from monotile.backends.choices import Choice
 from monotile.backends.nvidia import tuning
-from monotile.backends.nvidia.choices import LONG, NvidiaChoices
+from monotile.backends.nvidia.choices import NvidiaChoices
 from monotile.backends.nvidia.device import Gpu
 from monotile.backends.nvidia.schedule import SHARED_BYTES, Schedule
 from monotile.backends.nvidia.tuning import Key
@@ -217,14 +217,14 @@ def test_tuned_choices_are_not_for_kernels_that_need_more_memory(monkeypatch: py
 
 @pytest.mark.parametrize(
     ("keys", "causal", "persistent"),
-    [(1024, None, True), (2048, None, False), (8192, "lower_right", True), (16384, "lower_right", False),
-     (2**20, None, False)],
+    [(1024, None, True), (4096, None, True), (8192, None, False), (8192, "lower_right", True),
+     (16384, "lower_right", False), (2**20, None, False)],
 )  # fmt: skip
 def test_ctas_are_persistent_for_few_keys(keys: int, causal: str | None, persistent: bool) -> None:
     choices, facts = NvidiaChoices(), {"device": "sm_90", "keys": keys, "causal": causal}
     assert choices.row_blocks(problem(128, **facts)).schedule.persistent is persistent
     assert choices.row_blocks(problem(128, **facts, softcap=30.0)).schedule.persistent
-    assert choices.row_blocks(problem(64, **facts)).schedule.persistent is (keys >= LONG)
+    assert choices.row_blocks(problem(64, **facts)).schedule.persistent or keys == 1024  # plain Triton
     near = choices.row_blocks(problem(128, **facts, left=4)).schedule
     assert near.persistent is (causal is not None)  # a window with two ends
     assert not choices.row_blocks(problem(128, **facts, left=2000)).schedule.persistent

@@ -304,8 +304,6 @@ def test_block_masks_are_for_other_functions() -> None:
     for pages in (PAGES, monotile.quantize(PAGES, "int8")):
         with pytest.raises(errors.BadOption, match=r"blocks\.mask_mod"):
             monotile.attention_paged(Q[None, :2], pages, pages, TABLE, lengths, mask_mod=blocks)
-    with pytest.raises(errors.ArgumentKind, match="dequantize"):
-        monotile.attention_varlen(x, monotile.quantize(x, "int8"), x, offsets, offsets)
 
 
 def test_autocast_and_vmap() -> None:

@@ -22,6 +22,7 @@ from .fp8 import decode_two
 from .point import Point
 
 LANES = 8
+QUARTER = "<8 x i8>"
 HALF = "<16 x i8>"
 BYTES = "<32 x i8>"
 WORDS = "<16 x i16>"
@@ -58,9 +59,13 @@ class Fp8Vectors(CodeVectors):
         self._load = load
 
     def numbers(self, places: list[dict[Axis, Index]]) -> list[Reg]:
-        (at,) = places
-        pointer = self.ev.tensors.address(self._load, Point(at, self.axis))
-        return decode_two(self.e, self._load.result.dtype, self.e.load(pointer, HALF, 1))
+        e, pointers = self.e, [self.ev.tensors.address(self._load, Point(at, self.axis)) for at in places]
+        if len(pointers) == 1:
+            return decode_two(e, self._load.result.dtype, e.load(pointers[0], HALF, 1))
+        a, b = (e.load(pointer, QUARTER, 1) for pointer in pointers)
+        picks = ", ".join(f"i32 {n}" for n in range(2 * LANES))
+        both = e.op(f"shufflevector {QUARTER} {a}, {QUARTER} {b}, <{2 * LANES} x i32> <{picks}>")
+        return decode_two(e, self._load.result.dtype, both)
 
 
 class TableVectors(CodeVectors):

@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 # Tests whose cases compile kernels, by the beginning of their names: about one case in so many runs without --all.
 SAMPLED = {
-    "tests/kernels/": 4,
-    "tests/backends/test_metal_": 4,
+    "tests/kernels/": 8,
+    "tests/backends/test_metal_": 8,
     "tests/backends/test_nvidia_": 4,
     "tests/language/test_streamed_dots.py": 4,
     "tests/language/test_panel_sums.py": 4,

@@ -31,7 +31,7 @@ class ArrayMod(NamedTuple):
 
 
 class Maker(NamedTuple):
-    """An ArrayMod without its arrays, which are the next so many of those that an operator is given."""
+    """An ArrayMod without its arrays: it takes the next `arrays` of those that an operator is given."""
 
     make: Callable[..., Mod]
     arrays: int

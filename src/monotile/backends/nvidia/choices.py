@@ -82,18 +82,19 @@ NEAR = 1024  # keys of a window up to which persistent CTAs with blocks half as 
 # Head size, and keys up to which small CTAs in plain Triton are faster than large ones.
 SHORT_KEYS = ((64, 1024), (128, 512))
 SHORT_PLAIN = Choice({"BR": 64, "BK": 64}, Schedule(4, 3), "measured on an H200, small CTAs for few keys")
-# Where there are CTAs for two waves, of head sizes above 64: below 512 keys two CTAs on a multiprocessor, of which one
-# starts while the other computes; then, up to so many keys without and with causality, persistent ones whose blocks
-# are half as long, which wait less for the first.
+# Where there are CTAs for two waves, of head sizes above 64: below PAIRED_BELOW keys two CTAs on a multiprocessor, of
+# which one starts while the other computes; then, up to HALVED keys or with causality HALVED_CAUSAL, persistent ones
+# whose blocks are half as long, which wait less for the first.
 PAIRED_BELOW, HALVED, HALVED_CAUSAL = 512, 512, 1024
 SHORT_PAIRED = Choice(
     {"BR": 64, "BK": 64, "packed": False},
     Schedule(4, 2, consumers=1, registers=232, edge_stages=1, max_registers=128),
     "measured on an H200, two CTAs on a multiprocessor for few keys",
 )
+PERSISTENT_PAIR = Schedule(4, 3, consumers=2, registers=232, persistent=True, edge_stages=1)
 SHORT_HALVED = Choice(
     {"BR": 64, "BK": 64, "packed": False},
-    Schedule(4, 3, consumers=2, registers=232, persistent=True, edge_stages=1),
+    PERSISTENT_PAIR,
     "measured on an H200, persistent CTAs for few keys",
 )
 
@@ -393,9 +394,8 @@ def forward_table(persistent: bool, narrow: bool = False, long: bool = False) ->
     why = "measured on an H200" + (", persistent CTAs for few keys or softcap" if persistent else "")
     wide_edges = 0 if persistent else 1  # less code: up to a tenth of a short call
     three = Schedule(4, 3, consumers=3, registers=160, persistent=True)
-    two = Schedule(4, 3, consumers=2, registers=232, persistent=True, edge_stages=1)
     return (
-        (64, Choice({"BR": 64, "BK": 128}, two if narrow else three, why)),
+        (64, Choice({"BR": 64, "BK": 128}, PERSISTENT_PAIR if narrow else three, why)),
         (
             128,
             Choice(
@@ -424,9 +424,7 @@ def zeroing_table(masked: bool, near: bool = False) -> Table:
     why = "measured on an H200, with shared memory for a copy of V in which hidden keys are zeroed"
     three, two = Schedule(4, 3, consumers=3, registers=152), Schedule(4, 3, consumers=2, registers=240)
     pair = Schedule(4, 2, consumers=2, registers=240 if masked else 232, edge_stages=1)
-    halved = Choice(
-        {"BR": 64, "BK": 64}, Schedule(4, 3, consumers=2, registers=232, edge_stages=1, persistent=True), why
-    )
+    halved = Choice({"BR": 64, "BK": 64}, PERSISTENT_PAIR, why)
     return (
         (64, Choice({"BR": 64, "BK": 128}, two if masked else three, why)),
         (128, halved if near else Choice({"BR": 64, "BK": 128}, pair, why)),

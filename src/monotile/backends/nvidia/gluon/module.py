@@ -21,7 +21,7 @@ from ..triton.text import GLUON, TRITON, Names, SourceLines, function_name
 from . import persistent, scaled_differences
 from .block_search import BlockSearch
 from .consumer_loops import ARGUMENTS
-from .pipeline import CASE_BITS, Pipeline, Ring, analyse, tile_bytes
+from .pipeline import CASE_BITS, Pipeline, Ring, analyse, tile_block, tile_bytes
 
 IMPORTS = """\
 import triton
@@ -82,14 +82,10 @@ class Module(BlockSearch):
         text = "\n\n".join([f"{title}\n\n{imports}", *parts])
         spans = tuple(tuple(r) for r in self.memory.spans if r)
         tensors = tuple(
-            described(op.attrs["tensor"].index, self.memory, self._block(op), descriptor_name(self.pipeline.name(op)))
+            described(op.attrs["tensor"].index, self.memory, tile_block(op), descriptor_name(self.pipeline.name(op)))
             for op in (*self.pipeline.fetched, *self.consumer.staged)
         )
         return TritonSource(name, text, tuple(arguments), spans, Grid(self.kernel, self.schedule.consumers), tensors)
-
-    def _block(self, op: Op) -> tuple[int, ...]:
-        """Return the shape of a copy: a side for each dimension of the tensor."""
-        return tuple(padded(extent or 1) for extent in op.attrs["extents"])
 
     # ---- consumers ---------------------------------------------------------------------------------------------------
 
@@ -306,7 +302,7 @@ class Module(BlockSearch):
             name = self.pipeline.name(op)
             resident = op in self.pipeline.resident
             count, part = (consumers * self.consumer.resident.slots, "resident") if resident else (stages, "ring")
-            out.add(f"{name}_{part} = {self._shared_tiles(name, [count, *self._block(op)])}")
+            out.add(f"{name}_{part} = {self._shared_tiles(name, [count, *tile_block(op)])}")
             barriers = []
             if resident:
                 barriers = [("ready", 1), ("empty", 1)] if self.schedule.persistent else [("ready", 1)]
@@ -316,7 +312,7 @@ class Module(BlockSearch):
         self._allocate_scratch(out)
         for op, staged in self.consumer.staged.items():
             if staged.allocated:
-                out.add(f"{staged.allocated} = {self._shared_tiles(staged.name, [consumers, *self._block(op)])}")
+                out.add(f"{staged.allocated} = {self._shared_tiles(staged.name, [consumers, *tile_block(op)])}")
         for (sides, element, _), name in self.consumer.exchanges.items():
             layout = f"gl.NVMMASharedLayout({min(128, sides[1] * element.bytes)}, 16, 2)"
             tiles = f"gl.allocate_shared_memory({GLUON.type(element)}, {[consumers, *sides]}, {layout})"
@@ -338,7 +334,7 @@ class Module(BlockSearch):
             else:
                 out.add(f"{ring.name}_scratch = gl.allocate_shared_memory({memory})")
         for op in self.pipeline.private[:1]:
-            name, block = self.pipeline.name(op), self._block(op)
+            name, block = self.pipeline.name(op), tile_block(op)
             shape = [consumers * self.pipeline.scratch_bytes // tile_bytes(op), *block]
             descriptor, swizzle = descriptor_name(name), min(128, block[-1] * op.result.dtype.bytes)
             sharing.append((swizzle, f"{name}_private", f"{descriptor}.dtype, {shape}, {descriptor}.layout"))

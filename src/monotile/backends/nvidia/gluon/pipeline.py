@@ -156,6 +156,11 @@ def tile_bytes(load: Op) -> int:
     return found
 
 
+def tile_block(op: Op) -> tuple[int, ...]:
+    """Return the shape of a tile's copy by TMA: a side for each dimension of the tensor."""
+    return tuple(padded(extent or 1) for extent in op.attrs["extents"])
+
+
 def tile_key(load: Op) -> TileKey:
     """Return what tells the tiles of one load or store from those of another, in the same iteration of a loop."""
     positions = load.operands[load.kind in WRITES :]

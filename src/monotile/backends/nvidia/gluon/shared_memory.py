@@ -58,7 +58,7 @@ def _exchanged(pipeline: Pipeline, schedule: Schedule) -> list[int]:
 
 
 def tile_size(block: tuple[int, ...], element: int) -> int:
-    """Return the bytes that a tile with elements of so many bytes takes."""
+    """Return the bytes that a tile takes, aligned; `element` are those of an element."""
     return _aligned(prod(block) * element)
 
 

@@ -17,7 +17,7 @@ from ..triton.descriptors import ALIGNMENT, MAX_DIMENSIONS, MAX_ROWS, padding_is
 from ..triton.padding import padded
 from . import shared_memory
 from .persistent import ResidentPlace
-from .pipeline import Pipeline
+from .pipeline import Pipeline, tile_block
 
 BYTES = 2  # of an element: those of splits, which have 4, leave from registers
 CONSUMER = "CONSUMER"  # its number, in the text
@@ -44,10 +44,10 @@ def staged_stores(kernel: Kernel, schedule: Schedule, pipeline: Pipeline) -> dic
     for op in ops[behind:]:
         if op.kind != "store" or not _can_copy(kernel, op):
             continue
-        name, size = pipeline.name(op), schedule.consumers * shared_memory.tile_size(stored_block(op), BYTES)
+        name, size = pipeline.name(op), schedule.consumers * shared_memory.tile_size(tile_block(op), BYTES)
         scratch = [r for r in pipeline.zeroed_rings if not pipeline.holds_private(r) and _alike(r.load, op)]
         scratches = [f"{ring.name}_scratch.index({pipeline.scratch_tile_index(ring, CONSUMER)})" for ring in scratch]
-        scratches = [f"{tile}.reshape({list(stored_block(op))})" for tile in scratches]
+        scratches = [f"{tile}.reshape({list(tile_block(op))})" for tile in scratches]
         operands = [pipeline.name(load) for load in pipeline.resident if _alike(load, op)]
         operands = operands if place.slots > 1 or not schedule.persistent else []
         if tile := next((one for one in scratches if one not in taken), ""):
@@ -67,14 +67,9 @@ def resident_place(pipeline: Pipeline, schedule: Schedule) -> ResidentPlace:
     return ResidentPlace(shared_memory.resident_slots(pipeline, schedule), schedule.persistent)
 
 
-def stored_block(op: Op) -> tuple[int, ...]:
-    """Return the shape of a copy: a side for each dimension of the tensor."""
-    return tuple(padded(extent or 1) for extent in op.attrs["extents"])
-
-
 def _alike(load: Op, store: Op) -> bool:
     """True if the tiles of a load lie in shared memory as those of a store do."""
-    return stored_block(load) == stored_block(store) and load.attrs["tensor"].dtype is store.attrs["tensor"].dtype
+    return tile_block(load) == tile_block(store) and load.attrs["tensor"].dtype is store.attrs["tensor"].dtype
 
 
 def _can_copy(kernel: Kernel, op: Op) -> bool:

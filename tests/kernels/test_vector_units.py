@@ -179,3 +179,11 @@ def test_assembly_is_of_the_unit(unit: str, instruction: str) -> None:
     a = normal(32, 32)
     assembly = backends.get(f"cpu:{unit}").stages(matmul.ir(a, a, a))["asm"]()
     assert instruction in assembly and "zmm" not in assembly
+
+
+@pytest.mark.parametrize(("unit", "size"), [("avx512", 64), ("avx2", 32)])
+def test_the_stack_is_aligned_for_vectors(unit: str, size: int) -> None:
+    """Spilled vectors do not cross cache lines, wherever the caller's stack lies."""
+    a = normal(32, 32)
+    assembly = backends.get(f"cpu:{unit}").stages(matmul.ir(a, a, a))["asm"]()
+    assert f"andq\t$-{size}, %rsp" in assembly

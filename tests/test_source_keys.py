@@ -100,7 +100,7 @@ def arrays(dtype: Any = np.float32) -> tuple[Any, Any]:
 
 def key_of(kernel: Kernel, *args: Any, **consts: Any) -> str | None:
     call = Arguments(kernel.signature, args, captures(consts.values()), consts)
-    found = source_keys.source_key(backends.get("cpu"), kernel.function, call.specialisation())
+    found = source_keys.source_key(backends.get("cpu"), None, kernel.function, call.specialisation())
     return found.key if found is not None else None
 
 
@@ -226,7 +226,7 @@ def test_optimised_python_has_no_key(folder: Path) -> None:
     code = "from monotile import backends\nfrom monotile.kernels import examples\n"
     code += "from monotile.launch import arguments, source_keys\n"
     code += "spec = arguments.Specialisation((), (), {}, {}, {})\n"
-    code += "print(source_keys.source_key(backends.get('cpu'), examples.copy.function, spec))"
+    code += "print(source_keys.source_key(backends.get('cpu'), None, examples.copy.function, spec))"
     environment = {**os.environ, "PYTHONPATH": SOURCES}
     run = subprocess.run([sys.executable, "-O", "-c", code], env=environment, capture_output=True, text=True)
     assert run.stdout.strip() == "None", run.stderr
@@ -276,8 +276,8 @@ def watched_source_key(*args):
     asked.append(found)
     return found
 
-def watched_recall(backend, function, spec, compile_call):
-    found = recall(backend, function, spec, compile_call)
+def watched_recall(backend, schedule, function, spec, compile_call):
+    found = recall(backend, schedule, function, spec, compile_call)
     assert asked[-1] is not None, f"{function.__name__} has no source key"
     stored, fresh = cache.load(asked[-1].key, "source_key"), compile_call().kernel
     assert stored.decode().split("\\n")[0] == backend.key(fresh)

@@ -75,11 +75,11 @@ class Backend(ABC):
         """Identify everything that compiled code depends on besides the kernel; None if nothing is cached on disk."""
         return None
 
-    def key(self, kernel: Kernel) -> str:
+    def key(self, kernel: Kernel, schedule: Any = None) -> str:
         """Cache key of a kernel's program on disk, for backends with an identity."""
         raise NotImplementedError
 
-    def cached(self, key: str, kernel: Kernel) -> Program | None:
+    def cached(self, key: str, kernel: Kernel, schedule: Any = None) -> Program | None:
         """Return the cached program of a kernel, of which only the parameters need to be known."""
         return None
 

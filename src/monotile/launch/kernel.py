@@ -229,8 +229,7 @@ class Kernel:
                 program = backend.compile(kernel) if schedule is None else backend.compile_as(kernel, schedule)
                 return CompiledKernel(kernel, program, _distinct(globals_read))
 
-            on_disk = schedule is None
-            found = source_keys.recall(backend, self.function, spec, compile_call) if on_disk else compile_call()
+            found = source_keys.recall(backend, schedule, self.function, spec, compile_call)
             # The constants of the IR may be functions that hold on to arrays.
             outline = source_keys.Outline(found.kernel.name, spec, found.kernel.written)
             self._programs[key] = found = found._replace(kernel=outline)

@@ -67,28 +67,29 @@ class Outline(ir.Kernel):
 
 
 def recall(
-    backend: Backend, function: types.FunctionType, spec: Specialisation, compile_call: Callable[[], CompiledKernel]
-) -> CompiledKernel:
+    backend: Backend, schedule: Any, function: types.FunctionType, spec: Specialisation,
+    compile_call: Callable[[], CompiledKernel],
+) -> CompiledKernel:  # fmt: skip
     """Load the program stored under the call's source key; otherwise compile it and store it there."""
-    source = source_key(backend, function, spec)
+    source = source_key(backend, schedule, function, spec)
     if source is None:
         return compile_call()
     stored = cache.load(source.key, FILE_KIND)
     if stored is not None:
         program_key, outputs = stored.decode().split("\n")
         kernel = Outline(function.__name__, spec, frozenset(int(n) for n in outputs.split()))
-        program = backend.cached(program_key, kernel)
+        program = backend.cached(program_key, kernel, schedule)
         if program is not None:
             return CompiledKernel(kernel, program, source.globals_read)
     compiled = compile_call()
-    after = source_key(backend, function, spec)
+    after = source_key(backend, schedule, function, spec)
     if after is not None and after.key == source.key:  # no global was rebound while compiling
         outputs = " ".join(str(n) for n in sorted(compiled.kernel.written))
-        cache.store_compiled(source.key, FILE_KIND, f"{backend.key(compiled.kernel)}\n{outputs}".encode())
+        cache.store_compiled(source.key, FILE_KIND, f"{backend.key(compiled.kernel, schedule)}\n{outputs}".encode())
     return compiled
 
 
-def source_key(backend: Backend, function: types.FunctionType, spec: Specialisation) -> SourceKey | None:
+def source_key(backend: Backend, schedule: Any, function: types.FunctionType, spec: Specialisation) -> SourceKey | None:
     """Return the key of a call: calls with equal keys get equal IR from the front end. None if there is no such key."""
     identity = backend.identity()
     if identity is None or sys.flags.optimize:  # -O takes names that the front end reads out of the code
@@ -103,7 +104,7 @@ def source_key(backend: Backend, function: types.FunctionType, spec: Specialisat
     except (NoSourceKey, RecursionError):
         return None
     versions = f"{sys.version_info} {np.__version__}"
-    arguments = repr((spec.tensors, spec.scalars))
+    arguments = repr((spec.tensors, spec.scalars, schedule))
     return SourceKey(cache.fingerprint(identity, versions, arguments, *walk.parts), tuple(walk.globals_read.values()))
 
 

@@ -72,10 +72,10 @@ class CpuBackend(Backend):
     def identity(self) -> str:
         return f"{cache.compiler_fingerprint()} {self.processor} {loader.takes_images()}"
 
-    def key(self, kernel: ir.Kernel) -> str:
+    def key(self, kernel: ir.Kernel, schedule: Any = None) -> str:
         return cache.fingerprint(self.identity(), ir.show(kernel))
 
-    def cached(self, key: str, kernel: ir.Kernel) -> Program | None:
+    def cached(self, key: str, kernel: ir.Kernel, schedule: Any = None) -> Program | None:
         payload = cache.load(key, KIND)
         return None if payload is None else CpuProgram(kernel, payload)
 

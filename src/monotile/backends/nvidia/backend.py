@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import pickle
 from collections.abc import Callable
-from functools import cache
+from dataclasses import replace
 from typing import Any
 
 from ... import ir
@@ -12,6 +14,7 @@ from ...ir import verify
 from ...passes import pipeline
 from ...passes.peel import peel_with_bounds
 from ...passes.spread import spread_repeated
+from ...runtime import cache
 from ..base import Backend, Emitted, Program
 from . import build, paths
 from .choices import NvidiaChoices
@@ -22,7 +25,9 @@ from .orientation import orient_dots
 from .program import NvidiaProgram
 from .schedule import Schedule
 from .sides import split_sides
+from .triton.text import names_module
 
+LOWERED = "nvidia_ir"  # kind of a file in the disk cache
 LEAST_TRITON = (3, 2)
 OPTIONS = pipeline.PipelineOptions(
     peel_bounds=True, early=(spread_repeated,), last=(orient_dots, split_sides, split_columns)
@@ -57,12 +62,26 @@ class NvidiaBackend(Backend):
             return device == "cpu"
         return device.startswith("cuda")
 
+    def identity(self) -> str:
+        return f"{cache.compiler_fingerprint()} nvidia"
+
+    def key(self, kernel: ir.Kernel, schedule: Any = None) -> str:
+        return cache.fingerprint(self.identity(), repr(schedule), ir.show(kernel))
+
+    def cached(self, key: str, kernel: ir.Kernel, schedule: Any = None) -> Program | None:
+        payload = cache.load(key, LOWERED)
+        return None if payload is None else NvidiaProgram(pickle.loads(payload), schedule)
+
     def compile(self, kernel: ir.Kernel) -> Program:
-        lowered = self.lower(kernel)
-        return NvidiaProgram(lowered, None)
+        return self.compile_as(kernel, None)
 
     def compile_as(self, kernel: ir.Kernel, schedule: Any) -> Program:
-        return NvidiaProgram(self.lower(kernel, peel=schedule.peel), schedule)
+        """Run the passes, and keep the IR on disk: Triton keeps what becomes of it."""
+        lowered = self.lower(kernel, peel=schedule is None or schedule.peel)
+        # Constants are in the IR. Functions among them cannot be stored, and may hold on to arrays.
+        lowered = replace(lowered, consts={name: value for name, value in kernel.consts.items() if names_module(value)})
+        cache.store_compiled(self.key(kernel, schedule), LOWERED, pickle.dumps(lowered))
+        return NvidiaProgram(lowered, schedule)
 
     def lower(
         self, kernel: ir.Kernel, *, peel: bool = True, watch: Callable[[str, ir.Kernel], None] | None = None
@@ -89,7 +108,7 @@ class NvidiaBackend(Backend):
     def stages(
         self, kernel: ir.Kernel, schedule: Any = None, device: str | None = None
     ) -> dict[str, Callable[[], str]]:
-        @cache
+        @functools.cache
         def selected() -> tuple[ir.Kernel, paths.LaunchPath]:
             return self._select(kernel, schedule, device)
 

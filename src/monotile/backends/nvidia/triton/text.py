@@ -137,10 +137,11 @@ class SourceLines:
 
 def function_name(kernel: Kernel, options: str) -> str:
     """Name a module's function: the kernel, its constants as far as they are short, and a fingerprint of everything."""
-    parts = [f"{n}{v}" if not isinstance(v, bool) else n for n, v in kernel.consts.items() if _short(v)]
+    parts = [f"{n}{v}" if not isinstance(v, bool) else n for n, v in kernel.consts.items() if names_module(v)]
     stem = re.sub(r"\W", "", "_".join([kernel.name, *parts]), flags=re.ASCII)[:80]
     return f"{stem}_{cache.fingerprint(show(kernel), options, cache.compiler_fingerprint())[:10]}"
 
 
-def _short(value: Any) -> bool:
+def names_module(value: Any) -> bool:
+    """Return True for constants short enough to be part of a module's name."""
     return isinstance(value, int) and value is not False

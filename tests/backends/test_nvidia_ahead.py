@@ -24,7 +24,7 @@ from backends.nvidia_kernels import (
 from kernel_calls import in_splits, over_all_keys
 from monotile import errors, ir
 from monotile.backends.nvidia import backend as nvidia
-from monotile.backends.nvidia import build, choices
+from monotile.backends.nvidia import build, measured
 from monotile.backends.nvidia.choices import NvidiaChoices
 from monotile.backends.nvidia.gluon.module import pipeline_of, render_gluon
 from monotile.backends.nvidia.program import NvidiaProgram
@@ -168,7 +168,7 @@ def test_masks_of_float32(mask_type: Any, D: int) -> None:
 )
 def test_measured_choices(D: int, persistent: bool, spills: int) -> None:
     """The rows of the table for sm_90, but for head size 512, whose module takes long to compile."""
-    choice = dict(choices.forward_table(persistent))[D]
+    choice = dict(measured.forward_table(persistent))[D]
     q = random((1, 4, 256, D), "bfloat16")
     arguments = over_all_keys(q, q[:, :2], q[:, 2:], q.copy())
     call = attention.ir(*arguments, options=Options("lower_right", None, None, None, None, None), **choice.blocks)

@@ -12,7 +12,7 @@ import pytest
 import monotile
 from kernel_calls import over_all_keys
 from monotile import errors
-from monotile.backends.nvidia import backend, build, choices, device, launcher, paths, program
+from monotile.backends.nvidia import backend, build, choices, device, launcher, measured, paths, program
 from monotile.backends.nvidia.gluon import persistent
 from monotile.backends.nvidia.schedule import Schedule
 from monotile.backends.nvidia.triton.descriptors import DescribedTensor, HostDescriptor
@@ -135,7 +135,7 @@ ADDRESSES = [4096, 8192, 12288, 16384]
 
 def gluon_program(*, persistent: bool = False, **strides: tuple[int, ...]) -> Any:
     q, k, v, o = (View(bfloat16, s, strides.get(name, dense(s)), "cpu") for name, s in SHAPES.items())
-    choice = dict(choices.forward_table(persistent))[128]
+    choice = dict(measured.forward_table(persistent))[128]
     call = attention.ir(*over_all_keys(q, k, v, o), options=Options("lower_right"), **choice.blocks)
     return backend.BACKEND.compile_as(call, choice.schedule)
 

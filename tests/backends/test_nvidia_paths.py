@@ -16,7 +16,7 @@ from monotile.kernels.scores import Options
 from monotile.language import Const, Tensor, arange, cdiv, dot, kernel, program_id, zeros
 
 pytest.importorskip("triton", reason="a Gluon module depends on Triton's version")
-from monotile.backends.nvidia import build, choices, paths
+from monotile.backends.nvidia import build, measured, paths
 from monotile.backends.nvidia.backend import BACKEND
 from monotile.backends.nvidia.gluon import support
 from monotile.backends.nvidia.gluon.module import pipeline_of
@@ -24,7 +24,7 @@ from monotile.backends.nvidia.program import NvidiaProgram
 from monotile.backends.nvidia.schedule import Schedule
 
 compiled = pytest.mark.skipif(build.interpreting(), reason="Triton's interpreter does not compile")
-SM_90 = dict(choices.forward_table(False))[128]
+SM_90 = dict(measured.forward_table(False))[128]
 
 
 def causal_attention(**blocks: int) -> ir.Kernel:
@@ -151,7 +151,7 @@ def test_the_manifest_of_a_plain_module_says_why() -> None:
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_the_manifest_of_a_gluon_module_describes_its_descriptors(persistent: bool) -> None:
-    schedule = dict(choices.forward_table(persistent))[128].schedule
+    schedule = dict(measured.forward_table(persistent))[128].schedule
     made = BACKEND.emit(causal_attention(), schedule, "sm_90")
     entry = made.entry
     assert entry["path"] == "gluon" and entry["requires"]["architecture"] == "sm_90"

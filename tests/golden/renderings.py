@@ -13,7 +13,7 @@ from monotile.backends.cpu.lower import lower as lower_cpu
 from monotile.backends.cpu.target import UNITS
 from monotile.backends.metal.backend import MetalBackend
 from monotile.backends.metal.render import render as render_metal
-from monotile.backends.nvidia import choices
+from monotile.backends.nvidia import measured
 from monotile.backends.nvidia.backend import BACKEND as NVIDIA
 from monotile.backends.nvidia.gluon.module import pipeline_of, render_gluon
 from monotile.backends.nvidia.schedule import Schedule, choose
@@ -80,12 +80,12 @@ def schedules(case: Case) -> dict[str, Schedule]:
     if case.options is None or "float32" in case.name.split("/")[2:3]:
         return {}
     if case.name.startswith("decode"):
-        return {"sm_90": _up_to(case.head_size, choices.decode_table(unsplit="_whole" in case.name))}
+        return {"sm_90": _up_to(case.head_size, measured.decode_table(unsplit="_whole" in case.name))}
     masked = bool(case.mask)
     unseen = case.options.left is not None or case.options.causal == "upper_left"
     if masked or unseen or case.options.mask_mod is not None:
-        return {"sm_90": _up_to(case.head_size, choices.zeroing_table(masked))}
-    tables = {"sm_90": choices.forward_table(False), "sm_90 persistent": choices.forward_table(True)}
+        return {"sm_90": _up_to(case.head_size, measured.zeroing_table(masked))}
+    tables = {"sm_90": measured.forward_table(False), "sm_90 persistent": measured.forward_table(True)}
     found = {name: _up_to(case.head_size, table) for name, table in tables.items()}
     return found if found["sm_90"] != found["sm_90 persistent"] else {"sm_90": found["sm_90"]}
 

@@ -1,54 +1,44 @@
-"""How the library's kernels run on NVIDIA GPUs: block sizes and schedules in one table, measured on an H200 (sm_90).
+"""How the library's kernels run on NVIDIA GPUs: the block sizes and the schedule of a call.
 
-On other architectures, and for dtypes without a row, blocks follow from what fits shared memory and the schedule from
-the backend's own rule. What `monotile tune` measured on this machine's GPU comes before both."""
+On sm_90 both were measured (measured.py, backward_choices.py). On other architectures, and for dtypes without a row,
+blocks follow from what fits shared memory and the schedule from the backend's own rule. What `monotile tune` measured
+on this machine's GPU comes before both."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 
-from ..choices import (
-    ROW_BLOCKS,
-    AttentionChoice,
-    AttentionProblem,
-    BackwardBlocks,
-    BackwardChoice,
-    Choice,
-    Choices,
-    row_block,
-)
+from ..choices import ROW_BLOCKS, AttentionChoice, AttentionProblem, BackwardChoice, Choice, Choices, row_block
 from . import row_kinds, tuning
-from .device import gpu
+from .backward_choices import choose_backward
+from .device import MEASURED, MMA_SYNC, gpu
 from .gluon import support
+from .measured import (
+    APART,
+    APART_WIDE,
+    IN_KEYS,
+    SHORT_HALVED,
+    SHORT_PAIRED,
+    SHORT_PLAIN,
+    cache_table,
+    decode_table,
+    forward_table,
+    up_to,
+    zeroing_table,
+)
 from .schedule import Schedule
 from .sides import pieces
-from .triton.descriptors import ALIGNMENT
 from .triton.padding import padded
 
-MEASURED = "sm_90"
 # (BR, BK) up to a head size: what fits registers without thousands of bytes spilled, and Hopper's shared memory. Tiles
 # are powers of two, so that beyond 512 they are as large as for 1024. float32 has its operands in registers, too, and
 # so have the matrix units of GPUs before Hopper and of sm_120 (mma.sync).
 BLOCKS = ((128, 128, 128), (256, 128, 64), (512, 64, 64), (576, 32, 32))
 BLOCKS_FLOAT32 = ((64, 64, 64), (128, 32, 32), (256, 32, 16), (576, 16, 16))
 BLOCKS_MMA_SYNC = ((128, 128, 64), (256, 64, 64), (512, 32, 32), (576, 16, 32))
-MMA_SYNC = ("sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_120", "sm_121")
 LEAST_BLOCK = 16
 SHARED_MARGIN = 4096  # barriers, reductions, conversions of vectors
 STAGED_BLOCK = 32  # keys: blocks are made smaller down to here to have two stages of them
-# Of the backward pass: elements of a program's sums in registers, and rows or keys that it takes at a time and owns.
-BACKWARD_SUMS = 32768
-BACKWARD_GLUON, BACKWARD_GLUON_HIDING = 512, 256  # head size up to which its Gluon modules fit; with hidden keys
-# Products whose rows are taken and owned alternate in the kernel that owns keys: Hopper's matrix units take 64 rows of
-# both or of neither, else Triton keeps every operand twice.
-BACKWARD_ROWS = ((64, 128), (64, 64), (32, 64), (32, 32), (16, 32), (16, 16))
-BACKWARD_KEYS = ((64, 128), (64, 64), (32, 32), (16, 32), (16, 16))
-# With mma.sync operands are in registers, too: of 128 keys, or of 128 rows with block cases, the assembler keeps 32
-# registers and spills 6 to 8 KB (compiled for sm_80 and sm_120 at D 64 and 128; of 64 it spills 600 bytes at most).
-BACKWARD_ROWS_MMA_SYNC = ((64, 64), (32, 64), (32, 32), (16, 32), (16, 16))
-BACKWARD_KEYS_MMA_SYNC = ((32, 64), (32, 32), (16, 32), (16, 16))
-BACKWARD_FLOAT32 = ((64, 32, 32), (256, 16, 32), (1024, 16, 16))
 # Up to this many keys the start and end of a CTA count for more than a slightly slower loop, and CTAs are persistent:
 # by head size, without causality and with it. At D 64 they always are; at D 256 they are slower or no faster. With
 # softcap, which is bound by special functions, they are faster at any length.
@@ -68,37 +58,15 @@ MERGE_SPAN = 32  # columns of a row in one program of a merge: GPUs need many pr
 MERGE_TILE = 2048  # elements that one warp merges at a time
 MERGED_ALONE = 128  # up to this many rows, a row is shared out by columns
 MASK_COLUMNS, MASK_FEW_ROWS = 1024, 16  # columns of a mask in one program of its block map, but for few rows
-
-# Beyond 512 the output's columns are shared out to 8 warps. Values that lie in the keys leave room for two stages.
-IN_KEYS = Choice({"BR": 64, "BK": 64}, Schedule(8, 2, consumers=1), "measured on an H200; values lie in the keys")
-APART = Choice(
-    {"BR": 64, "BK": 64}, Schedule(8, 1, consumers=1, edge_stages=1), "one stage of keys and values fits shared memory"
-)
-APART_WIDE = Choice({"BR": 64, "BK": 32}, Schedule(8, 1, consumers=1, edge_stages=1), "32 keys fit shared memory")
 # At D 64 two consumers with persistent tiles are faster than three up to this many keys.
 SHORT_NARROW = 2048
-
 NEAR = 1024  # keys of a window up to which persistent CTAs with blocks half as long are faster
 # Head size, and keys up to which small CTAs in plain Triton are faster than large ones.
 SHORT_KEYS = ((64, 1024), (128, 512))
-SHORT_PLAIN = Choice({"BR": 64, "BK": 64}, Schedule(4, 3), "measured on an H200, small CTAs for few keys")
 # Where there are CTAs for two waves, of head sizes above 64: below PAIRED_BELOW keys two CTAs on a multiprocessor, of
 # which one starts while the other computes; then, up to HALVED keys or with causality HALVED_CAUSAL, persistent ones
 # whose blocks are half as long, which wait less for the first.
 PAIRED_BELOW, HALVED, HALVED_CAUSAL = 512, 512, 1024
-SHORT_PAIRED = Choice(
-    {"BR": 64, "BK": 64, "packed": False},
-    Schedule(4, 2, consumers=1, registers=232, edge_stages=1, max_registers=128),
-    "measured on an H200, two CTAs on a multiprocessor for few keys",
-)
-PERSISTENT_PAIR = Schedule(4, 3, consumers=2, registers=232, persistent=True, edge_stages=1)
-SHORT_HALVED = Choice(
-    {"BR": 64, "BK": 64, "packed": False},
-    PERSISTENT_PAIR,
-    "measured on an H200, persistent CTAs for few keys",
-)
-
-Table = tuple[tuple[int, Choice], ...]  # choices up to a head size
 
 
 class NvidiaChoices(Choices):
@@ -185,7 +153,7 @@ class NvidiaChoices(Choices):
             table = forward_table(persistent=persistent, narrow=narrow, long=problem.keys >= LONG)
             apart = APART if problem.value_size <= 512 else APART_WIDE
             table += ((576, IN_KEYS if problem.values_in_keys else apart),)
-        return _up_to(size, table) or Choice(fitting.blocks, why=f"no row for head size {size}: {fitting.why}")
+        return up_to(size, table) or Choice(fitting.blocks, why=f"no row for head size {size}: {fitting.why}")
 
     def _is_near(self, problem: AttentionProblem) -> bool:
         """True if every row sees few keys, by a window."""
@@ -248,8 +216,8 @@ class NvidiaChoices(Choices):
         if target.architecture != MEASURED or dtype.bytes != 2:
             return fitting
         if problem.source == "paged" or problem.quantized:
-            return _up_to(size, cache_table(2 if problem.source == "paged" else 3)) or fitting
-        return _up_to(size, decode_table(unsplit, single)) or fitting
+            return up_to(size, cache_table(2 if problem.source == "paged" else 3)) or fitting
+        return up_to(size, decode_table(unsplit, single)) or fitting
 
     def page_block(self, page: int, block: int, *, quantized: bool = False) -> int:
         """Blocks as of dense keys: rows of several pages are copied to shared memory as those of one are. Codes are
@@ -261,26 +229,7 @@ class NvidiaChoices(Choices):
         return BALANCED_WAVES * gpu(problem.device).multiprocessors, MIN_SPLIT
 
     def attention_backward(self, problem: AttentionProblem) -> BackwardChoice:
-        """What was measured; else the largest tiles that fit: a program that owns keys has two sums, one that owns
-        queries has one."""
-        size = max(problem.head_size, problem.value_size)
-        measured = problem.dtype.bytes == 2 and gpu(problem.device).architecture == MEASURED
-        aligned = all(side * problem.dtype.bytes % ALIGNMENT == 0 for side in (problem.head_size, problem.value_size))
-        able = measured and support.version_supported() and problem.source != "paged" and aligned
-        hides = problem.mask is not None or problem.mask_mod
-        if able and size <= (BACKWARD_GLUON_HIDING if hides else BACKWARD_GLUON):
-            chosen = next(choice for most, choice in backward_table() if size <= most)
-            return chosen if problem.source == "dense" else _in_spans(chosen)
-        mma_sync = gpu(problem.device).architecture in MMA_SYNC
-        for_rows = BACKWARD_ROWS_MMA_SYNC if mma_sync and problem.has_block_map else BACKWARD_ROWS
-        for_keys = BACKWARD_KEYS_MMA_SYNC if mma_sync else BACKWARD_KEYS
-        keys, owned_rows = _backward_tile(problem, for_rows, 1)
-        rows, owned_keys = _backward_tile(problem, for_keys, 2)
-        why = "fit shared memory and registers; nothing was measured"
-        return BackwardChoice(
-            BackwardBlocks({"BR": owned_rows, "BK": keys}, why=f"{owned_rows} rows by {keys} keys {why}"),
-            BackwardBlocks({"BR": rows, "BK": owned_keys}, why=f"{rows} rows by {owned_keys} keys {why}"),
-        )
+        return choose_backward(problem)
 
     def marks_covered(self, problem: AttentionProblem) -> bool:
         """The map reads whole blocks of the mask anyway."""
@@ -319,31 +268,6 @@ class NvidiaChoices(Choices):
         few = rows <= MASK_FEW_ROWS and gpu(device).architecture == MEASURED
         schedule = Schedule(1, triggers_dependents=True) if few else None
         return Choice({"SPAN": 1}, schedule, "a program for each block")
-
-
-def _in_spans(choice: BackwardChoice) -> BackwardChoice:
-    """The consumers of a CTA own the blocks of one span of a ragged sequence."""
-
-    def together(blocks: BackwardBlocks) -> BackwardBlocks:
-        return replace(blocks, blocks={**blocks.blocks, "together": blocks.schedule.consumers})
-
-    assert choice.rows is not None
-    return replace(choice, rows=together(choice.rows), keys=together(choice.keys))
-
-
-def _backward_tile(problem: AttentionProblem, tiles: tuple[tuple[int, int], ...], sums: int) -> tuple[int, int]:
-    """Rows or keys that a program of the backward pass takes at a time, and those it owns. Shared memory has two tiles
-    of each, and the tile of scores twice, as operands of products; registers have the sums. Of less than 64 rows, a
-    program with two sums keeps what it takes twice, in two layouts."""
-    size, bytes_ = 1 << (max(16, problem.head_size) - 1).bit_length(), problem.dtype.bytes
-    if bytes_ == 4:  # operands lie in registers, too
-        return next((taken, owned) for most, taken, owned in BACKWARD_FLOAT32 if size <= most)
-    for taken, owned in tiles:
-        copies = 2 if sums == 2 and taken < 64 else 1
-        shared = 2 * bytes_ * ((copies * taken + owned) * size + taken * owned)
-        if sums * owned * size <= BACKWARD_SUMS and shared <= gpu(problem.device).shared_bytes:
-            return taken, owned
-    return tiles[-1]
 
 
 def split_length(problem: AttentionProblem, block: int) -> int:
@@ -386,102 +310,6 @@ def shared_bytes(problem: AttentionProblem, rows: int, keys: int, stages: int = 
     staged = stages * keys * (depth + width) + resident if stages > 1 else 0
     scratch = 4 if size == 4 or problem.has_additive_mask else 1 if problem.mask is not None else 0
     return size * max(queries + keys * max(depth, width), staged) + rows * keys * scratch + SHARED_MARGIN
-
-
-@cache
-def forward_table(persistent: bool, narrow: bool = False, long: bool = False) -> Table:
-    """`narrow`: two consumers at D 64; `long`: edges overlap at D 128."""
-    why = "measured on an H200" + (", persistent CTAs for few keys or softcap" if persistent else "")
-    wide_edges = 0 if persistent else 1  # less code: up to a tenth of a short call
-    three = Schedule(4, 3, consumers=3, registers=160, persistent=True)
-    return (
-        (64, Choice({"BR": 64, "BK": 128}, PERSISTENT_PAIR if narrow else three, why)),
-        (
-            128,
-            Choice(
-                {"BR": 64, "BK": 128},
-                Schedule(4, 2, consumers=2, registers=232, persistent=persistent, edge_stages=0 if long else 1),
-                why,
-            ),
-        ),
-        (
-            192,
-            Choice(
-                {"BR": 64, "BK": 64},
-                Schedule(4, 3, consumers=2, persistent=persistent, edge_stages=wide_edges),
-                why,
-            ),
-        ),
-        (256, Choice({"BR": 64, "BK": 64}, Schedule(4, 2, consumers=2, edge_stages=wide_edges), why)),
-        (512, Choice({"BR": 64, "BK": 64}, Schedule(8, 1, consumers=1, edge_stages=wide_edges), why)),
-    )
-
-
-@cache
-def zeroing_table(masked: bool, near: bool = False) -> Table:
-    """For kernels that zero values in a copy of the tile, which takes shared memory. With a mask's tile three consumers
-    of D 64 have too few registers. `near`: rows see few keys."""
-    why = "measured on an H200, with shared memory for a copy of V in which hidden keys are zeroed"
-    three, two = Schedule(4, 3, consumers=3, registers=152), Schedule(4, 3, consumers=2, registers=240)
-    pair = Schedule(4, 2, consumers=2, registers=240 if masked else 232, edge_stages=1)
-    halved = Choice({"BR": 64, "BK": 64}, PERSISTENT_PAIR, why)
-    return (
-        (64, Choice({"BR": 64, "BK": 128}, two if masked else three, why)),
-        (128, halved if near else Choice({"BR": 64, "BK": 128}, pair, why)),
-        (256, Choice({"BR": 64, "BK": 32}, Schedule(4, 2, consumers=2, registers=232), why)),
-        (512, Choice({"BR": 64, "BK": 32}, Schedule(8, 1, consumers=1), why)),
-        (576, Choice({"BR": 64, "BK": 32}, Schedule(8, 1, consumers=1), "fits shared memory")),
-    )
-
-
-@cache
-def backward_table() -> tuple[tuple[int, BackwardChoice], ...]:
-    """Sums of keys and values take twice the registers of those of queries. From 8 warps on, a warp has half of a row,
-    and beyond 256 columns only one of the two sums fits."""
-    two, three = Schedule(4, 2, consumers=2), Schedule(4, 2, consumers=3, registers=160)
-    wide = Schedule(8, 2, consumers=1)
-
-    def blocks(rows: int, keys: int, schedule: Schedule) -> BackwardBlocks:
-        return BackwardBlocks({"BR": rows, "BK": keys}, schedule, "measured on an H200")
-
-    return (
-        (64, BackwardChoice(blocks(64, 64, three), blocks(64, 64, two))),
-        (128, BackwardChoice(blocks(64, 64, two), blocks(64, 64, two))),
-        (256, BackwardChoice(blocks(64, 32, two), blocks(64, 64, wide))),
-        (BACKWARD_GLUON, BackwardChoice(blocks(64, 32, wide), blocks(32, 64, wide), apart=True)),
-    )
-
-
-@cache
-def cache_table(stages: int) -> Table:
-    """Large blocks for pages, in 2 stages, and codes, in 3: pages of 16, 64 and 256 positions are read at 0.91, 0.93
-    and 0.97 of the rate of dense keys, where 64 keys in 3 stages have 0.77, 0.88 and 0.85."""
-    schedule = Schedule(4, stages, edge_stages=1, triggers_dependents=True)
-    why = "measured on an H200 at D 128"
-    return (
-        (128, Choice({"BK": 128}, schedule, why)),
-        (256, Choice({"BK": 64}, schedule, why)),
-        (512, Choice({"BK": 32}, schedule, why)),
-    )
-
-
-@cache
-def decode_table(unsplit: bool, single: bool = False) -> Table:
-    """Two warps are enough for a single row. Edges that are not pipelined make the code shorter, which counts where
-    CTAs are short. They also take less shared memory, so that three CTAs fit a multiprocessor; many long ones are
-    better taken two by two."""
-    why = "measured on an H200" + (", keys unsplit since there are many heads" if unsplit else "")
-    schedule = Schedule(4, 3, edge_stages=0 if unsplit else 1, triggers_dependents=True)
-    narrow = replace(schedule, num_warps=2) if single else schedule
-    return (
-        (64, Choice({"BK": 64 if single else 128}, narrow, why)),
-        (128, Choice({"BK": 64}, narrow, why)),
-        (512, Choice({"BK": 32}, schedule, why)),
-    )
-
-
-def _up_to(head_size: int, table: Table) -> Choice | None:
-    return next((choice for most, choice in table if head_size <= most), None)
 
 
 def _round_up(number: int, multiple: int) -> int:

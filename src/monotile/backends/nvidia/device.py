@@ -12,6 +12,8 @@ DESCRIBED = {"sm_80": 108, "sm_86": 84, "sm_89": 128, "sm_90": 132, "sm_100": 14
 # Shared memory of one CTA, by compute capability.
 SHARED_KIB = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99}
 LEAST_SHARED_KIB = 64
+MEASURED = "sm_90"  # whose schedules were measured
+MMA_SYNC = ("sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_120", "sm_121")  # operands of products lie in registers
 
 
 @dataclass(frozen=True)

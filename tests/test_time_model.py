@@ -9,6 +9,7 @@ import pytest
 from monotile.backends.choices import AttentionChoice, AttentionProblem, Choice, Choices
 from monotile.backends.cpu import choices as cpu_choices
 from monotile.backends.cpu.choices import CpuChoices
+from monotile.backends.cpu.row_costs import MEASURED, row_costs
 from monotile.backends.metal.choices import MetalChoices
 from monotile.backends.nvidia.choices import NvidiaChoices
 from monotile.backends.time_model import RowKind, TimeModel
@@ -165,9 +166,10 @@ def test_one_more_query_costs_a_quarter_at_most(
     for size_of_machine in ("cores", "default_threads"):
         monkeypatch.setattr(cpu_choices, size_of_machine, lambda: 8)
     monkeypatch.setattr(cpu_choices, "l2_bytes", lambda: 1 << 20)
-    gpu = name.startswith("sm_")
+    monkeypatch.setattr(cpu_choices, "row_costs", lambda processor, dtype: row_costs(name, dtype))
+    gpu, unit = name.startswith("sm_"), "avx512" if name in MEASURED else name
     choices, device = (
-        CHOICES[name] if name in CHOICES else (NvidiaChoices(), name) if gpu else (CpuChoices(name), "cpu")
+        CHOICES[name] if name in CHOICES else (NvidiaChoices(), name) if gpu else (CpuChoices(unit), "cpu")
     )
     launch = 5.0 if gpu else 0.0  # us of a call beside its kernels
     for size in (64, 128, 256):

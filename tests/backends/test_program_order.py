@@ -15,6 +15,7 @@ from monotile.backends.choices import AttentionChoice, AttentionProblem
 from monotile.backends.cpu import choices, pool
 from monotile.backends.cpu.makespan import makespan
 from monotile.backends.cpu.program_order import BAND
+from monotile.backends.cpu.row_costs import USUAL
 from monotile.dtypes import float32
 from monotile.library import ops
 
@@ -83,6 +84,7 @@ def chosen(
     monkeypatch.setattr(choices, "cores", lambda: cores)
     monkeypatch.setattr(choices, "default_threads", lambda: usable or cores)
     monkeypatch.setattr(choices, "l2_bytes", lambda: 2 << 20)
+    monkeypatch.setattr(choices, "row_costs", lambda processor, dtype: USUAL)
     return choices.CpuChoices("avx512").attention(given)
 
 

@@ -16,12 +16,17 @@ import pytest
 
 import monotile
 from kernels.cases import check_output, equal, normal, qkv
-from monotile import backends
+from monotile import backends, dtypes
+from monotile.backends.choices import AttentionProblem
+from monotile.backends.cpu import choices
+from monotile.backends.cpu.compiler import to_llvm
 from monotile.backends.cpu.host import host
+from monotile.backends.cpu.row_costs import MEASURED, USUAL, row_costs
 from monotile.backends.cpu.target import UNITS, chosen, host_for, runnable, target
 from monotile.errors import UnknownBackend
 from monotile.kernels import softmax
 from monotile.kernels.examples import matmul
+from monotile.kernels.merge import merge
 from monotile.language import Const, Tensor, arange, blocks, cdiv, dot, kernel, program_id
 
 RUNNABLE = runnable()
@@ -142,7 +147,10 @@ WHOLE_PROCESS = """
 import sys
 import numpy as np
 import monotile
-from monotile import backends
+from monotile import backends, dtypes
+from monotile.backends.choices import AttentionProblem
+from monotile.backends.cpu import choices
+from monotile.backends.cpu.compiler import to_llvm
 unit = sys.argv[1]
 q, k, v = np.random.default_rng(0).standard_normal((3, 1, 2, 70, 16), np.float32)
 np.testing.assert_array_equal(monotile.attention(q, k, v), monotile.attention(q, k, v, backend=f"cpu:{unit}"))
@@ -187,3 +195,29 @@ def test_the_stack_is_aligned_for_vectors(unit: str, size: int) -> None:
     a = normal(32, 32)
     assembly = backends.get(f"cpu:{unit}").stages(matmul.ir(a, a, a))["asm"]()
     assert f"andq\t$-{size}, %rsp" in assembly
+
+
+@pytest.mark.parametrize(("processor", "requests"), [("znver5", True), ("znver4", False)])
+def test_zen_5_requests_tiles_that_are_read_in_order(processor: str, requests: bool) -> None:
+    """The parts of a merge follow each other in memory: elsewhere the hardware's prefetcher is enough."""
+    o, m, out, lse = normal(8, 4096, 128), normal(8, 4096), normal(8, 128), normal(8)
+    given = host_for("avx512")._replace(cpu=processor, features="+avx512f,+avx512vl,+avx512bw")
+    text = to_llvm(merge.ir(o, m, m, None, out, lse, 1, BS=64), given).text
+    assert ("call void @llvm.prefetch" in text) is requests
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16"])
+def test_costs_of_rows_are_those_of_the_processor(name: str) -> None:
+    assert row_costs("znver4", getattr(dtypes, name)) is row_costs("haswell", getattr(dtypes, name)) is USUAL
+    assert row_costs("znver5", getattr(dtypes, name)) is MEASURED["znver5"][name]
+
+
+def test_float32_rows_on_zen_5(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten rows are one panel, twenty are two; elsewhere they are streamed once and twice. Few of a fixed number of
+    splits are streamed everywhere."""
+    few, more = (AttentionProblem("cpu", dtypes.float32, 1, n, 1, 1, 8192, 128) for n in (10, 20))
+    for costs, found in ((USUAL, [10, 10]), (MEASURED["znver5"]["float32"], [16, 32])):
+        monkeypatch.setattr(choices, "row_costs", lambda processor, dtype, costs=costs: costs)
+        unit = choices.CpuChoices("avx512")
+        assert [unit.attention(given).row_block for given in (few, more)] == found
+        assert unit.attention(few, keys_per_split=512).row_block <= 12

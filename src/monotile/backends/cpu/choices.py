@@ -11,6 +11,7 @@ from ..time_model import RowKind
 from .backward_choices import choose_backward
 from .makespan import CpuTimeModel
 from .processors import all_processors, default_threads, l2_bytes, physical_cores
+from .row_costs import RowCosts, row_costs
 from .target import STREAMED_ROWS, Target, processor, target
 
 # The least work for which another thread is woken: about twice the cost of waking it.
@@ -20,9 +21,9 @@ STRIPS = (8, 4)  # rows of a mask read at a time: as many memory streams as a co
 TILE_BYTES = 32768
 PARTS_OF_A_CORE = 32  # into which ragged or paged keys are divided
 MAX_SLOTS = 64  # cores beyond these get no splits of their own
-# Of the time model, whose unit is one row with one key: what a key costs beside its rows, in panels and streamed; what
-# a program costs beside its keys (for a row), and a merge. Measured on Zen 4, one thread, D 64.
-PANEL_KEY, STREAMED_KEY, START, MERGE = 1.0, 3.0, 64.0, 16384.0
+# Of the time model, in units of one row with one key (row_costs.py): what a program costs beside its keys (for a row),
+# and a merge. Measured on Zen 4, one thread, D 64.
+START, MERGE = 64.0, 16384.0
 LEAST_PANEL = 32  # rows
 USUAL_KEYS = 32768  # of a call with few queries, which are split where they should be
 HALVED = 1.03  # what half the rows must gain: keys are read twice as often, and another program may have to be compiled
@@ -41,15 +42,16 @@ class CpuChoices(Choices):
     def attention(self, problem: AttentionProblem, keys_per_split: int | None = None) -> AttentionChoice:
         """Few rows are streamed: keys pass through registers once. More rows are computed in panels of whole vectors,
         or streamed twice where that is faster."""
-        if keys_per_split is not None or problem.rows <= STREAMED_ROWS:
-            return _streamed(problem, keys_per_split)
+        costs = row_costs(processor(self._unit).cpu, problem.dtype)
+        if keys_per_split is not None or problem.rows <= costs.most_streamed:
+            return _streamed(problem, keys_per_split, costs)
         most, why = _rows_in_l2(problem)
         panels, streamed, amx = [], [], self._target().amx
         for size in dict.fromkeys((problem.rows, problem.queries)):
             largest = _panel_rows(size, most, self._lanes)
-            panels += [_panel(problem, largest, why, amx=amx)]
-            panels += [_panel(problem, rows, why, amx=amx, halved=n) for n, rows in self._smaller(largest)]
-            streamed += [_streamed_twice(problem, size)] if size <= 2 * STREAMED_ROWS else []
+            panels += [_panel(problem, largest, why, costs, amx=amx)]
+            panels += [_panel(problem, rows, why, costs, amx=amx, halved=n) for n, rows in self._smaller(largest)]
+            streamed += [_streamed_twice(problem, size, costs)] if size <= 2 * STREAMED_ROWS else []
         model = CpuTimeModel(cores(), merge=MERGE, bytes_per_time=math.inf, least=KEYS_PER_SPLIT)
         kinds = [*panels, *streamed]
         if len({kind.rows <= STREAMED_ROWS for kind in kinds}) > 1:
@@ -110,7 +112,7 @@ def _panel_rows(size: int, most: int, lanes: int) -> int:
     return most if blocks > 2 else min(most, cdiv(cdiv(size, blocks), lanes) * lanes)
 
 
-def _panel(problem: AttentionProblem, rows: int, why: str, *, amx: bool, halved: int = 0) -> RowKind:
+def _panel(problem: AttentionProblem, rows: int, why: str, costs: RowCosts, *, amx: bool, halved: int = 0) -> RowKind:
     """Blocks of keys in panels. AMX multiplies so fast that rescaling the accumulators once a block would show: it gets
     longer ones."""
     if halved:
@@ -120,22 +122,23 @@ def _panel(problem: AttentionProblem, rows: int, why: str, *, amx: bool, halved:
         return RowKind(rows, choice, AMX_KEYS * (rows * AMX_ROW + AMX_KEY) * HALVED**halved, START * rows)
     keys = 64 if problem.head_size > 256 else 128
     choice = Choice({"BR": rows, "BK": keys}, why=f"panels of {rows} rows; {why}")
-    return RowKind(rows, choice, keys * (rows + PANEL_KEY) * HALVED**halved, START * rows)
+    return RowKind(rows, choice, keys * (rows + costs.panel_key) * HALVED**halved, START * rows)
 
 
-def _streamed_twice(problem: AttentionProblem, size: int) -> RowKind:
+def _streamed_twice(problem: AttentionProblem, size: int, costs: RowCosts) -> RowKind:
     rows, run = cdiv(size, 2), _run(problem)
     choice = Choice({"BR": rows, "BK": run}, why=f"{size} rows stream keys twice, in runs of {run}")
-    return RowKind(rows, choice, run * (rows + STREAMED_KEY), START * rows)
+    return RowKind(rows, choice, run * (rows * costs.streamed_row + costs.streamed_key), START * rows)
 
 
-def _streamed(problem: AttentionProblem, keys_per_split: int | None) -> AttentionChoice:
+def _streamed(problem: AttentionProblem, keys_per_split: int | None, costs: RowCosts) -> AttentionChoice:
     """Rows in blocks of one size; keys in long runs, where splits are whole numbers of them."""
     rows, run = cdiv(problem.rows, cdiv(problem.rows, STREAMED_ROWS)), _run(problem)
     short = next((b for b in (64, 32) if b * problem.head_size * problem.dtype.bytes <= TILE_BYTES), 16)
     if keys_per_split is not None and cdiv(keys_per_split, short) * short % run:
         run = short
-    time = problem.batch * problem.kv_heads * problem.visible_keys * (rows + STREAMED_KEY) / cores()
+    key_time = rows * costs.streamed_row + costs.streamed_key
+    time = problem.batch * problem.kv_heads * problem.visible_keys * key_time / cores()
     words = {"BR": rows, "BK": run, "packed": True}
     chosen = AttentionChoice(words, why=f"few rows stream keys in runs of {run}", time=time)
     if keys_per_split is not None:

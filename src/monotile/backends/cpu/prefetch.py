@@ -52,11 +52,12 @@ class PrefetchEmitter(DotEmitter):
         self, next_tile: NextTile | None, steps: int, read_once: bool, points: list[Point], k: Index
     ) -> None:
         """Prefetch a part of the next tile where this one is read in pieces of its rows. Which way is faster was
-        measured with vectors of half a line (AVX2) and of a whole one (AVX-512)."""
+        measured: with vectors of half a line (AVX2), of a whole one (AVX-512), and on Zen 5."""
         if next_tile is None:
             return
         size = next_tile.bytes_of(len(points) * self.e.lanes)
-        if size is not None and size < 2 * LINE and self.e.lanes * 4 < LINE:
+        short = size is not None and size < 2 * LINE and self.e.lanes * 4 < LINE
+        if size is not None and (short or self.target.prefetches_in_order):
             self._prefetch_in_order(next_tile, size, steps, points, k)
         else:
             self._prefetch_same(next_tile, steps, read_once, points, k)
@@ -106,12 +107,12 @@ class PrefetchEmitter(DotEmitter):
         return at if isinstance(at, int) else pt.group * self.e.lanes
 
     def find_next_tile(self, load: Op, in_order: bool) -> NextTile | None:
-        """Return the tile that is streamed after this one, if it has the same shape. A tile that is read in order and
-        followed by its own next iteration needs no prefetch."""
+        """Return the tile that is streamed after this one, if it has the same shape. For a tile that is read in order
+        and followed by its own next iteration the hardware's prefetcher is enough on most processors."""
         following = self.layout.next_streamed.get(load)
         if following is None or following[0] not in self.ev.tensors.tiles:
             return None
-        if following[0] is load and in_order:
+        if following[0] is load and in_order and not self.target.prefetches_in_order:
             return None
         op, shift = following
         e, tile = self.e, self.ev.tensors.tiles[op]

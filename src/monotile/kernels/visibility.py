@@ -5,7 +5,9 @@ must not reach a sum, not even as 0 * NaN: `visible_keys` says which values may 
 
 from typing import Any, NamedTuple
 
-from monotile.language import bool_, elementwise, float32, inf
+from monotile.language import bool_, elementwise, float32, inf, int32, where
+
+from .row_groups import with_last_repeated
 
 # Block cases, as a block map holds them: by mask and mask_mod, nothing of a block is visible (HIDDEN), or
 HIDDEN = 0
@@ -67,6 +69,15 @@ def visible(options, at, mask, case):
     if options.mask_mod is not None and case != FULL:
         seen = seen & elementwise(options.mask_mod)(at.b, at.h, at.i, at.keys[None, :])
     return seen
+
+
+def case_by_mod(options, own, at, packed):
+    """The case of a block by mask_mod and positions, before keys or values are read. PARTIAL where it reaches past the
+    last key. Rows past the last one are shown what that one is."""
+    real = place_of(with_last_repeated(own, packed), at.keys, at.Nk, packed)
+    shown = elementwise(options.mask_mod)(real.b, real.h, real.i, real.keys[None, :]) & by_position(options, at)
+    count = shown.astype(int32).sum(axis=0).sum(axis=0)  # along the rows first: a vector of keys is counted at once
+    return where(count == 0, HIDDEN, where(count == own.rows.shape[0] * at.keys.shape[0], FULL, PARTIAL))
 
 
 def visible_keys(options, at, mask, seen, case, hides):

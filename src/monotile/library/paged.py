@@ -96,7 +96,8 @@ def plan(builder: CallBuilder, given: Any) -> Finish:
             blocks = out.shape[0] * cdiv(problem.rows if choice.packed else problem.queries, choice.row_block)
             of = Lengths(problem.queries, capacity, blocks, lengths=lengths)
             balanced = add_balance(builder, of, problem, choice, options)
-        _add(builder, inputs, (table, lengths), choice, balanced or (found, lse), threads=threads, options=options)
+        launch = {"threads": threads, "options": options, "classify": builder.choices.classifies(problem)}
+        _add(builder, inputs, (table, lengths), choice, balanced or (found, lse), **launch)
         if balanced is not None:
             add_merge_slots(builder, balanced, None, sinks, (found, lse), choice)
         rotate_back(builder, found, out, codecs[1])

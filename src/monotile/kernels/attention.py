@@ -20,9 +20,9 @@ from . import codecs, key_sources, programs, scores, sequences, softmax
 from .visibility import (
     FULL,
     HIDDEN,
+    block_case,
     by_block_case,
     by_position,
-    case_by_mod,
     is_additive,
     place_of,
     visible,
@@ -51,9 +51,8 @@ def attention(
     """Each program owns BR rows of one of H groups; packed, a group has `queries` rows of each query head. With
     `split_o` it owns `blocks_per_split` blocks of BK keys from `first_block` on, or with `glance`, so many at once, of
     those the map shows, and writes its softmax state; with `plan` a slot of balanced splits. Else it writes the output.
-    Without a map it can `classify` blocks by evaluating the mask_mod, and skip hidden ones.
-    Without `v`, values are the first Dv columns of keys. `covered`: the map has COVERED blocks. With `q_offsets`
-    sequences lie in a row, and `together` programs share a span. With `page_table`, pages have T keys."""
+    Without `v`, values are the first Dv columns of keys. `covered`: the map has COVERED blocks; `classify`: mask_mod is
+    in its place. With `q_offsets` sequences lie in a row, and `together` programs share a span. Pages have T keys."""
     k, v = k if k_codec is None else k_codes, v if v_codec is None else v_codes
     of = key_sources.CodeScales(k_scales, k_zeros, v_scales, v_zeros)
     keys = programs.KeyTensors(k, v, k_pages, v_pages, page_table, lengths, k_offsets, T, spans, together, of)
@@ -81,8 +80,7 @@ def attention(
 
     state = softmax.empty(BR, Dv)
     for j in blocks(high, BK, lambda cols: by_position(options, at(cols)), start=low):
-        case = block_map[b, own.group, own.index, j // BK] if block_map is not None else None
-        case = case_by_mod(options, own, at(j + arange(BK)), packed) if classify else case
+        case = block_case(options, block_map, own, at, j, BK, classify)
         state = by_block_case(step, state, j + arange(BK), case, hides, covered)
     state = softmax.in_natural_units(state, score_scale)
     if plan is not None:

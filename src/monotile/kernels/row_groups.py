@@ -5,7 +5,7 @@ of one query head."""
 
 from typing import Any, NamedTuple
 
-from monotile.language import arange, maximum, minimum
+from monotile.language import arange, maximum
 
 
 class RowBlock(NamedTuple):
@@ -23,18 +23,8 @@ class RowBlock(NamedTuple):
 
 def row_block(b, group, index, count, queries, BR, packed):
     """Block `index` of BR rows, of a group of `count` rows; packed, `queries` of each query head."""
-    return block_of(b, group, index, index * BR + arange(BR), count, queries, packed)
-
-
-def block_of(b, group, index, rows, count, queries, packed):
-    """The same with these rows."""
+    rows = index * BR + arange(BR)
     if not packed:
         return RowBlock(b, group, index, rows, count, group, rows, count)
     Nq = maximum(queries, 1)  # which tells the compiler that positions are below it
     return RowBlock(b, group, index, rows, count, group * (count // Nq) + rows // Nq, rows % Nq, Nq)
-
-
-def with_last_repeated(own, packed):
-    """The block with the last row of the group in place of those past it."""
-    rows = maximum(minimum(own.rows, own.count - 1), 0)
-    return block_of(own.b, own.group, own.index, rows, own.count, own.Nq, packed)

@@ -241,8 +241,8 @@ class NvidiaChoices(Choices):
         return problem.mask is None and not problem.has_positions and not self._is_few(problem)
 
     def classifies(self, problem: AttentionProblem) -> bool:
-        """No: a branch on what programs compute is not one that a producer warp can follow, and in plain Triton loads
-        behind a branch are not fetched ahead."""
+        """No: a producer warp would fetch hidden blocks, too, and iterations with a branch neither overlap nor are
+        fetched ahead in plain Triton, whatever the function hides. Derived, not measured."""
         return False
 
     def merge(self, parts: int, rows: int, device: str, *, after_split: bool = False) -> Choice:

@@ -39,7 +39,7 @@ def attention(
     block_map: Tensor["B H MR MK"], sinks: Tensor["Hq"], o: Tensor["B H R Dv"], lse: Tensor["B H R"],
     split_o: Tensor["B H R S Dv"], split_m: Tensor["B H R S"], split_l: Tensor["B H R S"], q_offsets: Tensor["E"],
     k_offsets: Tensor["E"], spans: Tensor["SF U"], k_pages: Tensor["P Hkv T D"], v_pages: Tensor["P Hkv T Dv"],
-    page_table: Tensor["B M"], lengths: Tensor["B"], plan: Tensor["F SE"], slot_o: Tensor["SG SR W Dv"],
+    page_table: Tensor["BT M"], lengths: Tensor["BT"], plan: Tensor["F SE"], slot_o: Tensor["SG SR W Dv"],
     slot_m: Tensor["SG SR W"], slot_l: Tensor["SG SR W"], k_codes: Tensor["B Hkv Nk KW"],
     k_scales: Tensor["B Hkv Nk KG"], k_zeros: Tensor["B Hkv Nk KG"], v_codes: Tensor["B Hkv Nk VW"],
     v_scales: Tensor["B Hkv Nk VG"], v_zeros: Tensor["B Hkv Nk VG"],

@@ -11,7 +11,7 @@ from ..library import torch_calls
 from ..library.entry import attention_paged, attention_varlen
 from ..library.readable import check_tensors, has_contents
 from ..library.torch_calls import with_clear_errors
-from .cache import as_int32
+from .cache import as_int32, check_block_table
 from .dense import check_packed, check_rank
 from .options import (
     Wanted,
@@ -91,6 +91,7 @@ def _in_pages(
     q: Tensor, k: Tensor, v: Tensor, rows: PackedRanges, wanted: Wanted, block_table: Tensor
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     torch_calls.refuse_gradients("flash_attn_varlen_func with a block_table", q, k, v)
+    check_block_table(block_table, len(rows.ends_q) - 1)
     found: tuple[Tensor, Tensor] = attention_paged(
         q, k, v, as_int32(block_table), as_int32(rows.keys), q_offsets=rows.ends_q, return_lse=True,
         **visible_options(wanted), **rows.score_options(wanted, q.shape[1]),

@@ -145,16 +145,27 @@ def test_gradients_of_packed_sequences() -> None:
     close(qkv.grad, wide.grad)
 
 
-def test_packed_queries_against_pages() -> None:
+@pytest.mark.parametrize("name", [*OPTIONS, "alibi"])
+def test_packed_queries_against_pages(name: str) -> None:
+    options = OPTIONS.get(name, {"alibi_slopes": draw(4, 4).abs(), "causal": True})
     pages_k, pages_v = draw(9, 4, 2, 16), draw(9, 4, 2, 8)
-    table = torch.tensor([[8, 0], [1, 1], [3, 7], [2, 5]], dtype=torch.int32)
+    table = torch.tensor([[8, 0], [1, 1], [3, 7], [2, 5]])
     lengths = torch.tensor(ENDS_K).diff()
     q, ends = draw(10, 4, 16), [torch.tensor(e, dtype=torch.int32) for e in (ENDS_Q, ENDS_K)]
-    o = flash_attn_varlen_func(q, pages_k, pages_v, *ends, 5, 6, causal=True, block_table=table)
+    given: dict[str, Any] = {**options, "block_table": table, "return_attn_probs": True}
+    o, lse, _ = flash_attn_varlen_func(q, pages_k, pages_v, *ends, 5, 6, **given)
     k, v = (
         torch.cat([p[t].flatten(0, 1)[:n] for t, n in zip(table, lengths, strict=True)]) for p in (pages_k, pages_v)
     )
-    close(o, sequences(q, k, v, ENDS_K, causal=True)[0])
+    wanted = sequences(q, k, v, ENDS_K, **options)
+    close(o, wanted[0])
+    close(lse, wanted[1])
+    for error, message, wrong in (
+        (ArgumentShape, "block_table is .4, pages., found .2, 2.", table[:2]),
+        (MixedDTypes, "block_table holds whole numbers", table.float()),
+    ):
+        with pytest.raises(error, match=message):
+            flash_attn_varlen_func(q, pages_k, pages_v, *ends, 5, 6, **given | {"block_table": wrong})
 
 
 # ---- caches ----------------------------------------------------------------------------------------------------------

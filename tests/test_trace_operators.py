@@ -49,6 +49,28 @@ def test_attention_paged() -> None:
     same(in_one_graph(step)(Q, K, V, TABLE, LENGTHS), step(Q, K, V, TABLE, LENGTHS))
 
 
+ENDS = torch.tensor([0, 1, 6], dtype=torch.int32, device=DEVICE)
+ROWS = randoms(6, 4, 16)  # one query of the first sequence, five of the second
+
+
+def test_attention_paged_of_rows() -> None:
+    def step(q: Any, k: Any, v: Any, table: Any, lengths: Any, ends: Any) -> Any:
+        options: Any = {"window": (9, 0), "score_mod": bent, "return_lse": True, "q_offsets": ends}
+        return monotile.attention_paged(q * 2.0, k, v, table, lengths, **options)
+
+    same(in_one_graph(step)(ROWS, K, V, TABLE, LENGTHS, ENDS), step(ROWS, K, V, TABLE, LENGTHS, ENDS))
+    quantized = [monotile.quantize(x, "int8") for x in (K, V)]
+    with torch.autocast(DEVICE, torch.bfloat16):
+        for pages in ((K, V), quantized):
+            plain = step(ROWS, *pages, TABLE, LENGTHS, ENDS)
+            assert plain[0].dtype == torch.bfloat16
+            same(in_one_graph(step)(ROWS, *pages, TABLE, LENGTHS, ENDS), plain)
+    with pytest.raises(Exception, match="has no gradient"):
+        in_one_graph(step)(ROWS.clone().requires_grad_(), K, V, TABLE, LENGTHS, ENDS)
+    with pytest.raises(MonotileError, match="has no gradient"):
+        step(ROWS.clone().requires_grad_(), K, V, TABLE, LENGTHS, ENDS)
+
+
 def test_paged_append_writes_in_place() -> None:
     def step(k: Any, v: Any, new_k: Any, new_v: Any) -> Any:
         monotile.paged_append(k, v, TABLE, LENGTHS, new_k, new_v)
@@ -82,7 +104,8 @@ def test_merge_lse() -> None:
 def test_operators_keep_torchs_rules() -> None:
     in_one_graph(lambda q: monotile.attention_paged(q, K, V, TABLE, LENGTHS))(Q)  # which defines them
     operators, scoring = torch.ops.monotile, ("True", None, None, None, None, 0, None, None, [])
-    torch.library.opcheck(operators.attention_paged, (Q, K, V, TABLE, LENGTHS, None, *scoring))
+    torch.library.opcheck(operators.attention_paged, (Q, K, V, TABLE, LENGTHS, None, None, *scoring))
+    torch.library.opcheck(operators.attention_paged, (ROWS, K, V, TABLE, LENGTHS, None, ENDS, *scoring))
     torch.library.opcheck(operators.decode_partials, (Q, KEYS, KEYS, None, 3, *scoring))
     new = randoms(2, 2, 3, 16, seed=4), randoms(2, 2, 3, 24, seed=5)
     torch.library.opcheck(operators.paged_append, (K.clone(), V.clone(), TABLE, LENGTHS, *new, None, None))
@@ -104,6 +127,8 @@ def test_meta_tensors_have_shapes() -> None:
     q, k, v, table, lengths, keys = (t.to("meta") for t in (Q, K, V, TABLE, LENGTHS, KEYS))
     o, lse = monotile.attention_paged(q, k, v, table, lengths, return_lse=True)
     assert o.shape == (2, 4, 3, 24) and lse.shape == (2, 4, 3) and o.is_meta and lse.is_meta
+    o, lse = monotile.attention_paged(ROWS.to("meta"), k, v, table, lengths, q_offsets=ENDS.to("meta"), return_lse=True)
+    assert o.shape == (6, 4, 24) and lse.shape == (4, 6) and o.is_meta and lse.is_meta
     states = monotile.decode_partials(q, keys, keys)
     assert states.o.shape == (2, 4, 3, 3, 16) and monotile.merge(*states)[1].shape == (2, 4, 3)
     with pytest.raises(MonotileError, match="'q' has no memory"):
@@ -153,6 +178,20 @@ def test_flash_attn_with_kvcache(case: str, rotary: bool) -> None:
     found = in_one_graph(step)(q, *traced, *new, *rest)
     torch.testing.assert_close(found, step(q, *plain, *new, *rest))
     same(traced, plain)
+
+
+@pytest.mark.parametrize("alibi", [False, True])
+def test_packed_queries_against_pages(alibi: bool) -> None:
+    """As a server calls it: chunks of prompts beside decode. One graph serves other lengths."""
+
+    def step(q: Any, k: Any, v: Any, ends: Any, ends_k: Any, table: Any) -> Any:
+        options: Any = {"causal": True, "window_size": (7, 0), "alibi_slopes": SLOPES if alibi else None}
+        return flash_attn_varlen_func(q, k, v, ends, ends_k, 5, 17, block_table=table, **options)
+
+    compiled = in_one_graph(step)
+    for ends_k in ([0, 17, 26], [0, 3, 27]):
+        given = ROWS, K, V, ENDS, torch.tensor(ends_k, dtype=torch.int32, device=DEVICE), TABLE
+        same([compiled(*given)], [step(*given)])
 
 
 @pytest.mark.parametrize("softcap", [0.0, 2.5])
@@ -261,7 +300,9 @@ def test_operators_of_quantised_keys_keep_torchs_rules() -> None:
         operators.attention_varlen_quantized, (randoms(48, 4, 16), *row, *row, ends, ends, None, *scoring)
     )
     places = TABLE, LENGTHS
-    torch.library.opcheck(operators.attention_paged_quantized, (Q, *fields, *fields, *places, None, *scoring))
+    for q, offsets in ((Q, None), (ROWS, ENDS)):
+        given = q, *fields, *fields, *places, None, offsets
+        torch.library.opcheck(operators.attention_paged_quantized, (*given, *scoring))
     k, v = ((pages.codes.clone(), pages.scales.clone(), None, "int8", 16) for _ in range(2))
     new = randoms(2, 2, 3, 16, seed=4)
     torch.library.opcheck(operators.paged_append_quantized, (*k, *v, *places, new, new, None, None))

@@ -75,31 +75,31 @@ def attention(
 
 @overload
 def attention_paged(
-    q: A, k_pages: Keys, v_pages: Keys, page_table: Array, lengths: Array, *, causal: bool | str = ...,
-    scale: float | None = ..., window: Window | None = ..., softcap: float | None = ..., sinks: Array | None = ...,
-    score_mod: Mod | None = ..., mask_mod: Mod | None = ..., return_lse: Literal[False] = ..., check: bool = ...,
-    backend: str | None = ..., threads: int | None = ...,
+    q: A, k_pages: Keys, v_pages: Keys, page_table: Array, lengths: Array, *, q_offsets: Array | None = ...,
+    causal: bool | str = ..., scale: float | None = ..., window: Window | None = ..., softcap: float | None = ...,
+    sinks: Array | None = ..., score_mod: Mod | None = ..., mask_mod: Mod | None = ...,
+    return_lse: Literal[False] = ..., check: bool = ..., backend: str | None = ..., threads: int | None = ...,
 ) -> A: ...
 @overload
 def attention_paged(
-    q: Numpy, k_pages: Keys, v_pages: Keys, page_table: Array, lengths: Array, *, causal: bool | str = ...,
-    scale: float | None = ..., window: Window | None = ..., softcap: float | None = ..., sinks: Array | None = ...,
-    score_mod: Mod | None = ..., mask_mod: Mod | None = ..., return_lse: Literal[True], check: bool = ...,
-    backend: str | None = ..., threads: int | None = ...,
+    q: Numpy, k_pages: Keys, v_pages: Keys, page_table: Array, lengths: Array, *, q_offsets: Array | None = ...,
+    causal: bool | str = ..., scale: float | None = ..., window: Window | None = ..., softcap: float | None = ...,
+    sinks: Array | None = ..., score_mod: Mod | None = ..., mask_mod: Mod | None = ...,
+    return_lse: Literal[True], check: bool = ..., backend: str | None = ..., threads: int | None = ...,
 ) -> tuple[Numpy, Numpy]: ...
 @overload
 def attention_paged(
-    q: A, k_pages: Keys, v_pages: Keys, page_table: Array, lengths: Array, *, causal: bool | str = ...,
-    scale: float | None = ..., window: Window | None = ..., softcap: float | None = ..., sinks: Array | None = ...,
-    score_mod: Mod | None = ..., mask_mod: Mod | None = ..., return_lse: Literal[True], check: bool = ...,
-    backend: str | None = ..., threads: int | None = ...,
+    q: A, k_pages: Keys, v_pages: Keys, page_table: Array, lengths: Array, *, q_offsets: Array | None = ...,
+    causal: bool | str = ..., scale: float | None = ..., window: Window | None = ..., softcap: float | None = ...,
+    sinks: Array | None = ..., score_mod: Mod | None = ..., mask_mod: Mod | None = ...,
+    return_lse: Literal[True], check: bool = ..., backend: str | None = ..., threads: int | None = ...,
 ) -> tuple[A, A]: ...
 @overload
 def attention_paged(
-    q: A, k_pages: Keys, v_pages: Keys, page_table: Array, lengths: Array, *, causal: bool | str = ...,
-    scale: float | None = ..., window: Window | None = ..., softcap: float | None = ..., sinks: Array | None = ...,
-    score_mod: Mod | None = ..., mask_mod: Mod | None = ..., return_lse: bool, check: bool = ...,
-    backend: str | None = ..., threads: int | None = ...,
+    q: A, k_pages: Keys, v_pages: Keys, page_table: Array, lengths: Array, *, q_offsets: Array | None = ...,
+    causal: bool | str = ..., scale: float | None = ..., window: Window | None = ..., softcap: float | None = ...,
+    sinks: Array | None = ..., score_mod: Mod | None = ..., mask_mod: Mod | None = ...,
+    return_lse: bool, check: bool = ..., backend: str | None = ..., threads: int | None = ...,
 ) -> A | tuple[A, A]: ...
 
 @overload

@@ -98,6 +98,8 @@ SAMPLE = [
     ahead.AheadCall("sm_120", "float32", 512, "prefill", "plain"),
     ahead.AheadCall("sm_86", "bfloat16", 64, "prefill", "plain", "gradients"),
     ahead.AheadCall("sm_120", "bfloat16", 128, "decode", "plain", "int8"),
+    ahead.AheadCall("sm_90", "bfloat16", 128, "decode", "causal", "paged rows"),
+    ahead.AheadCall("sm_90", "bfloat16", 128, "prefill", "causal", "paged rows"),
 ]
 
 
@@ -128,6 +130,7 @@ def test_arrays_of_the_matrix() -> None:
         assert {"k_codes", "v_codes"} <= _tensors(latent._replace(D=64, work=work)), work
     assert "v" not in _tensors(latent) and "v" in _tensors(latent._replace(work="other Dv"))
     assert {"k_pages", "page_table"} <= _tensors(latent._replace(D=64, work="paged 16"))
+    assert {"k_pages", "page_table", "q_offsets"} <= _tensors(latent._replace(D=64, work="paged rows"))
     assert {"q_offsets", "k_offsets"} <= _tensors(latent._replace(D=64, work="varlen"))
 
 

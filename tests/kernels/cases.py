@@ -25,7 +25,8 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     def allocate(self: Any, template: Any) -> tuple[Array, int]:
         found, address = plain(self, template)
-        found.fill(255 if found.dtype == np.uint8 else np.nan)  # four such bytes are a NaN, too
+        # Four bytes of 255 are a NaN, too.
+        found.fill(np.iinfo(found.dtype).max if found.dtype.kind in "iu" else np.nan)
         return found, address
 
     monkeypatch.setattr(array_kinds.Numpy, "allocate", allocate)

@@ -52,10 +52,12 @@ def test_a_wrong_result_is_found() -> None:
 
 def test_every_op_has_cases_to_check_and_to_time() -> None:
     public = {n for n in monotile.__all__ if n[0].islower() and n not in ("recommended_splits", "block_mask")}
-    public |= {"quantize_pages"}  # attention_paged on what quantize made
+    public |= {"quantize_pages", "attention_paged_rows"}  # attention_paged on what quantize made, and with q_offsets
     assert set(registry.OPS) == public
     assert {c.op for c in registry.CHECKS} == public
-    assert public - {"merge_lse", "quantize", "quantize_pages"} <= {c.op for c in registry.BENCHMARKS}
+    assert public - {"merge_lse", "quantize", "quantize_pages", "attention_paged_rows"} <= {
+        c.op for c in registry.BENCHMARKS
+    }
     for cases in (registry.CHECKS, registry.BENCHMARKS):
         assert len({c.name for c in cases}) == len(cases)
 

@@ -211,6 +211,10 @@ class Choices:
         """True if the block map of a mask_mod shall tell blocks whose keys are all visible to some row of the head."""
         return False
 
+    def classifies(self, problem: AttentionProblem) -> bool:
+        """True if programs evaluate the mask_mod for a whole block first, to skip hidden ones, where no map is made."""
+        return problem.mask_mod and not problem.has_block_map
+
     def merge(self, parts: int, rows: int, device: str, *, after_split: bool = False) -> Choice:
         """BS (parts of a row taken at once) and SPAN (columns of a row in one program) of a merge. Results depend on
         BS, which follows from the number of parts alone."""

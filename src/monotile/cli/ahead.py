@@ -55,7 +55,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 UNMASKED = tuple(name for name in OPTIONS if "mask," not in name and name != "bool mask")
 FORMATS = ("int8", "fp8_e4m3", "int4", "aura4")
-PAGES = {"paged 16": 16, "paged 64": 64}
+PAGES = {"paged 16": 16, "paged 64": 64, "paged rows": 16}  # rows: of all sequences, one after the other
 # Work: how many queries and keys it has, and which options.
 WORKS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "attention": (tuple(LENGTHS), tuple(OPTIONS)),
@@ -150,6 +150,9 @@ def _arrays(call: AheadCall) -> dict[str, View]:
         page, count = PAGES[call.work], -(-Nk // PAGES[call.work])
         pages = _view(call, call.dtype, 2 * count, page, Hkv, call.D)
         table = {"page_table": _view(call, "int32", 2, count), "lengths": _view(call, "int32", 2)}
+        if call.work == "paged rows":
+            table["q_offsets"] = _view(call, "int32", 3)
+            found["q"] = _view(call, call.dtype, 2 * Nq, Hq, call.D)
         return {"q": found["q"], "k_pages": pages, "v_pages": pages, **table}
     if call.work == "MLA":  # a view of the keys
         found["v"] = found["v"]._replace(strides=found["k"].strides)

@@ -111,10 +111,8 @@ class CacheRows:
         self.batch_idx, self.left, self.block_table = batch_idx, left, block_table
         if block_table is not None and (left is not None or batch_idx is not None):
             raise BadOption("block_table is given with cache_leftpad or cache_batch_idx; a block table names its pages")
-        if block_table is not None and (block_table.dim() != 2 or len(block_table) != q.shape[0]):
-            raise ArgumentShape(f"block_table is ({q.shape[0]}, pages), found {tuple(block_table.shape)}")
-        if block_table is not None and not is_whole(block_table):
-            raise MixedDTypes(f"block_table holds whole numbers, found {block_table.dtype}; cast it to int32")
+        if block_table is not None:
+            check_block_table(block_table, self.batch)
         self.page = cache.shape[1]
         self.capacity = self.page * (1 if block_table is None else block_table.shape[1])
         self.given = lengths is not None
@@ -205,6 +203,13 @@ def _apart(tensor: Tensor, caches: tuple[Tensor, Tensor]) -> Tensor:
         return tensor.clone()
     storage = tensor.untyped_storage().data_ptr()
     return tensor.clone() if any(storage == cache.untyped_storage().data_ptr() for cache in caches) else tensor
+
+
+def check_block_table(block_table: Tensor, sequences: int) -> None:
+    if block_table.dim() != 2 or len(block_table) != sequences:
+        raise ArgumentShape(f"block_table is ({sequences}, pages), found {tuple(block_table.shape)}")
+    if not is_whole(block_table):
+        raise MixedDTypes(f"block_table holds whole numbers, found {block_table.dtype}; cast it to int32")
 
 
 def is_whole(tensor: Tensor) -> bool:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from ..errors import ArgumentShape
 from ..library import torch_calls
-from ..library.entry import attention_varlen
+from ..library.entry import attention_paged, attention_varlen
 from ..library.readable import check_tensors, has_contents
 from ..library.torch_calls import with_clear_errors
-from .cache import attend_pages
+from .cache import as_int32, check_block_table
 from .dense import check_packed, check_rank
 from .options import (
     Wanted,
@@ -56,19 +55,13 @@ class PackedRanges(NamedTuple):
     ends_k: Tensor  # (sequences + 1,)
 
     @property
-    def queries(self) -> Tensor:
-        """How many each sequence has."""
-        return self.ends_q.diff()
-
-    @property
-    def longest(self) -> int:
-        """The most queries that a sequence has."""
-        return int(self.queries.max()) if len(self.queries) else 0
-
-    @property
     def keys(self) -> Tensor:
         """How many each sequence has."""
         return self.ends_k.diff()
+
+    def score_options(self, wanted: Wanted, heads: int) -> dict[str, Any]:
+        first = None if wanted.alibi_slopes is None else self.keys - self.ends_q.diff()
+        return score_options(wanted, len(self.ends_q) - 1, heads, first)
 
     @classmethod
     def of(cls, q: Tensor, ends_q: Tensor, ends_k: Tensor) -> PackedRanges:
@@ -87,10 +80,9 @@ class PackedRanges(NamedTuple):
 def _packed(q: Tensor, k: Tensor, v: Tensor, rows: PackedRanges, wanted: Wanted) -> tuple[Tensor, Tensor]:
     check_rank("k", k, 3)
     check_rank("v", v, 3)
-    first = None if wanted.alibi_slopes is None else rows.keys - rows.queries
     found: tuple[Tensor, Tensor] = attention_varlen(
-        q, k, v, rows.ends_q, rows.ends_k, **visible_options(wanted), return_lse=True,
-        **score_options(wanted, len(rows.ends_q) - 1, q.shape[1], first),
+        q, k, v, rows.ends_q, rows.ends_k, return_lse=True, **visible_options(wanted),
+        **rows.score_options(wanted, q.shape[1]),
     )  # fmt: skip
     return found
 
@@ -98,15 +90,13 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, rows: PackedRanges, wanted: Wanted)
 def _in_pages(
     q: Tensor, k: Tensor, v: Tensor, rows: PackedRanges, wanted: Wanted, block_table: Tensor
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Sequences side by side, each at the end of as many rows as the longest has, against keys in pages."""
     torch_calls.refuse_gradients("flash_attn_varlen_func with a block_table", q, k, v)
-    places = torch.arange(q.shape[0], device=q.device)
-    sequence = torch.searchsorted(rows.ends_q[1:].contiguous(), places, right=True)
-    at = sequence, places - rows.ends_q[sequence] + rows.longest - rows.queries[sequence]
-    wide = q.new_zeros((len(rows.queries), rows.longest, *q.shape[1:]))
-    wide[at] = q
-    o, lse = attend_pages(wide, (k, v), block_table, rows.keys, wanted)
-    return o[at], lse.transpose(1, 2)[at].transpose(0, 1)
+    check_block_table(block_table, len(rows.ends_q) - 1)
+    found: tuple[Tensor, Tensor] = attention_paged(
+        q, k, v, as_int32(block_table), as_int32(rows.keys), q_offsets=rows.ends_q, return_lse=True,
+        **visible_options(wanted), **rows.score_options(wanted, q.shape[1]),
+    )  # fmt: skip
+    return found
 
 
 @with_clear_errors

@@ -17,7 +17,17 @@ from monotile.language import (
 )
 
 from . import codecs, key_sources, programs, scores, sequences, softmax
-from .visibility import FULL, HIDDEN, by_block_case, by_position, is_additive, place_of, visible, visible_keys
+from .visibility import (
+    FULL,
+    HIDDEN,
+    block_case,
+    by_block_case,
+    by_position,
+    is_additive,
+    place_of,
+    visible,
+    visible_keys,
+)
 
 NOT_QUANTIZED = (None,) * 6  # the fields of quantised keys and values, in a call with plain ones
 DENSE = (None,) * 11 + NOT_QUANTIZED  # and the tensors of ragged and paged keys, in a call with dense ones
@@ -29,20 +39,20 @@ def attention(
     block_map: Tensor["B H MR MK"], sinks: Tensor["Hq"], o: Tensor["B H R Dv"], lse: Tensor["B H R"],
     split_o: Tensor["B H R S Dv"], split_m: Tensor["B H R S"], split_l: Tensor["B H R S"], q_offsets: Tensor["E"],
     k_offsets: Tensor["E"], spans: Tensor["SF U"], k_pages: Tensor["P Hkv T D"], v_pages: Tensor["P Hkv T Dv"],
-    page_table: Tensor["B M"], lengths: Tensor["B"], plan: Tensor["F SE"], slot_o: Tensor["SG SR W Dv"],
+    page_table: Tensor["BT M"], lengths: Tensor["BT"], plan: Tensor["F SE"], slot_o: Tensor["SG SR W Dv"],
     slot_m: Tensor["SG SR W"], slot_l: Tensor["SG SR W"], k_codes: Tensor["B Hkv Nk KW"],
     k_scales: Tensor["B Hkv Nk KG"], k_zeros: Tensor["B Hkv Nk KG"], v_codes: Tensor["B Hkv Nk VW"],
     v_scales: Tensor["B Hkv Nk VG"], v_zeros: Tensor["B Hkv Nk VG"],
     scale: float, queries: int, first_block: int, blocks_per_split: int,
     *, options: Const, D: Const, Dv: Const, BR: Const, BK: Const, packed: Const = False, covered: Const = False,
-    glance: Const = 0, T: Const = 0, together: Const = 1, k_codec: Const = None, v_codec: Const = None,
-    KW: Const = None, VW: Const = None, KG: Const = None, VG: Const = None,
+    glance: Const = 0, classify: Const = False, T: Const = 0, together: Const = 1, k_codec: Const = None,
+    v_codec: Const = None, KW: Const = None, VW: Const = None, KG: Const = None, VG: Const = None,
 ):  # fmt: skip
     """Each program owns BR rows of one of H groups; packed, a group has `queries` rows of each query head. With
     `split_o` it owns `blocks_per_split` blocks of BK keys from `first_block` on, or with `glance`, so many at once, of
     those the map shows, and writes its softmax state; with `plan` a slot of balanced splits. Else it writes the output.
-    Without `v`, values are the first Dv columns of keys. `covered`: the map has COVERED blocks. With `q_offsets`
-    sequences lie in a row, and `together` programs share a span. With `page_table`, pages have T keys."""
+    Without `v`, values are the first Dv columns of keys. `covered`: the map has COVERED blocks; `classify`: mask_mod is
+    in its place. With `q_offsets` sequences lie in a row, and `together` programs share a span. Pages have T keys."""
     k, v = k if k_codec is None else k_codes, v if v_codec is None else v_codes
     of = key_sources.CodeScales(k_scales, k_zeros, v_scales, v_zeros)
     keys = programs.KeyTensors(k, v, k_pages, v_pages, page_table, lengths, k_offsets, T, spans, together, of)
@@ -70,7 +80,7 @@ def attention(
 
     state = softmax.empty(BR, Dv)
     for j in blocks(high, BK, lambda cols: by_position(options, at(cols)), start=low):
-        case = block_map[b, own.group, own.index, j // BK] if block_map is not None else None
+        case = block_case(options, block_map, own, at, j, BK, classify)
         state = by_block_case(step, state, j + arange(BK), case, hides, covered)
     state = softmax.in_natural_units(state, score_scale)
     if plan is not None:

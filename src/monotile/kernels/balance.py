@@ -17,14 +17,13 @@ MARGIN = 1.00001  # of a quotient in float32
 
 @kernel
 def balance(
-    plan: Tensor["F S"], q_offsets: Tensor["S"], k_offsets: Tensor["S"], lengths: Tensor["S"],
+    plan: Tensor["F S"], q_offsets: Tensor["S"], k_offsets: Tensor["S"], lengths: Tensor["B"],
     heads: int, queries: int, keys: int, wanted: int, least: int, *, options: Const, BR: Const, BK: Const,
 ):  # fmt: skip
     """One program plans all sequences: the first slot, the first block of keys and the splits of each, and the blocks
-    of a split. Rows and keys of a sequence follow from offsets into `queries` and `keys` positions, or a sequence has
-    `queries` queries and as many keys as `lengths` says, `keys` at most; a group has rows of `heads` query heads. Work
-    in blocks of rows times blocks of keys is divided into about `wanted` parts, each of `least` blocks of keys or more.
-    """
+    of a split. Rows and keys of a sequence follow from offsets into `queries` and `keys` positions. Without offsets it
+    has `queries` queries, and as many keys as `lengths` says, `keys` at most. A group has rows of `heads` query heads.
+    Work in blocks of rows times blocks of keys is divided into about `wanted` parts, each of `least` blocks or more."""
     only = program_id(1)
     work = 0.0
     for first in range(only, plan.shape[1], SEQUENCES):
@@ -53,11 +52,10 @@ def sequences_at(first, plan, q_offsets, k_offsets, lengths, heads, queries, key
     """The sequences from `first` on; none past the last."""
     places = first + arange(SEQUENCES)
     last = plan.shape[1] - 1
+    Nq = length_at(q_offsets, places, queries) if q_offsets is not None else queries
+    Nk = length_at(k_offsets, places, keys) if lengths is None else minimum(maximum(lengths[places], 0), keys)
     if q_offsets is not None:
-        Nq = length_at(q_offsets, places, queries)
-        Nk = where(places < last, length_at(k_offsets, places, keys), 0)  # nothing is behind the last sequence
-    else:
-        Nq, Nk = queries, minimum(maximum(lengths[places], 0), keys)
+        Nk = where(places < last, Nk, 0)  # nothing is behind the last sequence
     low, end = 0 * Nk, Nk
     if options.left is not None:
         low = maximum(Nk - Nq - options.left, 0)

@@ -13,9 +13,10 @@ class Source(NamedTuple):
     v: Any
     count: Any  # keys of the sequence
     b: Any  # its batch
-    table: Any = None  # of pages: (batch, pages of a sequence)
-    lengths: Any = None  # of pages: (batch,)
+    table: Any = None  # of pages: (sequences, pages of a sequence)
+    lengths: Any = None  # of pages: (sequences,)
     page: Any = None  # positions of a page
+    row: Any = None  # of the table
     fields: Any = None  # CodeScales of quantised keys and values, whose codes are k and v
 
 
@@ -36,15 +37,16 @@ def dense_or_paged(k, v, k_pages, v_pages, table, lengths, page, fields):
     values = keys if values is None else values
     if table is None:
         return Source(keys, values, k.shape[2], None, fields=fields)
-    return Source(keys, values, None, None, table, lengths, page, fields)
+    return Source(keys, values, None, None, table, lengths, page, fields=fields)
 
 
-def of_batch(source, b):
-    """The source of one batch's keys. A length counts as far as the table goes."""
+def of_batch(source, b, row):
+    """The source of one batch's keys, or of those in the pages of one row of the table. A length counts as far as the
+    table goes."""
     if source.table is None:
         return source._replace(b=b)
     most = source.table.shape[1] * source.page
-    return source._replace(b=b, count=minimum(maximum(source.lengths[b], 0), most))
+    return source._replace(b=b, row=row, count=minimum(maximum(source.lengths[row], 0), most))
 
 
 def ragged(k, v, start, end, fields=None):
@@ -82,9 +84,9 @@ def places(source, first, positions):
         return positions
     page, count = source.page, positions.shape[0]
     if page % count == 0:
-        return source.table[source.b, first // page] * page + first % page + arange(count)
+        return source.table[source.row, first // page] * page + first % page + arange(count)
     known = minimum(positions, source.count - 1)
-    return source.table[source.b, known // page] * page + known % page
+    return source.table[source.row, known // page] * page + known % page
 
 
 def paged_tile(source, tensor, head, first, positions, columns):
@@ -92,7 +94,7 @@ def paged_tile(source, tensor, head, first, positions, columns):
     up, and those past the last key count as the last: their pages are never asked for."""
     page, count = tensor.shape[2], positions.shape[0]
     if page % count == 0:
-        return tensor[source.table[source.b, first // page], head, first % page + arange(count), columns]
+        return tensor[source.table[source.row, first // page], head, first % page + arange(count), columns]
     places = minimum(positions, source.count - 1)
-    pages = source.table[source.b, places // page]
+    pages = source.table[source.row, places // page]
     return tensor[pages[:, None], head, (places % page)[:, None], columns[None, :]]

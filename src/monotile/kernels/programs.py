@@ -69,5 +69,5 @@ def dense(q, keys, o, lse, split_o, queries, first_block, blocks_per_split, BR, 
     """A block of rows of a batch, with all keys or a split of them."""
     source = key_sources.dense_or_paged(*keys[:6], keys.page, keys.fields)
     own, s = rows_and_split(q, source, queries, split_o, BR, packed)
-    source = key_sources.of_batch(source, own.b)
+    source = key_sources.of_batch(source, own.b, own.b)
     return Part(q, o, lse, source, own, s, *keys_of_split(s, source.count, first_block, blocks_per_split, BK))

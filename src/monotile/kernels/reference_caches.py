@@ -46,15 +46,18 @@ def attention_varlen_backward(
 
 
 def attention_paged(
-    q: Array, k_pages: Array, v_pages: Array, page_table: Array, lengths: Array, *, causal: bool | str = True,
-    **options: Any,
+    q: Array, k_pages: Array, v_pages: Array, page_table: Array, lengths: Array, *, q_offsets: Array | None = None,
+    causal: bool | str = True, **options: Any,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """Output (B, Hq, Nq, Dv) and natural logsumexp (B, Hq, Nq)."""
+    """Output (B, Hq, Nq, Dv) and natural logsumexp (B, Hq, Nq); with offsets (Tq, Hq, Dv) and (Hq, Tq)."""
+    places = [np.arange(length) for length in lengths]
+    at = [(page_table[b, j // k_pages.shape[1]], j % k_pages.shape[1]) for b, j in enumerate(places)]
+    if q_offsets is not None:
+        k, v = (np.concatenate([a[:0, 0], *(a[where] for where in at)]) for a in (k_pages, v_pages))
+        return attention_varlen(q, k, v, q_offsets, np.cumsum([0, *lengths]), causal=causal, **options)
     out, lse = np.zeros((*q.shape[:3], v_pages.shape[3])), np.zeros(q.shape[:3])
-    for b, length in enumerate(lengths):
-        places = np.arange(length)
-        pages, within = page_table[b, places // k_pages.shape[1]], places % k_pages.shape[1]
-        keys, values = (a[pages, within].swapaxes(0, 1)[None] for a in (k_pages, v_pages))
+    for b, where in enumerate(at):
+        keys, values = (a[where].swapaxes(0, 1)[None] for a in (k_pages, v_pages))
         found, sums = attention(q[b : b + 1], keys, values, causal=causal, **_in_sequence(b, options))
         out[b], lse[b] = found[0], sums[0]
     return out, lse

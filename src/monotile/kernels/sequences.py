@@ -1,8 +1,8 @@
 """What a program of attention owns where the lengths of sequences are in memory.
 
-Sequences lie one after the other along the positions of one batch, between offsets, or have their keys in pages. A
-sequence between offsets is a view of its tensors: positions count from its first token, and its end is the view's
-own."""
+Sequences lie one after the other along the positions of one batch, between offsets, or have their keys in pages. What
+lies between offsets is a view of its tensors: positions count from the first token, and its end is the view's own.
+Queries between offsets may have their keys in pages."""
 
 from typing import Any, NamedTuple
 
@@ -33,14 +33,13 @@ def planned(q, keys, q_offsets, slot_o, plan, queries, BR, BK, packed):
     s = slot_sequence(slot, plan)
     splits, place = maximum(plan[SPLITS, s], 1), slot - plan[FIRST_SLOT, s]
     low, per_split = plan[FIRST_BLOCK, s] * BK, plan[PER_SPLIT, s] * BK
+    source = keys_of(keys, s if q_offsets is None else 0, s, *sequence_ends(keys.k_offsets, s, keys.k))
     if q_offsets is not None:
-        (start, end), of_keys = sequence_ends(q_offsets, s, q), sequence_ends(keys.k_offsets, s, keys.k)
-        heads = q.shape[1] // slot_o.shape[0]
-        q, source = q[:, :, start:end], key_sources.ragged(keys.k, keys.v, *of_keys, keys.fields)
+        start, end = sequence_ends(q_offsets, s, q)
+        heads, q = q.shape[1] // slot_o.shape[0], q[:, :, start:end]
         queries, count = q.shape[2], q.shape[2] * heads
         last = where(s < plan.shape[1] - 1, source.count, 0)  # rows behind the last sequence see nothing
     else:
-        source = key_sources.of_batch(key_sources.dense_or_paged(*keys[:6], keys.page, keys.fields), s)
         count, last = q.shape[2], source.count
     own = row_block(s, group, place // splits, count, queries, BR, packed)
     low = low + place % splits * per_split
@@ -48,11 +47,18 @@ def planned(q, keys, q_offsets, slot_o, plan, queries, BR, BK, packed):
     return Part(q, None, None, source, own, slot, low, high)
 
 
+def keys_of(keys, b, s, start, end):
+    """The keys of sequence s, in batch b of the tensors: in pages, or of all sequences those from `start` to `end`."""
+    if keys.k_offsets is None:
+        return key_sources.of_batch(key_sources.dense_or_paged(*keys[:6], keys.page, keys.fields), b, s)
+    return key_sources.ragged(keys.k, keys.v, start, end, keys.fields)
+
+
 def ragged(q, keys, o, lse, q_offsets, BR):
     """A block of rows of the sequence that owns it, with all keys."""
     own, of, sees = ragged_rows(q, q_offsets, keys.k, keys.k_offsets, BR, keys.spans, keys.together)
     sums = lse[:, :, of.start : of.end] if lse is not None else None
-    source = key_sources.ragged(keys.k, keys.v, of.other_start, of.other_end, keys.fields)
+    source = keys_of(keys, 0, of.number, of.other_start, of.other_end)
     high = where(sees, source.count, 0)
     return Part(q[:, :, of.start : of.end], o[:, :, of.start : of.end], sums, source, own, None, 0, high)
 

@@ -75,6 +75,9 @@ def numbered(s, x, offsets, other, other_offsets):
 
 
 def sequence_ends(offsets, s, x):
-    """Where sequence s of x (1, heads, positions, ...) begins and ends; what is behind the last counts as one more."""
+    """Where sequence s of x (1, heads, positions, ...) begins and ends; what is behind the last counts as one more.
+    None where there are no offsets."""
+    if offsets is None:
+        return None, None
     last = offsets.shape[0] - 1
     return offsets[s], where(s < last, offsets[minimum(s + 1, last)], x.shape[2])

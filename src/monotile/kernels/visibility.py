@@ -5,7 +5,7 @@ must not reach a sum, not even as 0 * NaN: `visible_keys` says which values may 
 
 from typing import Any, NamedTuple
 
-from monotile.language import bool_, elementwise, float32, inf
+from monotile.language import arange, bool_, elementwise, float32, inf, int32, minimum, where
 
 # Block cases, as a block map holds them: by mask and mask_mod, nothing of a block is visible (HIDDEN), or
 HIDDEN = 0
@@ -67,6 +67,22 @@ def visible(options, at, mask, case):
     if options.mask_mod is not None and case != FULL:
         seen = seen & elementwise(options.mask_mod)(at.b, at.h, at.i, at.keys[None, :])
     return seen
+
+
+def block_case(options, block_map, own, at, j, BK, classify):
+    """The case of the block from key j on: by its map, or found by the mask_mod; None where neither is asked for."""
+    if block_map is not None:
+        return block_map[own.b, own.group, own.index, j // BK]
+    return case_by_mod(options, at(j + arange(BK))) if classify else None
+
+
+def case_by_mod(options, at):
+    """The case of a block by mask_mod and positions, before keys or values are read. PARTIAL where it reaches past the
+    last key. Rows past the last one are shown what that one is."""
+    i = minimum(at.i, at.Nq - 1)
+    shown = elementwise(options.mask_mod)(at.b, at.h, i, at.keys[None, :]) & by_position(options, at)
+    count = shown.astype(int32).sum(axis=0).sum(axis=0)  # along the rows first: a vector of keys is counted at once
+    return where(count == 0, HIDDEN, where(count == i.shape[0] * at.keys.shape[0], FULL, PARTIAL))
 
 
 def visible_keys(options, at, mask, seen, case, hides):

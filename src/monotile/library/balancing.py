@@ -18,8 +18,8 @@ LONG = 8  # shortest splits, beyond which a sequence may keep one program busy w
 
 
 class Lengths(NamedTuple):
-    """Where the lengths of a call's sequences are. With offsets, `queries` and `keys` count those of all sequences;
-    with `lengths`, the queries of each sequence and the most keys that one may have."""
+    """Where the lengths of a call's sequences are. `queries` and `keys` count those of all sequences where they have
+    offsets; else the queries of each sequence, and the most keys that one may have by `lengths`."""
 
     queries: int
     keys: int
@@ -43,13 +43,15 @@ class Balanced(NamedTuple):
 NOT_BALANCED = (None,) * 4  # the same arguments, in a call without a plan
 
 
-def is_balanced(builder: CallBuilder, problem: AttentionProblem, choice: AttentionChoice) -> bool:
+def is_balanced(
+    builder: CallBuilder, problem: AttentionProblem, choice: AttentionChoice, *, ragged_rows: bool = False
+) -> bool:
     """True if a call gets balanced splits: where keys are split anyway, since programs are few, and for few rows where
     a sequence may be long. Packed rows of ragged sequences do not lie evenly in memory: a merge puts them in place."""
     if choice.splits or problem.rows > FEW_ROWS:
         return choice.splits > 0
     _, least = builder.choices.balance(problem)
-    return problem.source == "ragged" or problem.keys > LONG * least
+    return ragged_rows or problem.keys > LONG * least
 
 
 def add_balance(

@@ -59,6 +59,13 @@ def paged(rng: np.random.Generator, s: Any, dtype: np.dtype[Any]) -> Inputs:
     return {"q": q, "k_pages": k, "v_pages": v, "page_table": table, "lengths": lengths}
 
 
+def paged_rows(rng: np.random.Generator, s: Any, dtype: np.dtype[Any]) -> Inputs:
+    """The same keys, and of each sequence about Nq queries, one sequence after the other."""
+    found = paged(rng, s, dtype)
+    ends = np.cumsum([0, *_lengths(rng, s.B, s.Nq)[::-1]]).astype("i4")
+    return found | {"q": _normal(rng, dtype, ends[-1], s.Hq, s.D), "q_offsets": ends}
+
+
 def appended(rng: np.random.Generator, s: Any, dtype: np.dtype[Any]) -> Inputs:
     """Nq new tokens of each of B sequences; some of them have no page, or no place in the table."""
     found = paged(rng, s, dtype)

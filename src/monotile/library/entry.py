@@ -179,21 +179,24 @@ def decode_partials(
 
 
 def attention_paged(
-    q: Array, k_pages: Array, v_pages: Array, page_table: Array, lengths: Array, *, causal: bool | str = True,
-    scale: float | None = None, window: ops.Window = None, softcap: float | None = None, sinks: Array | None = None,
-    score_mod: Callable[..., Any] | None = None, mask_mod: Callable[..., Any] | None = None, return_lse: bool = False,
-    check: bool = False, backend: str | None = None, threads: int | None = None,
+    q: Array, k_pages: Array, v_pages: Array, page_table: Array, lengths: Array, *, q_offsets: Array | None = None,
+    causal: bool | str = True, scale: float | None = None, window: ops.Window = None, softcap: float | None = None,
+    sinks: Array | None = None, score_mod: Callable[..., Any] | None = None,
+    mask_mod: Callable[..., Any] | None = None, return_lse: bool = False, check: bool = False,
+    backend: str | None = None, threads: int | None = None,
 ) -> Any:  # fmt: skip
     """Return the attention of queries on keys and values that lie in pages.
 
-    Key j of batch b is at j % page in page page_table[b, j // page], for j below lengths[b].
+    Key j of batch b is at j % page in page page_table[b, j // page], for j below lengths[b]. With q_offsets the
+    queries of all batches, any number of each, lie one after the other.
 
     Args:
-        q: queries (B, Hq, Nq, D), the last Nq positions of each sequence.
+        q: queries (B, Hq, Nq, D), the last Nq positions of each sequence; with q_offsets (Tq, Hq, D).
         k_pages: keys (P, page, Hkv, D), or what `quantize` made of them.
         v_pages: values (P, page, Hkv, Dv), likewise.
         page_table: int32 (B, pages of the longest sequence).
         lengths: int32 (B,), keys of each sequence.
+        q_offsets: int32 or int64 (B + 1,), from 0 to Tq: rows q_offsets[b] to q_offsets[b + 1] are those of batch b.
         causal: True or "lower_right": query i sees keys up to i + Nk - Nq; "upper_left": up to i.
         scale: factor of the scores; 1 / sqrt(D) if left out.
         window: (left, right), how many keys before and after its own a query sees; None or -1 is no bound.
@@ -201,13 +204,13 @@ def attention_paged(
         sinks: (Hq,), scores of one more key per head that has no value.
         score_mod: a Python function (score, b, h, q_idx, kv_idx) -> score.
         mask_mod: a Python function (b, h, q_idx, kv_idx) -> bool.
-        return_lse: also return the logsumexp of the scores, float32 (B, Hq, Nq).
-        check: check the contents of table and lengths, which waits for a GPU.
+        return_lse: also return the logsumexp of the scores, float32 (B, Hq, Nq); with q_offsets (Hq, Tq).
+        check: check the contents of table, lengths and offsets, which waits for a GPU.
         backend: "cpu", "nvidia", "metal" or "interpreter"; chosen by the arrays if left out.
         threads: of the cpu backend; by default every processor the process may use.
 
     Returns:
-        The output (B, Hq, Nq, Dv), or a tuple of it and the logsumexp.
+        The output (B, Hq, Nq, Dv), with q_offsets (Tq, Hq, Dv), or a tuple of it and the logsumexp.
 
     Example:
         >>> q, pages = np.ones((1, 8, 1, 64), np.float32), np.ones((4, 16, 2, 64), np.float32)
@@ -216,11 +219,11 @@ def attention_paged(
         (1, 8, 1, 64)
     """
     q, k_pages, v_pages = readable.in_autocast("attention_paged", q=q, k_pages=k_pages, v_pages=v_pages)
-    run = _chosen("attention_paged", ops, quantized_paged, q, k_pages, v_pages, page_table, lengths)
+    run = _chosen("attention_paged", ops, quantized_paged, q, k_pages, v_pages, page_table, lengths, q_offsets)
     return run(
-        q, k_pages, v_pages, page_table, lengths, causal=causal, scale=scale, window=window, softcap=softcap,
-        sinks=sinks, score_mod=score_mod, mask_mod=mask_mod, return_lse=return_lse, check=check, backend=backend,
-        threads=threads,
+        q, k_pages, v_pages, page_table, lengths, q_offsets=q_offsets, causal=causal, scale=scale, window=window,
+        softcap=softcap, sinks=sinks, score_mod=score_mod, mask_mod=mask_mod, return_lse=return_lse, check=check,
+        backend=backend, threads=threads,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from .merging import Partials
 from .quantized import Quantized
 from .torch_calls import refuse_gradients
 from .torch_operator import scoring_options
-from .trace_operators import PARTS, RUN, SCORING, define, refuse_check, scoring_of
+from .trace_operators import PARTS, RUN, SCORING, define, paged_results, refuse_check, scoring_of
 
 FIELDS = "Tensor {0}, Tensor? {0}_scales, Tensor? {0}_zeros, str {0}_format, int {0}_size, str {0}_dtype"
 STORED = f"{FIELDS.format('k')}, {FIELDS.format('v')}"
@@ -146,27 +146,27 @@ def _varlen_shapes(q: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
 
 def attention_paged(
     q: Tensor, k_pages: Any, v_pages: Any, page_table: Tensor, lengths: Tensor, *, sinks: Tensor | None,
-    return_lse: bool, check: bool, **scoring: Any,
+    q_offsets: Tensor | None, return_lse: bool, check: bool, **scoring: Any,
 ) -> Any:  # fmt: skip
     refuse_check(check)
     stored = StoredPair.of(k_pages, v_pages)
     refuse_gradients("attention_paged", q, stored.k, stored.v, sinks)
     options, held = scoring_of(**scoring)
-    o, lse = torch.ops.monotile.attention_paged_quantized(q, *stored, page_table, lengths, sinks, *options)
+    places = page_table, lengths, sinks, q_offsets
+    o, lse = torch.ops.monotile.attention_paged_quantized(q, *stored, *places, *options)
     del held
     return (o, lse) if return_lse else o
 
 
 def _paged(q: Tensor, *args: Any) -> Any:
     k, v = StoredPair(*args[:STORED_ARGUMENTS]).pair
-    table, lengths, sinks, *options = args[STORED_ARGUMENTS:]
-    given = {"sinks": sinks, "return_lse": True, "check": False, **scoring_options(*options)}
+    table, lengths, sinks, q_offsets, *options = args[STORED_ARGUMENTS:]
+    given = {"sinks": sinks, "q_offsets": q_offsets, "return_lse": True, "check": False, **scoring_options(*options)}
     return quantized_paged.attention_paged(q, k, v, table, lengths, **given)
 
 
 def _paged_shapes(q: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-    size = StoredPair(*args[:STORED_ARGUMENTS]).value_size
-    return q.new_empty((*q.shape[:3], size)), q.new_empty(q.shape[:3], dtype=torch.float32)
+    return paged_results(q, StoredPair(*args[:STORED_ARGUMENTS]).value_size, args[STORED_ARGUMENTS + 3])
 
 
 def paged_append(
@@ -208,7 +208,7 @@ define(
     _varlen_shapes,
 )
 define(
-    f"attention_paged_quantized(Tensor q, {STORED}, {PLACES}, Tensor? sinks, {SCORING}) -> {PAIR}",
+    f"attention_paged_quantized(Tensor q, {STORED}, {PLACES}, Tensor? sinks, Tensor? q_offsets, {SCORING}) -> {PAIR}",
     _paged,
     _paged_shapes,
 )

@@ -9,27 +9,27 @@ from ..runtime import tensors
 from ..runtime.arrays import check_one_library
 from . import torch_calls
 from .calls import LibraryFunction
-from .paged import check_new_tokens, check_pages, check_places, plan
+from .paged import NAMES, check_contents, check_new_tokens, check_places, plan
 from .quantized import Quantized, quantize_like
 from .quantized_inputs import FIELDS
 from .quantized_ops import QuantizedOptions, read_quantized, read_quantized_options
 from .rotations import ROTATIONS
-from .varlen import contents, refuse_block_mask
+from .varlen import refuse_block_mask
 
 Array = Any
 
 
 def attention_paged(
-    q: Array, k_pages: Array, v_pages: Array, page_table: Array, lengths: Array, *, sinks: Array, return_lse: bool,
-    check: bool, **given: Any,
+    q: Array, k_pages: Array, v_pages: Array, page_table: Array, lengths: Array, *, sinks: Array,
+    q_offsets: Array | None, return_lse: bool, check: bool, **given: Any,
 ) -> Any:  # fmt: skip
     """`attention_paged` where keys or values are quantised: their codes are (P, page, Hkv, width)."""
     refuse_block_mask("attention_paged", given["mask_mod"])
     if check:
-        check_pages(contents("page_table", page_table), contents("lengths", lengths), k_pages.shape)
+        check_contents(q, page_table, lengths, q_offsets, k_pages.shape)
     (k, v), fields, codecs = read_quantized("attention_paged", q, k_pages, v_pages)
     scale, _, options = read_quantized_options(given)
-    arrays = (q, k, v, page_table, lengths, sinks, *fields)
+    arrays = (q, k, v, page_table, lengths, sinks, q_offsets, *fields)
     options = (*options, return_lse, codecs, given["backend"], given["threads"])
     return _PAGED.call(arrays, tensors.layouts(arrays), options, scale)
 
@@ -59,6 +59,4 @@ def _fields(x: Array) -> list[Array]:
     return [x] if type(x) is not Quantized else [f for f in (x.codes, x.scales, x.zeros) if f is not None]
 
 
-_PAGED = LibraryFunction(
-    ("q", "k_pages", "v_pages", "page_table", "lengths", "sinks", *FIELDS, *ROTATIONS), QuantizedOptions, plan
-)
+_PAGED = LibraryFunction((*NAMES, *FIELDS, *ROTATIONS), QuantizedOptions, plan)

@@ -20,7 +20,7 @@ from .. import backends, dtypes
 from ..kernels import reference, reference_caches
 from . import ops, quantized_cases
 from .block_mask import BlockMask
-from .cache_cases import appended, exact_append, formula, paged, ragged, ragged_gradients, run_append
+from .cache_cases import appended, exact_append, formula, paged, paged_rows, ragged, ragged_gradients, run_append
 from .quantized import Quantized
 
 Array = np.ndarray[Any, Any]
@@ -339,9 +339,11 @@ def _block_map(function: Callable[..., Any]) -> Callable[..., Results]:
     return lambda inputs, **run: {"block_map": function(**inputs, **run)}
 
 
-def _of_caches(name: str, make: Callable[..., Inputs]) -> CheckedFunction:
-    run = _results(partial(getattr(ops, name), return_lse=True), "out", "lse")
-    return CheckedFunction(name, make, run, formula(name, np.float64), formula(name, np.float32))
+def _of_caches(name: str, make: Callable[..., Inputs], function: str = "") -> CheckedFunction:
+    """`function` where the name is another than the function's."""
+    function = function or name
+    run = _results(partial(getattr(ops, function), return_lse=True), "out", "lse")
+    return CheckedFunction(name, make, run, formula(function, np.float64), formula(function, np.float32))
 
 
 ATTENTION = _attention_formula(np.float64), _attention_formula(np.float32)
@@ -362,6 +364,7 @@ OPS = {
     for op in (
         CheckedFunction("attention", _qkv, _results(partial(ops.attention, return_lse=True), "out", "lse"), *ATTENTION),
         *(_of_caches(name, make) for name, make in (("attention_varlen", ragged), ("attention_paged", paged))),
+        _of_caches("attention_paged_rows", paged_rows, "attention_paged"),
         CheckedFunction("paged_append", appended, partial(run_append, ops.paged_append), exact_append, exact_append),
         CheckedFunction("attention_backward", _with_gradients, partial(_backward, "attention"), *BACKWARD),
         CheckedFunction(
@@ -424,6 +427,10 @@ CHECKS = (
     Case("attention_paged", Sizes(2, 2, 1, 1, 4110, 16, 16), F32),
     Case("attention_paged", Sizes(3, 8, 2, 3, 100, 128, 128), BF16, {"window": (20, None)}, ("sinks",)),
     Case("attention_paged", Sizes(3, 2, 1, 20, 77, 24, 16), F16, {"causal": False}, ("alibi", "early keys")),
+    Case("attention_paged_rows", Sizes(4, 4, 2, 30, 90, 64, 64), F32),
+    Case("attention_paged_rows", Sizes(5, 8, 2, 1, 700, 64, 64), F32),
+    Case("attention_paged_rows", Sizes(3, 8, 2, 5, 100, 128, 128), BF16, {"window": (20, None)}, ("sinks",)),
+    Case("attention_paged_rows", Sizes(3, 2, 1, 40, 77, 24, 16), F16, {"causal": False}, ("alibi", "early keys")),
     Case("paged_append", Sizes(3, 2, 2, 3, 40, 24, 16), F16),
     Case("attention_backward", Sizes(1, 4, 1, 70, 130, 128, 128), F32, CAUSAL),
     Case("attention_backward", Sizes(2, 4, 2, 70, 130, 128, 128), BF16, CAUSAL),

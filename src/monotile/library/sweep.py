@@ -22,9 +22,10 @@ from .registry import Inputs, Results, Sizes, Verdict
 
 DTYPES = ("float32", "float16", "bfloat16")
 HEAD_SIZES = (1, 7, 16, 17, 32, 33, 40, 48, 64, 64, 72, 80, 96, 100, 112, 128, 128, 160, 192, 256, 320, 512, 576)
-SEQUENCES = ("attention_varlen", "attention_varlen_backward", "attention_paged")  # of their own lengths
+PAGED = ("attention_paged", "attention_paged_rows")
+SEQUENCES = ("attention_varlen", "attention_varlen_backward", *PAGED)  # of their own lengths
 OPS = (
-    *("attention",) * 11, "attention_varlen_backward",
+    *("attention",) * 11, "attention_varlen_backward", "attention_paged_rows",
     *("attention_backward", "attention_varlen", "attention_paged", "quantize") * 2,
     *("decode_partials",) * 2, "merge", "merge_lse", "mask_blocks",
 )  # fmt: skip
@@ -102,7 +103,7 @@ def draw_family(seed: int, number: int) -> Family:
     in_keys = op == "attention" and Dv <= D and maybe(0.2)
     if op == "decode_partials":
         made = [name for name in made if name != "sinks"]
-    keeps_false = op == "attention_paged"  # whose default is causal
+    keeps_false = op in PAGED  # whose default is causal
     options = {name: value for name, value in options.items() if value is not None and (value or keeps_false)}
     return Family(
         op, dtype, D, Dv, **common, options=options, mask=None if op in SEQUENCES else pick(MASKS), made=tuple(made),

@@ -21,7 +21,7 @@ from .torch_operator import LIBRARY, OPTIONS, READING, scoring_options
 Pair = tuple[Any, Any]
 SCORING = OPTIONS + READING["_reading"]
 RUN = "str? backend, int? threads"
-PAGED = "Tensor q, Tensor k_pages, Tensor v_pages, Tensor page_table, Tensor lengths, Tensor? sinks"
+PAGED = "Tensor q, Tensor k_pages, Tensor v_pages, Tensor page_table, Tensor lengths, Tensor? sinks, Tensor? q_offsets"
 APPENDED = "Tensor(a!) k_pages, Tensor(b!) v_pages, Tensor page_table, Tensor lengths, Tensor k_new, Tensor v_new"
 PARTS = "(Tensor, Tensor, Tensor)"
 
@@ -52,26 +52,32 @@ def scoring_of(causal: Any, window: Any, scale: Any, softcap: Any, score_mod: An
 
 def attention_paged(
     q: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Tensor, lengths: Tensor, *, sinks: Tensor | None,
-    return_lse: bool, check: bool, **scoring: Any,
+    q_offsets: Tensor | None, return_lse: bool, check: bool, **scoring: Any,
 ) -> Any:  # fmt: skip
     refuse_check(check)
     options, held = scoring_of(**scoring)
-    arrays = q, k_pages, v_pages, page_table, lengths, sinks
+    arrays = q, k_pages, v_pages, page_table, lengths, sinks, q_offsets
     o, lse = torch.ops.monotile.attention_paged(*arrays, *options)
     del held
     return (o, lse) if return_lse else o
 
 
 def _paged(*args: Any) -> tuple[Tensor, Tensor]:
-    *arrays, sinks = args[:6]
-    options = scoring_options(*args[6:])
-    found: tuple[Tensor, Tensor] = paged.attention_paged(*arrays, sinks=sinks, return_lse=True, **options)
+    *arrays, sinks, q_offsets = args[:7]
+    options = {**scoring_options(*args[7:]), "sinks": sinks, "q_offsets": q_offsets, "return_lse": True}
+    found: tuple[Tensor, Tensor] = paged.attention_paged(*arrays, **options)
     return found
 
 
 def _paged_shapes(*args: Any) -> tuple[Tensor, Tensor]:
-    q, _, v_pages = args[:3]
-    return q.new_empty((*q.shape[:3], v_pages.shape[3])), q.new_empty(q.shape[:3], dtype=torch.float32)
+    (q, _, v_pages), q_offsets = args[:3], args[6]
+    return paged_results(q, v_pages.shape[3], q_offsets)
+
+
+def paged_results(q: Tensor, size: int, q_offsets: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Output and logsumexp of `attention_paged`, with values of this size."""
+    sums = q.shape[:3] if q_offsets is None else (q.shape[1], q.shape[0])
+    return q.new_empty((*q.shape[:-1], size)), q.new_empty(sums, dtype=torch.float32)
 
 
 def paged_append(*arrays: Tensor, check: bool, backend: str | None, threads: int | None) -> None:

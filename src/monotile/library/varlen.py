@@ -85,7 +85,7 @@ def _add(
     choice = builder.choices.attention(problem)
     threads = builder.threads_for(inputs.flops // sequences, inputs.bytes)
     balanced = None
-    if is_balanced(builder, problem, choice):
+    if is_balanced(builder, problem, choice, ragged_rows=True):
         heads = problem.group if choice.packed else 1
         lengths = Lengths(Tq, inputs.k.shape[2], heads * Tq // choice.row_block + sequences + 1, *offsets)
         balanced = add_balance(builder, lengths, problem, choice, options)
@@ -98,7 +98,7 @@ def _add(
     args: tuple[Any, ...] = inputs.q, keys, values, None, None, *outputs, None, None, None, *offsets, spans
     slots = balanced.arguments if balanced is not None else NOT_BALANCED
     args = *args, *NOT_PAGED, *slots, *fields, SCALE, Tq, 0, 0
-    consts = {"options": options, **inputs.stored.constants}
+    consts = {"options": options, "classify": builder.choices.classifies(problem), **inputs.stored.constants}
     builder.launch(attention_kernel, *args, choice=choice, threads=threads, **consts)
     if balanced is not None:
         add_merge_slots(builder, balanced, offsets[0], inputs.sinks, target, choice)
@@ -127,7 +127,7 @@ def read_sequences(
 
 def usual_problem(inputs: AttentionInputs, options: Options, sequences: int) -> AttentionProblem:
     """The facts of a call whose sequences all have the average length, by which blocks are chosen."""
-    queries, keys = (_rounded(-(-x.shape[2] // max(1, sequences))) for x in (inputs.q, inputs.k))
+    queries, keys = (usual_length(x, sequences) for x in (inputs.q, inputs.k))
     problem = inputs.problem(options)
     return replace(problem, source="ragged", batch=sequences, queries=queries, keys=keys)
 
@@ -138,8 +138,10 @@ def as_batch(array: ArrayRef) -> ArrayRef:
     return array.reshaped(1, T, H, D).permuted(0, 2, 1, 3)
 
 
-def _rounded(length: int) -> int:
-    """The next power of two for all but few, so that new lengths seldom need a new program."""
+def usual_length(rows: ArrayRef, sequences: int) -> int:
+    """The average length of sequences that lie in a batch (1, H, T, D). All but few are rounded to the next power of
+    two, so that new lengths seldom need a new program."""
+    length = -(-rows.shape[2] // max(1, sequences))
     return length if length <= FEW else 1 << (length - 1).bit_length()
 
 
@@ -158,14 +160,19 @@ def _read_packed(builder: CallBuilder, codecs: Codecs) -> list[ArrayRef]:
 def _read_offsets(q_offsets: ArrayRef, k_offsets: ArrayRef) -> int:
     """Check what can be known of offsets without their contents, and return the number of sequences."""
     for name, array in (("q_offsets", q_offsets), ("k_offsets", k_offsets)):
-        if array.dtype not in (int32, int64):
-            raise MixedDTypes(f"{name!r} must be int32 or int64, found {array.dtype}; cast it")
-        if len(array.shape) != 1 or not array.shape[0]:
-            raise ArgumentShape(f"{name!r} must have shape (B + 1,) for B sequences, found {array.shape}")
+        check_offsets_array(name, array)
     if q_offsets.shape != k_offsets.shape:
         found = f"q_offsets {q_offsets.shape} and k_offsets {k_offsets.shape}"
         raise ArgumentShape(f"{found} must have one length, B + 1 for B sequences")
     return q_offsets.shape[0] - 1
+
+
+def check_offsets_array(name: str, offsets: ArrayRef) -> None:
+    """Raise an error for offsets of a wrong type or rank."""
+    if offsets.dtype not in (int32, int64):
+        raise MixedDTypes(f"{name!r} must be int32 or int64, found {offsets.dtype}; cast it")
+    if len(offsets.shape) != 1 or not offsets.shape[0]:
+        raise ArgumentShape(f"{name!r} must have shape (B + 1,) for B sequences, found {offsets.shape}")
 
 
 def refuse_block_mask(function: str, mask_mod: Any) -> None:
@@ -186,10 +193,10 @@ def contents(name: str, array: Array) -> np.ndarray[Any, Any]:
 def check_offsets(q: Array, k: Array, q_offsets: Array, k_offsets: Array) -> None:
     """Raise BadOffsets unless both offsets rise from 0 to the lengths of their arrays."""
     for name, offsets, array in (("q_offsets", q_offsets, q), ("k_offsets", k_offsets, k)):
-        _check_rising(name, contents(name, offsets), array.shape[0])
+        check_rising(name, contents(name, offsets), array.shape[0])
 
 
-def _check_rising(name: str, offsets: np.ndarray[Any, Any], length: int) -> None:
+def check_rising(name: str, offsets: np.ndarray[Any, Any], length: int) -> None:
     """Raise BadOffsets unless offsets rise from 0 to a length."""
     if offsets.ndim != 1 or not len(offsets):
         return  # which the plan will say

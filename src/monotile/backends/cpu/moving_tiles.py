@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import prod
 
@@ -18,20 +18,30 @@ def order_streamed_loads(
     loops: Sequence[Op], streamed: Mapping[Op, Op], kernel: Kernel
 ) -> tuple[dict[Op, tuple[Op, Shift]], dict[Op, PlaceAhead]]:
     """Return, for each streamed load, the next one in its loop and how far its tile has moved by then; and the loads
-    whose next place must be looked up."""
+    whose next place must be looked up. Behind a branch the next iteration is taken to go the same way."""
     following: dict[Op, tuple[Op, Shift]] = {}
     ahead: dict[Op, PlaceAhead] = {}
     for loop in loops:
         (body,) = loop.blocks
-        loads = [streamed[op] for op in body.ops if op in streamed]
-        for here, there in pairwise(loads):
-            following[here] = (there, (0,) * len(there.result.shape))
-        if loads:
-            following[loads[-1]] = (loads[0], shift_per_iteration(loads[0], body.params[0], loop.attrs["step"]))
-            place = find_place_ahead(loads[0], loop, kernel)
-            if place is not None:
-                ahead[loads[0]] = place
+        for ops, known in _paths(body.ops, []):
+            loads = [streamed[op] for op in ops if op in streamed]
+            for here, there in pairwise(loads):
+                following[here] = (there, (0,) * len(there.result.shape))
+            if loads:
+                following[loads[-1]] = (loads[0], shift_per_iteration(loads[0], body.params[0], loop.attrs["step"]))
+                place = find_place_ahead(loads[0], loop, [*known, *ops], kernel)
+                if place is not None:
+                    ahead[loads[0]] = place
     return following, ahead
+
+
+def _paths(ops: list[Op], known: list[Op]) -> Iterator[tuple[list[Op], list[Op]]]:
+    """Yield the ops of a loop's body, and those behind each branch of it with the ones that they may read besides."""
+    yield ops, known
+    for op in ops:
+        if op.kind == "if":
+            for block in op.blocks:
+                yield from _paths(block.ops, [*known, *ops])
 
 
 def transposed_loads(loops: Sequence[Op], rows: Mapping[Op, int]) -> dict[Op, Shift]:

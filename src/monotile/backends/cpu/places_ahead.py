@@ -19,15 +19,16 @@ class PlaceAhead:
     body: tuple[Op, ...]
 
 
-def find_place_ahead(load: Op, loop: Op, kernel: Kernel) -> PlaceAhead | None:
+def find_place_ahead(load: Op, loop: Op, ops: list[Op], kernel: Kernel) -> PlaceAhead | None:
     """Return how to compute a load's place in the next iteration; None where it moves by a known distance, or depends
-    on more than the counter and scalar arithmetic and memory that is only read."""
+    on more than the counter and scalar arithmetic and memory that is only read. `ops`: those of the loop up to the end
+    of the load's block."""
     (body,) = loop.blocks
-    inside = {result for op in body.ops for result in op.results}
+    inside = {result for op in ops for result in op.results}
     forms = [linear(v) for v in load.operands]
-    if load not in body.ops or all(form is not None and not inside.intersection(form.terms) for form in forms):
+    if load not in ops or all(form is not None and not inside.intersection(form.terms) for form in forms):
         return None
-    scalars = needed(body.ops, starts(load))
+    scalars = needed(ops, starts(load))
     for op in scalars:
         plain = op.kind in ELEMENTWISE or op.kind == "const"
         read = op.kind in ("load", "gather") and op.attrs["tensor"].index not in kernel.written
@@ -35,4 +36,4 @@ def find_place_ahead(load: Op, loop: Op, kernel: Kernel) -> PlaceAhead | None:
             return None
     if any(v in body.params[1:] for op in (*scalars, load) for v in op.operands):
         return None
-    return PlaceAhead(body.params[0], loop.attrs["step"], tuple(scalars), tuple(body.ops))
+    return PlaceAhead(body.params[0], loop.attrs["step"], tuple(scalars), tuple(ops))

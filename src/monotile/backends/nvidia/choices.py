@@ -240,6 +240,11 @@ class NvidiaChoices(Choices):
         too, the map alone does not tell that some row sees a key."""
         return problem.mask is None and not problem.has_positions and not self._is_few(problem)
 
+    def classifies(self, problem: AttentionProblem) -> bool:
+        """No: a producer warp would fetch hidden blocks, too, and iterations with a branch neither overlap nor are
+        fetched ahead in plain Triton, whatever the function hides. Derived, not measured."""
+        return False
+
     def merge(self, parts: int, rows: int, device: str, *, after_split: bool = False) -> Choice:
         """All parts at once where that is possible: a second iteration waits for memory once more. Few rows are shared
         out by columns, to keep every multiprocessor busy; of many, a warp takes the columns its registers hold."""

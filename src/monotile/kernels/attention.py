@@ -60,6 +60,9 @@ def attention(
         q, keys, o, lse, split_o, slot_o, plan, q_offsets, queries, first_block, blocks_per_split, BR, BK, packed
     )
     b, rows, Nk = source.b, own.rows, source.count
+    if plan is not None:
+        there = own.count - own.index * BR  # rows of the block that exist
+        slot_m, slot_l, slot_o = slot_m[:, :there], slot_l[:, :there], slot_o[:, :there]
     low, high = (low, high) if not glance else part_of_visible(block_map, own, s, split_o, Nk, BK, glance)
     g = own.group if packed else own.group // (q.shape[1] // source.k.shape[1])  # the KV head
     Q = q[b, own.group, rows] if q_offsets is None or not packed else scattered_rows(q, b, own)

@@ -13,6 +13,7 @@ from . import amx
 from .emit import Index, Reg
 from .fuse import Segment
 from .half_conversions import half_conversions
+from .live_panels import stored_ranges
 from .loop_state import LoopState
 from .panel_sums import emit_in_panel, panel_nests
 from .point import Point
@@ -84,6 +85,7 @@ class Lowering(LoopState):
         self.nests = TiledDotEmitter(self.e, target, self.fusion, self.ev)
         self.nests.layout = self.layout
         self._skippable: SkippableRows | None = None  # of the innermost loop
+        self._stored = stored_ranges(kernel, self.axes, self.layout.panel_axis)
         # Streamed tiles are read once, in the order of memory, which is the order of the grid.
         self.longest_first = self.layout.panel_axis is not None and comes_longest_first(kernel)
 
@@ -215,13 +217,32 @@ class Lowering(LoopState):
             for nest in in_panels:
                 self.nests.pack(nest)
             began = self.scratch.clock
-            self.e.loop(0, whole, 1, panel)
-            if rest:
-                panel(whole, rest)
+            live = self._live_positions() if whole + bool(rest) > 1 else None
+            if live is None:
+                self.e.loop(0, whole, 1, panel)
+                if rest:
+                    panel(whole, rest)
+            else:
+                last = self.e.op(f"sdiv i64 {self.e.add(live, self.layout.panel - 1)}, {self.layout.panel}")
+                self.e.loop(0, self.e.extreme("smin", last, whole), 1, panel)
+                if rest:
+                    self.e.when(self.e.compare("sgt", last, whole), lambda: panel(whole, rest))
             self.scratch.end_loop(began)
         for nest in after:
             self.nests.emit(nest, None)
             waiting = self._emit_ready(waiting)
+
+    def _live_positions(self) -> Index | None:
+        """Emit how many positions of the panel axis reach memory; None if all do, or it is not known yet."""
+        e = self.e
+        live: Index | None = None
+        for stored in self._stored:
+            if not all(v in self.ev.scalars for v in (stored.start, stored.length) if v is not None):
+                return None
+            length = self.tensors.lengths[stored.tensor][stored.dim]
+            end = e.sub(length if stored.length is None else self.index(stored.length), self.index(stored.start))
+            live = end if live is None else e.extreme("smax", live, end)
+        return None if live is None else e.extreme("smax", live, 0)
 
     def _visible_rows(self, skippable: SkippableRows, panel: Index, lanes: int) -> tuple[Index, Index]:
         """Emit the range of rows that some lane of a panel may see."""

@@ -306,7 +306,8 @@ def test_a_thread_has_the_same_range_in_every_launch() -> None:
 
 def test_longest_first_is_taken_one_by_one() -> None:
     """Two threads at work alternate, so that neither is left with a run of long programs."""
-    for _ in range(20):
+    patience = time.monotonic() + 20  # other work may have one of two processors for a while
+    while time.monotonic() < patience:
         owners = launch("mark", arguments(400, MILLISECOND // 50, 64), 2, longest_first=True)
         if sum(a != b for a, b in pairwise(owners)) > 50:
             return

@@ -48,11 +48,10 @@ def attention(
     glance: Const = 0, classify: Const = False, T: Const = 0, together: Const = 1, k_codec: Const = None,
     v_codec: Const = None, KW: Const = None, VW: Const = None, KG: Const = None, VG: Const = None,
 ):  # fmt: skip
-    """Each program owns BR rows of one of H groups; packed, a group has `queries` rows of each query head. With
-    `split_o` it owns `blocks_per_split` blocks of BK keys from `first_block` on, or with `glance`, so many at once, of
-    those the map shows, and writes its softmax state; with `plan` a slot of balanced splits. Else it writes the output.
-    Without `v`, values are the first Dv columns of keys. `covered`: the map has COVERED blocks; `classify`: mask_mod is
-    in its place. With `q_offsets` sequences lie in a row, and `together` programs share a span. Pages have T keys."""
+    """Each program owns BR rows of one of H groups (packed: `queries` rows of each query head) and writes the output. Or
+    it writes a softmax state: with `split_o` of `blocks_per_split` blocks of BK keys from `first_block` on, with `glance`
+    of those the map shows; with `plan` of a slot of balanced splits. Without `v`, values are the first Dv columns of k.
+    `covered`: the map has COVERED blocks; `classify`: without a map, mask_mod tells the case of a block first."""
     k, v = k if k_codec is None else k_codes, v if v_codec is None else v_codes
     of = key_sources.CodeScales(k_scales, k_zeros, v_scales, v_zeros)
     keys = programs.KeyTensors(k, v, k_pages, v_pages, page_table, lengths, k_offsets, T, spans, together, of)
@@ -60,9 +59,7 @@ def attention(
         q, keys, o, lse, split_o, slot_o, plan, q_offsets, queries, first_block, blocks_per_split, BR, BK, packed
     )
     b, rows, Nk = source.b, own.rows, source.count
-    if plan is not None:
-        there = own.count - own.index * BR  # rows of the block that exist
-        slot_m, slot_l, slot_o = slot_m[:, :there], slot_l[:, :there], slot_o[:, :there]
+    slot_m, slot_l, slot_o = sequences.slot_rows(plan, own, BR, slot_m, slot_l, slot_o)
     low, high = (low, high) if not glance else part_of_visible(block_map, own, s, split_o, Nk, BK, glance)
     g = own.group if packed else own.group // (q.shape[1] // source.k.shape[1])  # the KV head
     Q = q[b, own.group, rows] if q_offsets is None or not packed else scattered_rows(q, b, own)

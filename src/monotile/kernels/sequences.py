@@ -47,6 +47,14 @@ def planned(q, keys, q_offsets, slot_o, plan, queries, BR, BK, packed):
     return Part(q, None, None, source, own, slot, low, high)
 
 
+def slot_rows(plan, own, BR, m, l, o):
+    """The parts of a slot's state that are for rows which exist."""
+    if plan is None:
+        return m, l, o
+    count = own.count - own.index * BR
+    return m[:, :count], l[:, :count], o[:, :count]
+
+
 def keys_of(keys, b, s, start, end):
     """The keys of sequence s, in batch b of the tensors: in pages, or of all sequences those from `start` to `end`."""
     if keys.k_offsets is None:

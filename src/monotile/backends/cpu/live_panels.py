@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from ...ir import MOVES, WRITES, Kernel, Op, Value, spreads, starts, view_of, walk
 from .axes import Axes, Axis
+from .emit import Index
+from .evaluate import Evaluator
+from .tiles import Tensors
 
 
 @dataclass(frozen=True)
@@ -51,3 +54,18 @@ def _stored_range(op: Op, axes: Axes, panel_axis: Axis) -> StoredRange | None:
         return None
     view = view_of(op, dim)
     return StoredRange(starts(op)[dim], op.attrs["tensor"].index, dim, None if view is None else view[1])
+
+
+def count_live(ranges: list[StoredRange], tensors: Tensors, values: Evaluator, panel: int) -> Index | None:
+    """Emit how many panels reach memory; None if all do, or where the ranges are not known yet."""
+    e = values.e
+    live: Index | None = None
+    for stored in ranges:
+        if not all(v in values.scalars for v in (stored.start, stored.length) if v is not None):
+            return None
+        own = tensors.lengths[stored.tensor][stored.dim]
+        end = e.sub(own if stored.length is None else values.index(stored.length), values.index(stored.start))
+        live = end if live is None else e.extreme("smax", live, end)
+    if live is None:
+        return None
+    return e.op(f"udiv i64 {e.add(e.extreme('smax', live, 0), panel - 1)}, {panel}")

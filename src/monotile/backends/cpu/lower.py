@@ -13,7 +13,7 @@ from . import amx
 from .emit import Index, Reg
 from .fuse import Segment
 from .half_conversions import half_conversions
-from .live_panels import stored_ranges
+from .live_panels import count_live, stored_ranges
 from .loop_state import LoopState
 from .panel_sums import emit_in_panel, panel_nests
 from .point import Point
@@ -217,32 +217,18 @@ class Lowering(LoopState):
             for nest in in_panels:
                 self.nests.pack(nest)
             began = self.scratch.clock
-            live = self._live_positions() if whole + bool(rest) > 1 else None
-            if live is None:
-                self.e.loop(0, whole, 1, panel)
-                if rest:
-                    panel(whole, rest)
-            else:
-                last = self.e.op(f"sdiv i64 {self.e.add(live, self.layout.panel - 1)}, {self.layout.panel}")
-                self.e.loop(0, self.e.extreme("smin", last, whole), 1, panel)
-                if rest:
-                    self.e.when(self.e.compare("sgt", last, whole), lambda: panel(whole, rest))
+            live = (
+                count_live(self._stored, self.tensors, self.ev, self.layout.panel) if whole + bool(rest) > 1 else None
+            )
+            self.e.loop(0, whole if live is None else self.e.extreme("smin", live, whole), 1, panel)
+            if rest and live is not None:
+                self.e.when(self.e.compare("sgt", live, whole), lambda: panel(whole, rest))
+            elif rest:
+                panel(whole, rest)
             self.scratch.end_loop(began)
         for nest in after:
             self.nests.emit(nest, None)
             waiting = self._emit_ready(waiting)
-
-    def _live_positions(self) -> Index | None:
-        """Emit how many positions of the panel axis reach memory; None if all do, or it is not known yet."""
-        e = self.e
-        live: Index | None = None
-        for stored in self._stored:
-            if not all(v in self.ev.scalars for v in (stored.start, stored.length) if v is not None):
-                return None
-            length = self.tensors.lengths[stored.tensor][stored.dim]
-            end = e.sub(length if stored.length is None else self.index(stored.length), self.index(stored.start))
-            live = end if live is None else e.extreme("smax", live, end)
-        return None if live is None else e.extreme("smax", live, 0)
 
     def _visible_rows(self, skippable: SkippableRows, panel: Index, lanes: int) -> tuple[Index, Index]:
         """Emit the range of rows that some lane of a panel may see."""

@@ -48,8 +48,8 @@ def attention(
     glance: Const = 0, classify: Const = False, T: Const = 0, together: Const = 1, k_codec: Const = None,
     v_codec: Const = None, KW: Const = None, VW: Const = None, KG: Const = None, VG: Const = None,
 ):  # fmt: skip
-    """Each program owns BR rows of one of H groups (packed: `queries` rows of each query head) and writes the output. Or
-    it writes a softmax state: with `split_o` of `blocks_per_split` blocks of BK keys from `first_block` on, with `glance`
+    """Each program owns BR rows of one of H groups (packed: `queries` rows of each query head) and writes the output.
+    Or a softmax state: with `split_o` that of `blocks_per_split` blocks of BK keys from `first_block` on, with `glance`
     of those the map shows; with `plan` of a slot of balanced splits. Without `v`, values are the first Dv columns of k.
     `covered`: the map has COVERED blocks; `classify`: without a map, mask_mod tells the case of a block first."""
     k, v = k if k_codec is None else k_codes, v if v_codec is None else v_codes

@@ -45,7 +45,7 @@ class EmulatedProgram(Program):
         self._size, self._imports, self._functions = loader._read(code)
         self._code = code[loader.HEADER.size : loader.HEADER.size + self._size]
         self._scratch_bytes, self._command, self._tensors = scratch_bytes, command, kernel.tensors
-        self._written = {op.attrs["tensor"] for op in ir.walk(kernel.body) if op.kind == "store"}
+        self._written = {op.attrs["tensor"] for op in ir.walk(kernel.body) if op.kind in ir.WRITES}
         self._scalars = "".join("f4x" if dtype.is_float else "q" for _, dtype in kernel.scalars)
 
     def bind(self, words: Sequence[int], device: str = "cpu") -> Any:
@@ -54,16 +54,18 @@ class EmulatedProgram(Program):
     def launch(
         self, bound: Any, arrays: Sequence[Any], addresses: Sequence[int], scalars: Sequence[Any], threads: int | None
     ) -> None:
-        regions, at = [], 0
-        for tensor, address in zip(self._tensors, addresses, strict=True):
+        regions, layouts, at = [], [], 0
+        for n, (tensor, address) in enumerate(zip(self._tensors, addresses, strict=True)):
             lengths, strides = bound[at + 1 :][: tensor.rank], bound[at + 1 + tensor.rank :][: tensor.rank]
             steps = [(n - 1) * s for n, s in zip(lengths, strides, strict=True)]
             size = tensor.dtype.bits // 8 or 1
             below = -sum(min(step, 0) for step in steps) * size
             whole = below + (1 + sum(max(step, 0) for step in steps)) * size if all(lengths) else 0
-            regions.append((8 * at, below, whole, address - below, tensor in self._written))
+            regions.append((8 * n, below, whole, address - below, tensor in self._written))
+            layouts += [*lengths, *strides]
             at += 1 + 2 * tensor.rank
-        words = struct.pack(f"<{at}q", *bound[:at]) + struct.pack("<" + self._scalars, *scalars)
+        given = struct.pack("<" + self._scalars, *scalars)
+        words = bytes(8 * len(addresses)) + given + struct.pack(f"<{len(layouts)}q", *layouts)
         self._run(words, regions)
 
     def _run(self, words: bytes, regions: list[tuple[int, int, int, int, bool]]) -> None:

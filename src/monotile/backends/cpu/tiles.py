@@ -126,12 +126,14 @@ class Tensors:
 
     def _locate(self, tile: Tile, pt: Point) -> tuple[str, Dim | None, Reg | None]:
         """Return the address of the point's first element, the dimension of the lanes, and the mask of the elements
-        inside the tensor."""
+        inside the tensor. Where there are none, the address is another one in the tensor: a masked access of a page
+        that is not there takes hundreds of cycles, though it reads and writes nothing."""
         e = self.e
         offset: Index = 0
         lane: Dim | None = None
         mask: Reg | None = None
         conditions = [tile.reachable] if pt.edge and tile.reachable is not None else []
+        some: list[str] = []
         for dim in tile.dims:
             index: Index = pt.at[dim.axis] if dim.axis is not None else 0
             place = index if dim.spread is None else spread_position(e, dim.spread, index)
@@ -145,10 +147,9 @@ class Tensors:
                     first = self._int32(position)
                     lanes = e.binary("add", e.splat(first), e.iota())
                     mask = e.binary("icmp ult", lanes, e.splat(self._int32(dim.length)), "i1")
-                    if dim.wide:  # some lane may be inside
-                        conditions.append(
-                            e.compare("ult", e.add(position, e.lanes - 1), e.add(dim.length, e.lanes - 1))
-                        )
+                    some = [e.compare("ult", e.add(position, e.lanes - 1), e.add(dim.length, e.lanes - 1))]
+                    if dim.wide:
+                        conditions += some
                 else:
                     conditions.append(e.compare("ult", position, dim.length))
         if lane is not None and lane.spread is None and pt.valid is not None:
@@ -158,7 +159,10 @@ class Tensors:
         if condition is not None:
             uniform = Reg(condition, "i1")
             mask = uniform if mask is None else e.binary("and", mask, uniform)
-        return e.element(tile.base, offset, tile.element), lane, mask
+        pointer, reached = e.element(tile.base, offset, tile.element), e.all([*conditions, *some])
+        if reached is not None and lane is not None and lane.spread is None:
+            pointer = e.op(f"select i1 {reached}, ptr {pointer}, ptr {self.pointer[tile.tensor.index]}")
+        return pointer, lane, mask
 
     def _clamp(self, start: Index) -> Index:
         """Clamp a start far outside every tensor, so that address arithmetic does not overflow."""
@@ -245,7 +249,10 @@ class Tensors:
         if walk is None:
             raw = gather_at(e, self._pointer(tensor, e.splat(offset)), element, mask.text)
         elif walk.step == 1:
-            raw = masked_load(e, self._pointer(tensor, offset), element, mask.text)
+            pointer = self._pointer(tensor, offset)
+            if not inside.vector:
+                pointer = e.op(f"select i1 {inside.text}, ptr {pointer}, ptr {self.pointer[tensor.index]}")
+            raw = masked_load(e, pointer, element, mask.text)
         else:
             raw = self._read_walk(tensor, positions, spans, walk, pt, mask)
         return decode(e, tensor.dtype, Reg(raw, element, True))

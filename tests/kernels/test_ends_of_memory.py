@@ -45,6 +45,7 @@ def best(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("queries", "keys"), [(1, 129), (1, 130), (3, 257), (20, 150)])
 def test_the_end_of_memory_is_as_fast_as_its_middle(queries: int, keys: int, dtype: str) -> None:
@@ -57,6 +58,21 @@ def test_the_end_of_memory_is_as_fast_as_its_middle(queries: int, keys: int, dty
         {
             "middle": lambda: monotile.attention(*larger, backend="cpu", threads=1),
             "end": lambda: monotile.attention(*ended, backend="cpu", threads=1),
+        }
+    )
+    assert times["end"] < 2 * times["middle"]
+
+
+@pytest.mark.parametrize("keys", [130, 150])
+def test_masks_at_the_end_of_memory(keys: int) -> None:
+    q, k, v = qkv(1, keys, 64, Hq=16, Hkv=4)
+    mask = np.random.default_rng(0).random((1, 1, 1, keys)) < 0.9
+    ended = at_the_end(mask)
+    equal(monotile.attention(q, k, v, mask=ended, backend="cpu"), monotile.attention(q, k, v, mask=mask, backend="cpu"))
+    times = best(
+        {
+            "middle": lambda: monotile.attention(q, k, v, mask=mask, backend="cpu", threads=1),
+            "end": lambda: monotile.attention(q, k, v, mask=ended, backend="cpu", threads=1),
         }
     )
     assert times["end"] < 2 * times["middle"]

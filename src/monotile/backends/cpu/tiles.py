@@ -249,9 +249,11 @@ class Tensors:
         if walk is None:
             raw = gather_at(e, self._pointer(tensor, e.splat(offset)), element, mask.text)
         elif walk.step == 1:
-            pointer = self._pointer(tensor, offset)
-            if not inside.vector:
-                pointer = e.op(f"select i1 {inside.text}, ptr {pointer}, ptr {self.pointer[tensor.index]}")
+            bits = e.op(f"bitcast {e.vector_type('i1')} {mask.text} to i{e.lanes}")
+            reached = e.op(f"icmp ne i{e.lanes} {bits}, 0")
+            pointer = e.op(
+                f"select i1 {reached}, ptr {self._pointer(tensor, offset)}, ptr {self.pointer[tensor.index]}"
+            )
             raw = masked_load(e, pointer, element, mask.text)
         else:
             raw = self._read_walk(tensor, positions, spans, walk, pt, mask)

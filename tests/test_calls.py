@@ -20,6 +20,7 @@ from monotile.kernels.attention import attention as attention_kernel
 from monotile.kernels.merge import merge as merge_kernel
 from monotile.launch import captures
 from monotile.library import calls, ops
+from monotile.library.growth import Families
 from monotile.runtime import tensors
 
 FACTOR = 2.0
@@ -340,7 +341,7 @@ def test_another_number_of_keys_is_another_plan(monkeypatch: pytest.MonkeyPatch)
     planned: list[int] = []
     monkeypatch.setattr(calls.CallBuilder, "__init__", _counting(planned, calls.CallBuilder.__init__))
     function = ops.FUNCTIONS["attention"]
-    monkeypatch.setattr(function, "families", {})
+    monkeypatch.setattr(function, "families", Families(8))
     monkeypatch.setattr(function, "calls", {})
     q, k, v = qkv(1, 1100, Hq=4, Hkv=2)
     kinds: list[dict[str, Any]] = [
@@ -368,3 +369,28 @@ def _counting(planned: list[int], plain: Any) -> Any:
         plain(self, *args)
 
     return counted
+
+
+def test_grown_calls_are_those_that_a_plan_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By layouts of caches: their own memory, the beginning of a larger one, transposed, repeated, and backwards."""
+    rng, function = np.random.default_rng(0), ops.FUNCTIONS["attention"]
+    most = 300
+    whole = rng.standard_normal((2, 4, most, 24), dtype=np.float32)
+    layouts = {
+        "contiguous": lambda n: np.ascontiguousarray(whole[:, :2, :n]),
+        "slice": lambda n: whole[:, :2, :n],
+        "every other head": lambda n: whole[:, ::2, :n],
+        "transposed": lambda n: np.ascontiguousarray(whole[:, :2, :n].swapaxes(1, 2)).swapaxes(1, 2),
+        "repeated": lambda n: np.broadcast_to(whole[:1, :1, :n], (2, 2, n, 24)),
+        "backwards": lambda n: whole[:, :2, most - n :][:, :, ::-1],
+        "every other key": lambda n: whole[:, :2, : 2 * n : 2],
+    }
+    q = rng.standard_normal((2, 4, 1, 24), dtype=np.float32)
+    for layout in layouts.values():
+        for options in ({}, {"causal": True}, {"window": (40, 0)}):
+            monkeypatch.setattr(function, "families", Families(8))
+            monkeypatch.setattr(function, "calls", {})
+            for n in (2, 3, 127, 128, 129, 130, 140):
+                k, v = layout(n), layout(n)[..., ::1]
+                found = monotile.attention(q, k, v, **options)
+                close(found, reference.attention(q, k, v, **options)[0])

@@ -211,6 +211,10 @@ class Choices:
         """True if the block map of a mask_mod shall tell blocks whose keys are all visible to some row of the head."""
         return False
 
+    def keys_of_a_choice(self, problem: AttentionProblem, choice: AttentionChoice) -> int:
+        """Return how many keys, from one more than a multiple of them on, have the same choice for certain."""
+        return 1
+
     def classifies(self, problem: AttentionProblem) -> bool:
         """True if programs evaluate the mask_mod for a whole block first, to skip hidden ones, where no map is made."""
         return problem.mask_mod and not problem.has_block_map

@@ -3,18 +3,7 @@
 A program owns a block of rows of a row group and the keys of one split. Prefill is many rows and no split, decode few
 rows and many splits; everything between is the same kernel."""
 
-from monotile.language import (
-    Const,
-    Tensor,
-    arange,
-    blocks,
-    cdiv,
-    float32,
-    kernel,
-    maximum,
-    minimum,
-    where,
-)
+from monotile.language import Const, Tensor, arange, blocks, cdiv, float32, kernel, maximum, minimum, where
 
 from . import codecs, key_sources, programs, scores, sequences, softmax
 from .visibility import (

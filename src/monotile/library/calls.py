@@ -22,7 +22,7 @@ from ..launch.signature import check_threads, read_scalar
 from ..runtime import arrays, tensors
 from ..runtime.arrays import Library
 from ..runtime.tensors import Layouts, View
-from .growth import GrowingCall, Growth, family_key
+from .growth import Families, GrowingCall, Growth, family_key
 from .kept_maps import MapMaker, MapStore
 from .launches import SCALE, PlannedLaunch, steps_of
 from .torch_calls import refuse_captured_gradients
@@ -262,7 +262,7 @@ class LibraryFunction:
     def __init__(self, names: Sequence[str], Options: Any, plan: Callable[[CallBuilder, Any], Finish]) -> None:
         self.names, self.Options, self.plan = names, Options, plan
         self.calls: dict[Any, PreparedCall] = {}
-        self.families: dict[Any, GrowingCall] = {}
+        self.families = Families(MAX_PREPARED)
 
     def call(
         self, given: Sequence[Array | None], layouts: Layouts, options: tuple[Any, ...], scale: float | None = None,
@@ -283,7 +283,16 @@ class LibraryFunction:
         if functions:
             call = given, layouts, options, scale, block_mask
             return with_constants(functions, lambda: self._with_functions(functions, *call))
+        grown = self.families.grown(signatures, options) if key is not None else None
+        if grown is not None:
+            self._keep(key, grown)
+            return grown.run(given, addresses, None, scale)
         return self._first(key, given, addresses, None, options, scale)
+
+    def _keep(self, key: Any, prepared: PreparedCall) -> None:
+        if len(self.calls) >= MAX_PREPARED:
+            self.calls.clear()
+        self.calls[key] = prepared
 
     def _with_functions(
         self, functions: tuple[Any, ...], given: Sequence[Any], layouts: Layouts, options: tuple[Any, ...],
@@ -324,31 +333,27 @@ class LibraryFunction:
             return arrays.given_back(lib, self.call(adopted, tensors.layouts(adopted), options, scale, block_mask))
         try:
             views = {n: None if a is None else tensors.read(n, a) for n, a in zip(self.names, given, strict=False)}
-            prepared = self._prepare(lib, views, captured, options)
+            prepared, family = self._prepare(lib, views, captured, options)
         except InternalError:
             raise
         except MonotileError as error:  # without the frames of the compiler
             raise error.with_traceback(None) from None
         if key is not None:
-            if len(self.calls) >= MAX_PREPARED:
-                self.calls.clear()
-            self.calls[key] = prepared
+            self._keep(key, prepared)
+            self.families.add_signatures(key[: len(given) + 1], options, family)
         return prepared.run(given, addresses, captured, scale)
 
     def _prepare(
         self, lib: Library, views: dict[str, View | None], captured: Captured | None, options: tuple[Any, ...]
-    ) -> PreparedCall:
-        """Plan a call, or make it of one with another number of keys."""
+    ) -> tuple[PreparedCall, GrowingCall | None]:
+        """Plan a call, or make it of one with another number of keys. Return it, and from what others can be made."""
         key = family_key(lib, views, options) if captured is None and "k" in views else None
-        family = self.families.get(key)
-        prepared: PreparedCall | None = None if family is None else family.with_keys(views["k"], views["v"])
-        if prepared is not None:
-            return prepared
+        grown, family = self.families.grown_views(key, views)
+        if grown is not None:
+            return grown, family
         named = self.Options(*options)
         builder = CallBuilder(views, captured.found if captured else NOTHING, named.backend, named.threads)
         prepared = PreparedCall(lib, builder, self.plan(builder, named))
         if builder.growth is not None and key is not None:
-            if len(self.families) >= MAX_PREPARED:
-                self.families.clear()
-            self.families[key] = GrowingCall(prepared, builder)
-        return prepared
+            return prepared, self.families.add(key, GrowingCall(prepared, builder))
+        return prepared, None

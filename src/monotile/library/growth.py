@@ -7,11 +7,14 @@ call is prepared from the earlier one without its checks being repeated."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..backends.choices import AttentionChoice, AttentionProblem
+from ..ir.ops import MAX_LENGTH
 from ..launch.layouts import layout_of
 from ..runtime.arrays import Library
 from ..runtime.tensors import View
@@ -26,20 +29,21 @@ class Growth(NamedTuple):
     bytes_per_key: int
 
 
-class GrowingCall(NamedTuple):
-    """A prepared call and what it was made from."""
+class GrowingCall:
+    """A prepared call and what it was made from: `prepared` is a PreparedCall, `builder` its CallBuilder."""
 
-    prepared: Any  # a PreparedCall
-    builder: Any  # its CallBuilder
+    def __init__(self, prepared: Any, builder: Any) -> None:
+        self.prepared, self.builder = prepared, builder
+        self._step = builder.choices.keys_of_a_choice(builder.growth.problem, builder.growth.choice)
+        self._same: dict[int, bool] = {}  # by blocks of keys: whether the choice is that of the prepared call
 
-    def with_keys(self, k: Any, v: Any) -> Any:
-        """Return the call on these keys and values; None where it has to be planned."""
-        builder, (problem, choice, flops_per_key, bytes_per_key) = self.builder, self.builder.growth
-        keys = k.shape[2]
-        if builder.choices.attention(replace(problem, keys=keys)) != choice:
+    def with_keys(self, keys: int, k: tuple[int, ...], v: tuple[int, ...]) -> Any:
+        """Return the call on so many keys, of which `k` and `v` are the words; None where it has to be planned."""
+        builder, (_, _, flops_per_key, bytes_per_key) = self.builder, self.builder.growth
+        if not self._has_choice(keys):
             return None
         threads = builder.threads_for(flops_per_key * keys, bytes_per_key * keys)
-        words = {("input", 1): layout_of(k).words, ("input", 2): layout_of(v).words}
+        words = {("input", 1): k, ("input", 2): v}
         made = copy.copy(self.prepared)
         made.steps = list(made.steps)
         for n, launch in enumerate(builder.launches):
@@ -52,6 +56,94 @@ class GrowingCall(NamedTuple):
                     bound=launch.plan.program.bind(bound, builder.device), threads=threads
                 )
         return made
+
+    def _has_choice(self, keys: int) -> bool:
+        (problem, choice, _, _), block = self.builder.growth, (keys - 1) // self._step
+        found = self._same.get(block)
+        if found is None:
+            found = self._same[block] = self.builder.choices.attention(replace(problem, keys=keys)) == choice
+        return found
+
+
+class Families:
+    """Calls from which others are made, by what these have in common: by `family_key` and by `signature_key`."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._by_views: dict[Any, GrowingCall] = {}
+        self._by_signatures: dict[Any, GrowingCall] = {}
+
+    def clear(self) -> None:
+        self._by_views.clear()
+        self._by_signatures.clear()
+
+    def grown(self, signatures: Sequence[Any], options: tuple[Any, ...]) -> Any:
+        """Return the call with these signatures, made of one that was seen; None where there is none."""
+        alike = signature_key(signatures, options) if self._by_signatures else None
+        family = None if alike is None else self._by_signatures.get(alike[0])
+        if alike is None or family is None:
+            return None
+        return family.with_keys(alike[1], words_of(signatures[1]), words_of(signatures[2]))
+
+    def grown_views(self, key: Any, views: Mapping[str, View | None]) -> tuple[Any, GrowingCall | None]:
+        """The same by views, and what it was made of."""
+        family, k, v = self._by_views.get(key), views.get("k"), views.get("v")
+        if family is None or k is None or v is None:
+            return None, None
+        return family.with_keys(k.shape[2], layout_of(k).words, layout_of(v).words), family
+
+    def add(self, key: Any, family: GrowingCall) -> GrowingCall:
+        if len(self._by_views) >= self._most:
+            self._by_views.clear()
+        self._by_views[key] = family
+        return family
+
+    def add_signatures(self, signatures: Sequence[Any], options: tuple[Any, ...], family: GrowingCall | None) -> None:
+        alike = signature_key(signatures, options) if family is not None else None
+        if alike is None or family is None:
+            return
+        if len(self._by_signatures) >= self._most:
+            self._by_signatures.clear()
+        self._by_signatures[alike[0]] = family
+
+
+def signature_key(signatures: Sequence[Any], options: tuple[Any, ...]) -> tuple[Any, int] | None:
+    """Return what the signatures of calls have in common that differ in the number of keys alone, and that number: in a
+    fifth of the time that `family_key` takes. None for arrays of other kinds than NumPy's and torch's, of rows that are
+    not contiguous, and for fewer than two keys."""
+    k, v = (_grown(signatures[n]) for n in (1, 2))
+    if k is None or v is None or k[1] != v[1] or not 1 < k[1] <= MAX_LENGTH:
+        return None
+    return (signatures[0], k[0], v[0], *signatures[3:], *options, type(options[-1])), k[1]
+
+
+def _grown(signature: Any) -> tuple[tuple[Any, ...], int] | None:
+    """A signature without the number of keys, and the number. Strides that are multiples of it count as what they
+    are."""
+    if type(signature) is not tuple or len(signature) < 3 or len(signature[0]) != 4:
+        return None
+    (batch, heads, n, size), others = signature[0], signature[2:]
+    s0, s1, s2, s3 = strides_of(signature)
+    if s3 != 1:
+        return None
+    of_keys = -1 if s1 == n * s2 else s1
+    of_batch = -1 if s0 == heads * s1 else -2 if s0 == n * s2 else s0
+    dense = s1 == n * size, s0 == heads * n * size  # strides that a contiguous array has
+    return (batch, heads, size, of_batch, of_keys, s2, dense, *others), n
+
+
+def strides_of(signature: tuple[Any, ...]) -> Sequence[int]:
+    """The strides of an array in elements; NumPy's are in bytes."""
+    strides, dtype = signature[1], signature[2]
+    if not isinstance(dtype, np.dtype):
+        found: Sequence[int] = strides
+        return found
+    return [stride // dtype.itemsize for stride in strides]
+
+
+def words_of(signature: tuple[Any, ...]) -> tuple[int, ...]:
+    """The words of an array by its signature."""
+    return (0, *signature[0], *strides_of(signature))
 
 
 def family_key(lib: Library, views: Mapping[str, View | None], options: tuple[Any, ...]) -> Any:

@@ -78,6 +78,14 @@ class MaskRequest(NamedTuple):
     device: Any = "cpu"
 
 
+def _is_next_token(
+    q_length: int, kv_length: int, q_offset: Any = 0, kv_offset: int = 0, attention_mask: Any = None, **others: Any
+) -> bool:
+    """True for one query at the last of the keys, none of which is padding: each step of decoding."""
+    last = type(q_offset) is int and q_offset + 1 == kv_offset + kv_length
+    return q_length == 1 and attention_mask is None and last
+
+
 def make_mask(
     *, allow_is_causal_skip: bool = True, allow_is_bidirectional_skip: bool = False, **given: Any
 ) -> Tensor | None:
@@ -94,6 +102,8 @@ def make_mask(
     config: Any = type(given.get("config"))
     _check_replaceable(config)
     given.setdefault("mask_function", causal_mask_function)
+    if allow_is_causal_skip and given["mask_function"] is causal_mask_function and _is_next_token(**given):
+        return None
     request = MaskRequest(**{name: given[name] for name in MaskRequest._fields if name in given})
     visible = describe(request)
     rows, whole = request.q_length, request.kv_length == getattr(visible, "keys", None)

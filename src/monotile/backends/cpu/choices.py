@@ -66,6 +66,10 @@ class CpuChoices(Choices):
         # Which rows are in a block changes no bit, so it may depend on the cores that this process has.
         return replace(model, slots=default_threads(), merge=math.inf).choose(problem, kinds)
 
+    def keys_of_a_choice(self, problem: AttentionProblem, choice: AttentionChoice) -> int:
+        """Streamed rows that see all keys: these count in runs."""
+        return 1 if choice.row_block > STREAMED_ROWS or problem.has_positions else choice.key_block
+
     def balance(self, problem: AttentionProblem) -> tuple[int, int]:
         return PARTS_OF_A_CORE * cores(), KEYS_PER_SPLIT
 

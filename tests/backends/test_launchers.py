@@ -23,6 +23,7 @@ from monotile.errors import ArgumentDevice, ArgumentDType, ArgumentKind, DeviceL
 from monotile.kernels import examples, reference
 from monotile.language import Const, Tensor, arange, kernel
 from monotile.library import ops
+from monotile.library.growth import Families
 
 needs_runner = pytest.mark.skipif(metal.why_not() is not None, reason=str(metal.why_not()))
 pytestmark = needs_runner
@@ -37,7 +38,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(each, "_plans", {})
     for op in (ops._ATTENTION, ops._PARTIALS, ops.MERGE, ops.MERGE_LSE, ops.MASK_BLOCKS):
         monkeypatch.setattr(op, "calls", {})
-        monkeypatch.setattr(op, "families", {})
+        monkeypatch.setattr(op, "families", Families(8))
 
 
 class Kind:

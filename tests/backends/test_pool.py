@@ -304,6 +304,7 @@ def test_a_thread_has_the_same_range_in_every_launch() -> None:
     raise AssertionError(f"of 64 programs only {min(shared)} had the same thread twice")
 
 
+@pytest.mark.skipif(processors.default_threads() < 2, reason="needs two processors")
 def test_longest_first_is_taken_one_by_one() -> None:
     """Two threads at work alternate, so that neither is left with a run of long programs."""
     patience = time.monotonic() + 20  # other work may have one of two processors for a while

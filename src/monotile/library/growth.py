@@ -38,7 +38,7 @@ class GrowingCall:
         self._same: dict[int, bool] = {}  # by blocks of keys: whether the choice is that of the prepared call
 
     def with_keys(self, keys: int, k: tuple[int, ...], v: tuple[int, ...]) -> Any:
-        """Return the call on so many keys, of which `k` and `v` are the words; None where it has to be planned."""
+        """Return the call on another number of keys, given the words of k and v; None where it has to be planned."""
         builder, (_, _, flops_per_key, bytes_per_key) = self.builder, self.builder.growth
         if not self._has_choice(keys):
             return None

@@ -213,11 +213,35 @@ def test_costs_of_rows_are_those_of_the_processor(name: str) -> None:
 
 
 def test_float32_rows_on_zen_5(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten rows are one panel, twenty are two; elsewhere they are streamed once and twice. Few of a fixed number of
-    splits are streamed everywhere."""
+    """Twenty rows are two panels of a vector; elsewhere they are streamed twice. Ten are streamed everywhere, on Zen 5
+    in shorter runs of keys, and so are few of a fixed number of splits."""
     few, more = (AttentionProblem("cpu", dtypes.float32, 1, n, 1, 1, 8192, 128) for n in (10, 20))
-    for costs, found in ((USUAL, [10, 10]), (MEASURED["znver5"]["float32"], [16, 32])):
+    for costs, found, run in ((USUAL, [10, 10], 128), (MEASURED["znver5"]["float32"], [10, 32], 64)):
         monkeypatch.setattr(choices, "row_costs", lambda processor, dtype, costs=costs: costs)
         unit = choices.CpuChoices("avx512")
-        assert [unit.attention(given).row_block for given in (few, more)] == found
+        chosen = [unit.attention(given) for given in (few, more)]
+        assert [choice.row_block for choice in chosen] == found
+        assert chosen[0].key_block == run
         assert unit.attention(few, keys_per_split=512).row_block <= 12
+
+
+@kernel
+def row_scores(q: Tensor["M D"], k: Tensor["N D"], s: Tensor["M N"], *, BM: Const, D: Const = 128):
+    """Stream all keys."""
+    rows = arange(BM)
+    Q = q[rows, arange(D)]
+    for j in range(0, k.shape[0], 64):
+        cols = j + arange(64)
+        s[rows, cols] = dot(Q, k[cols, arange(D)].T)
+
+
+@pytest.mark.parametrize(
+    ("processor", "rows", "again"),
+    [("znver5", 1, False), ("znver5", 4, True), ("znver5", 12, False), ("znver4", 4, False)],
+)
+def test_zen_5_requests_lines_again(processor: str, rows: int, again: bool) -> None:
+    """Shortly before they are read, into L1, where there is neither too little arithmetic nor too much."""
+    q, k, s = normal(rows, 128), normal(4096, 128), normal(rows, 4096)
+    given = host_for("avx512")._replace(cpu=processor, features="+avx512f,+avx512vl,+avx512bw")
+    text = to_llvm(row_scores.ir(q, k, s, BM=rows), given).text
+    assert ("i32 0, i32 3, i32 1)" in text) is again

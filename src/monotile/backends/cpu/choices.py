@@ -43,7 +43,7 @@ class CpuChoices(Choices):
         """Few rows are streamed: keys pass through registers once. More rows are computed in panels of whole vectors,
         or streamed twice where that is faster."""
         costs = row_costs(processor(self._unit).cpu, problem.dtype)
-        if keys_per_split is not None or problem.rows <= costs.most_streamed:
+        if keys_per_split is not None or problem.rows <= STREAMED_ROWS:
             return _streamed(problem, keys_per_split, costs)
         most, why = _rows_in_l2(problem)
         panels, streamed, amx = [], [], self._target().amx
@@ -130,14 +130,14 @@ def _panel(problem: AttentionProblem, rows: int, why: str, costs: RowCosts, *, a
 
 
 def _streamed_twice(problem: AttentionProblem, size: int, costs: RowCosts) -> RowKind:
-    rows, run = cdiv(size, 2), _run(problem)
+    rows, run = cdiv(size, 2), _run(problem, costs)
     choice = Choice({"BR": rows, "BK": run}, why=f"{size} rows stream keys twice, in runs of {run}")
     return RowKind(rows, choice, run * (rows * costs.streamed_row + costs.streamed_key), START * rows)
 
 
 def _streamed(problem: AttentionProblem, keys_per_split: int | None, costs: RowCosts) -> AttentionChoice:
     """Rows in blocks of one size; keys in long runs, where splits are whole numbers of them."""
-    rows, run = cdiv(problem.rows, cdiv(problem.rows, STREAMED_ROWS)), _run(problem)
+    rows, run = cdiv(problem.rows, cdiv(problem.rows, STREAMED_ROWS)), _run(problem, costs)
     short = next((b for b in (64, 32) if b * problem.head_size * problem.dtype.bytes <= TILE_BYTES), 16)
     if keys_per_split is not None and cdiv(keys_per_split, short) * short % run:
         run = short
@@ -154,9 +154,11 @@ def _streamed(problem: AttentionProblem, keys_per_split: int | None, costs: RowC
     return chosen.divided(problem, cdiv(cdiv(end, run) - low // run, divided.splits))  # of like sizes
 
 
-def _run(problem: AttentionProblem) -> int:
+def _run(problem: AttentionProblem, costs: RowCosts) -> int:
     """Keys at a time: many, so that accumulators are rescaled seldom. 16-bit keys of size 129 to 256 are a tenth slower
     in runs twice as long (measured on Zen 4)."""
+    if costs.long_runs is not None:
+        return 128 if problem.head_size <= costs.long_runs else 64
     return 64 if 128 < problem.head_size <= 256 and problem.dtype.bytes < 4 else 128
 
 

@@ -7,8 +7,9 @@ read, while the panels are computed; tiles that are transposed or read strip by 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ...dtypes import FLOATS
 from ...ir import Op, Spread
 from .dots import UNROLL, DotEmitter
 from .emit import Index
@@ -19,12 +20,16 @@ from .tiles import Tile
 from .vectors import BYTES
 
 LINE = 64  # bytes of a cache line
+# FMAs per cache line of a streamed tile between which lines are requested twice: with fewer the hardware's prefetcher
+# keeps up, with more, or where codes are converted, arithmetic is the limit.
+FEWEST_FMAS, MOST_FMAS = 3, 8
 BURST = 8  # lines requested at once: requests faster than memory answers are dropped
 
 
 @dataclass(frozen=True)
 class NextTile:
-    """The tile that is streamed next: its address, the stride and the number of its rows, and their elements."""
+    """The tile that is streamed next: its address, the stride and the number of its rows, and their elements. The same
+    of the tile before it, whose lines are requested again `rows_ahead` rows before they are read."""
 
     base: str
     element: str
@@ -32,6 +37,9 @@ class NextTile:
     rows: int
     columns: int
     spread: Spread | None  # of its columns
+    current_base: str
+    current_stride: Index
+    rows_ahead: int = 0
 
     @property
     def row_bytes(self) -> int:
@@ -57,10 +65,14 @@ class PrefetchEmitter(DotEmitter):
             return
         size = next_tile.bytes_of(len(points) * self.e.lanes)
         short = size is not None and size < 2 * LINE and self.e.lanes * 4 < LINE
-        if size is not None and (short or self.target.prefetches_in_order):
+        if size is not None and (short or self.target.streaming.in_order):
             self._prefetch_in_order(next_tile, size, steps, points, k)
         else:
             self._prefetch_same(next_tile, steps, read_once, points, k)
+        for i in range(steps):
+            for pt in points:
+                assert pt.lane is not None
+                self._prefetch_again(next_tile, self.e.add(k, i), pt.at[pt.lane], self._constant_lanes(pt))
 
     def _prefetch_in_order(self, tile: NextTile, size: int, steps: int, points: list[Point], k: Index) -> None:
         """Prefetch as many bytes as are read, in the order of memory; `size` are read at each position. Short pieces of
@@ -90,7 +102,7 @@ class PrefetchEmitter(DotEmitter):
             for pt in points:
                 assert pt.lane is not None
                 for at in rows:
-                    self.prefetch_line(next_tile, at, pt.at[pt.lane], self._constant_lanes(pt))
+                    self._prefetch_line(next_tile, at, pt.at[pt.lane], self._constant_lanes(pt))
 
     def _prefetch_byte(self, tile: NextTile, n: Index) -> None:
         """Prefetch the line of the tile's nth byte."""
@@ -106,13 +118,15 @@ class PrefetchEmitter(DotEmitter):
         at = pt.at[pt.lane]
         return at if isinstance(at, int) else pt.group * self.e.lanes
 
-    def find_next_tile(self, load: Op, in_order: bool) -> NextTile | None:
-        """Return the tile that is streamed after this one, if it has the same shape. For a tile that is read in order
-        and followed by its own next iteration the hardware's prefetcher is enough on most processors."""
+    def find_next_tile(self, load: Op, height: int, paired: bool, in_order: bool) -> NextTile | None:
+        """Return the tile that is streamed after this one, if it has the same shape; `height` rows are multiplied with
+        each. For a tile that is read in order and followed by its own next iteration the hardware's prefetcher is
+        enough on most processors."""
         following = self.layout.next_streamed.get(load)
         if following is None or following[0] not in self.ev.tensors.tiles:
             return None
-        if following[0] is load and in_order and not self.target.prefetches_in_order:
+        streaming = self.target.streaming
+        if following[0] is load and in_order and not streaming.in_order:
             return None
         op, shift = following
         e, tile = self.e, self.ev.tensors.tiles[op]
@@ -123,7 +137,12 @@ class PrefetchEmitter(DotEmitter):
         base = self.ev.tensors.next_base.get(op) if self._comes_around(op, load) else None
         base = base or e.element(tile.base, self._offset(tile, shift), tile.element)
         rows, columns = tile.dims[0], tile.dims[-1]
-        return NextTile(base, tile.element, rows.stride, rows.extent, columns.extent, columns.spread)
+        before = current.base, current.dims[0].stride
+        found = NextTile(base, tile.element, rows.stride, rows.extent, columns.extent, columns.spread, *before)
+        fmas = height * LINE * found.columns // (found.row_bytes * e.lanes * (2 if paired else 1))  # for each line
+        if not FEWEST_FMAS <= fmas <= MOST_FMAS or load.result.dtype not in FLOATS:
+            return found
+        return replace(found, rows_ahead=min(rows.extent, streaming.bytes_ahead // max(1, found.row_bytes)))
 
     def _comes_around(self, op: Op, load: Op) -> bool:
         """True if the load that is streamed next is one of the next iteration."""
@@ -198,25 +217,42 @@ class PrefetchEmitter(DotEmitter):
             offset = self.e.add(offset, self.e.mul(dim.stride, step))
         return offset
 
-    def _prefetch(self, pointer: str) -> None:
-        """Prefetch a cache line into L2."""
-        self.e.call("void", "llvm.prefetch.p0", ("ptr", pointer), ("i32", "0"), ("i32", "2"), ("i32", "1"))
+    def _prefetch(self, pointer: str, level: int = 2) -> None:
+        """Prefetch a cache line into a cache of this level."""
+        locality = ("i32", str(4 - level))
+        self.e.call("void", "llvm.prefetch.p0", ("ptr", pointer), ("i32", "0"), locality, ("i32", "1"))
 
-    def prefetch_line(self, next_tile: NextTile | None, row: Index, column: Index, offset: int) -> None:
-        """Prefetch the line at a position of the next tile. `offset` is the part of the column that is known at compile
-        time: only the column at which a line begins requests it."""
-        e = self.e
-        if next_tile is None:
+    def prefetch_ahead(self, next_tile: NextTile | None, row: Index, column: Index, offset: int) -> None:
+        """Prefetch the line at a position of the next tile and, again, one that is read soon. `offset` is the part of
+        the column that is known at compile time: only the column at which a line begins requests it."""
+        if next_tile is not None:
+            self._prefetch_line(next_tile, row, column, offset)
+            self._prefetch_again(next_tile, row, column, offset)
+
+    def _prefetch_line(self, tile: NextTile, row: Index, column: Index, offset: int) -> None:
+        at = self._line_at(tile, column, offset)
+        if at is not None:
+            self._prefetch(self.e.element(tile.base, self.e.add(self.e.mul(row, tile.stride), at), tile.element))
+
+    def _prefetch_again(self, tile: NextTile, row: Index, column: Index, offset: int) -> None:
+        """Prefetch the line that is read `rows_ahead` rows after this one: of this tile, or of the next."""
+        e, at = self.e, self._line_at(tile, column, offset) if tile.rows_ahead else None
+        if at is None:
             return
-        if next_tile.spread is not None:
-            if offset * next_tile.spread.factor % next_tile.spread.divisor:
-                return
-            offset = next_tile.spread.at(offset)
-            column = spread_position(e, next_tile.spread, column)
-        if offset * BYTES[next_tile.element] % LINE:
-            return
-        at = e.element(next_tile.base, e.add(e.mul(row, next_tile.stride), column), next_tile.element)
-        self._prefetch(at)
+        ahead = e.add(row, tile.rows_ahead)
+        here = e.element(tile.current_base, e.mul(ahead, tile.current_stride), tile.element)
+        there = e.element(tile.base, e.mul(e.sub(ahead, tile.rows), tile.stride), tile.element)
+        inside = e.compare("slt", ahead, tile.rows)
+        self._prefetch(e.element(e.op(f"select i1 {inside}, ptr {here}, ptr {there}"), at, tile.element), 1)
+
+    def _line_at(self, tile: NextTile, column: Index, offset: int) -> Index | None:
+        """Return the column at which a line begins in memory; None where none begins."""
+        if tile.spread is not None:
+            if offset * tile.spread.factor % tile.spread.divisor:
+                return None
+            offset = tile.spread.at(offset)
+            column = spread_position(self.e, tile.spread, column)
+        return None if offset * BYTES[tile.element] % LINE else column
 
 
 def _nothing(k: Index) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...dtypes import DType
-from .target import STREAMED_ROWS
 
 
 @dataclass(frozen=True)
@@ -16,18 +15,18 @@ class RowCosts:
     panel_key: float = 1.0
     streamed_row: float = 1.0
     streamed_key: float = 3.0
-    most_streamed: int = STREAMED_ROWS  # more rows are compared by the model
+    long_runs: int | None = None  # the largest head size whose keys are streamed in runs of 128, not of 64
 
 
 USUAL = RowCosts()  # measured on Zen 4, one thread, D 64
-# Measured on Zen 5, one thread, D 64 and 128, 8192 keys of 8 heads: its FMA rate is 2.4 times that of Zen 4, memory as
-# fast. Panels compute while keys arrive, streamed rows wait for them: 10 float32 rows of D 128 take 3.8 ms streamed and
-# 2.5 in a panel of 16; 20 rows 7.0 ms streamed twice and 4.3 in two panels.
+# Measured on Zen 5, one thread, D 128, 8192 keys of 8 heads: its FMA rate is 2.4 times that of Zen 4, memory as fast.
+# 8 float32 rows take 1.9 ms streamed and 2.5 in a panel of 16, 12 rows 2.6 and 2.5; 17 bfloat16 rows 2.1 ms streamed
+# twice and 2.6 in two panels, 24 rows 2.7 and 2.7.
 MEASURED = {
     "znver5": {
-        "float32": RowCosts(7.0, 1.7, 12.0, most_streamed=8),
-        "bfloat16": RowCosts(7.0, 1.4, 7.0),
-        "float16": RowCosts(7.0, 0.9, 6.0),
+        "float32": RowCosts(6.0, 1.4, 6.3, long_runs=64),
+        "bfloat16": RowCosts(5.5, 2.3, -5.0, long_runs=64),
+        "float16": RowCosts(7.0, 0.9, 6.0, long_runs=64),
     }
 }
 

@@ -97,13 +97,14 @@ class StreamedDotEmitter(PrefetchEmitter):
                 )
 
             contraction = self.float32_contraction(vector, row_operand)
-            if not edge and streams_pairs(self.target, dot, lane_operand, row_operand, inner=False):
+            paired = not edge and streams_pairs(self.target, dot, lane_operand, row_operand, inner=False)
+            if paired:
                 contraction = outer_contraction(self, load, lane_operand, PackedRows(self, row_operand, height))
             codes = None if edge else find_codes(self.ev, lane_operand.base, lane_operand.free)
             whole_rows = self._set_register_block(nest, load, height, codes)
             if codes is not None:
                 contraction = several_at_once(contraction, codes, lane_operand, self.vectors)
-            next_tile = None if edge else self.find_next_tile(load, whole_rows)
+            next_tile = None if edge else self.find_next_tile(load, height, paired, whole_rows)
             read_once = self.height == height
             prefetch = partial(self.prefetch_rows, next_tile, contraction.steps, read_once)
             contraction = replace(contraction, before=prefetch)
@@ -112,7 +113,7 @@ class StreamedDotEmitter(PrefetchEmitter):
         else:
             paired = not edge and streams_pairs(self.target, dot, lane_operand, row_operand, inner=True)
             packed = PackedRows(self, row_operand, height) if paired else None
-            next_tile = None if edge else self.find_next_tile(load, True)
+            next_tile = None if edge else self.find_next_tile(load, height, paired, True)
             assert lane_operand.contracted is not None
             words = Bf16Words(self.ev, load, lane_operand.base, lane_operand.contracted) if paired else None
             codes = None if edge else find_codes(self.ev, lane_operand.base, lane_operand.contracted)
@@ -210,7 +211,7 @@ class StreamedDotEmitter(PrefetchEmitter):
             for s in starts:
                 k = e.add(first, s)
                 for i in positions if rows.start == 0 else ():  # once for all rows
-                    self.prefetch_line(dot.next_tile, e.add(start, i), k, s)
+                    self.prefetch_ahead(dot.next_tile, e.add(start, i), k, s)
                 places = [
                     Point(lane_operand.at(e.add(start, i), k), lane_operand.contracted, valid, dot.edge)
                     for i in positions

@@ -22,6 +22,14 @@ STREAMED_ROWS = 12
 
 
 @dataclass(frozen=True)
+class Streaming:
+    """How streamed tiles are prefetched (prefetch.py)."""
+
+    in_order: bool = False  # all that is streamed next is requested, in the order of memory
+    bytes_ahead: int = 0  # each line of a tile is requested again, into L1, so far before it is read; 0: it is not
+
+
+@dataclass(frozen=True)
 class Target:
     """A vector has `lanes` float32s; a panel has `vectors` of them. A dot holds `heights[n - 1]` x n accumulators in
     registers: more of them than FMAs are in flight, two for each cycle of their latency."""
@@ -35,7 +43,7 @@ class Target:
     bfloat16_pairs: bool = False  # an instruction that adds two products of bfloat16 to a float32
     amx: bool = False  # registers of 16 x 16 sums, to which an instruction adds products of bfloat16
     amx_bytes: bool = False  # and another one those of int8 and uint8
-    prefetches_in_order: bool = False  # memory is fastest where all that is streamed next is requested, in its order
+    streaming: Streaming = Streaming()
 
     @property
     def has_scalef(self) -> bool:
@@ -62,9 +70,9 @@ class Target:
         return max(1, (self.registers - 1) // (rows + 1))
 
 
-# Zen 5 reads 41 GB/s where the hardware prefetcher follows, and 22 in the loops of streamed dots: with requests a merge
-# of 256 rows takes 4.0 ms instead of 5.9, decode up to a fifth less.
-_PREFETCHED_IN_ORDER = ("znver5",)
+# By LLVM's name of the processor. Zen 5, one thread, four rows of float32, D 128: 22 GB/s with the next tile requested
+# in order, 29 where lines are requested again; reading alone has 43.
+_STREAMING = {"znver5": Streaming(in_order=True, bytes_ahead=4096)}
 # Accumulators, one row of lane vectors and a broadcast must fit the registers.
 _AVX512 = Target("avx512", lanes=16, rows=8, vectors=2, heights=(16, 8), registers=32, bfloat16_pairs=True)
 UNITS = {
@@ -100,8 +108,8 @@ def target(host: Host) -> Target:
     if "+avx512f" in features and "+avx512vl" in features and "+avx512bw" in features:
         if all(feature in features for feature in _AMX):
             return replace(UNITS["avx512-amx"], amx_bytes="+amx-int8" in features)
-        in_order = host.cpu in _PREFETCHED_IN_ORDER
-        return replace(_AVX512, bfloat16_pairs="+avx512bf16" in features, prefetches_in_order=in_order)
+        streaming = _STREAMING.get(host.cpu, Streaming())
+        return replace(_AVX512, bfloat16_pairs="+avx512bf16" in features, streaming=streaming)
     if "+avx2" in features and "+fma" in features:
         return UNITS["avx2"]
     return UNITS["neon" if host.triple.startswith(("aarch64", "arm64")) else "baseline"]

@@ -14,6 +14,8 @@ import monotile
 from usable import IN_MEMORY, ON_GPU, on_gpu, usable
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+# By default JAX takes three quarters of a GPU's memory when it is first used, from every other process there.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 # Tests whose cases compile kernels, by the beginning of their names: about one case in so many runs without --all.

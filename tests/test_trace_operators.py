@@ -20,7 +20,7 @@ LENGTHS = torch.tensor([17, 9], dtype=torch.int32, device=DEVICE)
 
 
 def randoms(*shape: int, seed: int = 0) -> Any:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), device="cpu").to(DEVICE)
 
 
 Q, K, V = randoms(2, 4, 3, 16), randoms(6, 8, 2, 16, seed=1), randoms(6, 8, 2, 24, seed=2)

@@ -174,6 +174,17 @@ def test_masks(kind: str, D: int, Dv: int, columns: bool) -> None:
 
 @compiled
 @needs_gluon
+@needs_gluon
+def test_blocks_arrive_in_the_order_of_overlapped_iterations() -> None:
+    """The next block's keys are read before this block's values, and with one slot of each they are free first."""
+    texts: list[str] = []
+    attend(eight_warps(1), 64, 64, 64, 200, mutate=lambda text: texts.append(text) or text)
+    producer = texts[0].split("def produce(")[1].split("\ndef ")[0]
+    keys, values = (producer.index(f"{name}_ring.index(slot)") for name in ("k", "v"))
+    assert producer.index("if block < blocks_0:") < keys < producer.index("if block > 0:") < values
+    assert "position = first_0 + (block - 1) *" in producer[keys:values]
+
+
 @pytest.mark.parametrize("kind", ["bool", "additive"])
 def test_a_private_tile_waits_for_dots_in_its_memory(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under causality a FULL block zeroes rows of values, in the memory of the next block's private tile."""

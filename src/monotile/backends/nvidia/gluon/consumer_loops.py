@@ -103,6 +103,14 @@ class ConsumerLoops(Iterations):
         early, late = self.rings_of(item.dot for item in parts.early), self.rings_of(item.dot for item in parts.late)
         return parts if self.schedule.num_stages > 2 or not early & late else None
 
+    def late_rings(self, op: Op) -> set[str]:
+        """Return the barriers of the rings that a loop reads a block behind the others: those that only late dots of
+        overlapped iterations read."""
+        parts = self._split(op)
+        if parts is None:
+            return set()
+        return self.rings_of(late.dot for late in parts.late) - self.rings_of(early.dot for early in parts.early)
+
     def _skip_blocks(self, first: str, last: str) -> None:
         """Skip blocks that only other consumers need."""
         rings = ", ".join(f"{name}_full, {name}_empty" for name in self.pipeline.ring_groups)

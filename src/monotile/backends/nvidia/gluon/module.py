@@ -174,16 +174,39 @@ class Module(BlockSearch):
             if id(loop) in self.pipeline.cases:
                 self._fetch_by_case(out, n, loop)
                 continue
-            out.add(f"for block in range(blocks_{n}):")
-            out.add(f"    position = first_{n} + block * {loop.attrs['step']}")
-            out.add(f"    slot = (blocks_done + block) % {self.schedule.num_stages}")
-            out.add(f"    phase = (((blocks_done + block) // {self.schedule.num_stages}) & 1) ^ 1")
-            for rings in self.pipeline.ring_groups.values():
-                for line in self._fetch_block(rings):
-                    out.add(f"    {line}")
+            self._fetch_in_order(out, n, loop)
             out.add(f"blocks_done = blocks_done + blocks_{n}")
         first = [*self._descriptor_names(), *self._shared_names()]
         return self._function("produce", first, out.lines, ", ".join(self.arguments))
+
+    def _fetch_in_order(self, out: SourceLines, n: int, loop: Op) -> None:
+        """Fetch blocks in the order in which a loop's consumers read them: where iterations overlap, late dots read a
+        block after the early dots of the next one. A slot of theirs is also free that much later; a producer that
+        waited for it would leave the early dots' slot empty meanwhile."""
+        groups, late = self.pipeline.ring_groups, self.consumer.late_rings(loop)
+        if not late:
+            out.add(f"for block in range(blocks_{n}):")
+            self._fetch_rings(out, n, loop, "block", list(groups.values()))
+            return
+        out.add(f"for block in range(blocks_{n} + 1):")
+        out.depth += 1
+        out.add(f"if block < blocks_{n}:")
+        self._fetch_rings(out, n, loop, "block", [rings for name, rings in groups.items() if name not in late])
+        out.add("if block > 0:")
+        self._fetch_rings(out, n, loop, "(block - 1)", [rings for name, rings in groups.items() if name in late])
+        out.depth -= 1
+
+    def _fetch_rings(self, out: SourceLines, n: int, loop: Op, block: str, groups: list[list[Ring]]) -> None:
+        """Fetch one block to the rings of some groups."""
+        stages = self.schedule.num_stages
+        out.depth += 1
+        out.add(f"position = first_{n} + {block} * {loop.attrs['step']}")
+        out.add(f"slot = (blocks_done + {block}) % {stages}")
+        out.add(f"phase = (((blocks_done + {block}) // {stages}) & 1) ^ 1")
+        for rings in groups:
+            for line in self._fetch_block(rings):
+                out.add(line)
+        out.depth -= 1
 
     def _each_outer_iteration(self, out: SourceLines, indent: str) -> str:
         """Open the loop around the loops over blocks, if there is one, and return the indentation of its body."""

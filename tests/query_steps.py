@@ -23,12 +23,12 @@ STEPS: dict[str, dict[tuple[Heads, int], dict[int, float]]] = {
         ((32, 8), 0): {2: 1.58, 3: 1.37, 5: 1.54, 9: 1.49, 13: 1.34},
         ((64, 1), 0): {2: 1.94, 3: 1.62, 4: 1.33, 5: 1.28, 9: 1.32, 17: 1.29},
     },
-    # The same by what rows cost on Zen 5 (row_costs.py), where keys take more time beside rows.
+    # The same by what rows cost on Zen 5 (row_costs.py).
     "znver5": {
-        ((8, 8), 0): {17: 1.71, 33: 1.42, 49: 1.30},
-        ((16, 2), 0): {2: 1.39, 3: 1.65, 5: 1.40, 7: 1.29, 65: 1.29},
-        ((32, 8), 0): {2: 1.45, 3: 1.32, 5: 1.71, 9: 1.42, 13: 1.30},
-        ((64, 1), 0): {2: 1.87, 3: 1.47, 4: 1.33, 5: 1.27, 9: 1.42, 13: 1.33, 17: 1.35, 25: 1.33},
+        ((8, 8), 0): {17: 1.39, 33: 1.43, 49: 1.30},
+        ((16, 2), 0): {2: 1.80, 3: 1.69, 5: 1.41, 7: 1.29, 65: 1.26},
+        ((32, 8), 0): {2: 1.66, 3: 1.51, 5: 1.54, 9: 1.43, 13: 1.30},
+        ((64, 1), 0): {2: 1.88, 3: 1.47, 4: 1.32, 9: 1.41, 13: 1.32, 17: 1.35, 25: 1.33},
     },
     # A matrix takes 8 rows; registers hold 48 rows in all simdgroups by columns, and from 64 on they are distributed
     # in sixteens. At D 256 48 rows are the most: 49 are two blocks of 32. 64/1 adds 64 rows with each query.

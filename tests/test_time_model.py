@@ -134,9 +134,9 @@ def test_a_window_is_split_like_its_slice() -> None:
 
 def test_streamed_splits_have_like_sizes() -> None:
     """The longest decides how long many cores take."""
-    for keys, splits, blocks in ((512, 0, 0), (700, 2, 3), (1024, 2, 4), (1152, 3, 3), (2000, 4, 4), (20000, 40, 4)):
+    for keys, splits, each in ((512, 0, 0), (700, 2, 384), (1024, 2, 512), (1152, 3, 384), (2000, 4, 512)):
         choice = CHOICES["cpu"][0].attention(replace(problem("cpu", 1, keys), dtype=float32))
-        assert (choice.splits, choice.blocks_per_split) == (splits, blocks)
+        assert (choice.splits, choice.blocks_per_split * choice.key_block) == (splits, each)
 
 
 # ---- the model -------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ class CpuChoices(Choices):
         """Few rows are streamed: keys pass through registers once. More rows are computed in panels of whole vectors,
         or streamed twice where that is faster."""
         costs = row_costs(processor(self._unit).cpu, problem.dtype)
-        if keys_per_split is not None or problem.rows <= STREAMED_ROWS:
+        if keys_per_split is not None or problem.rows <= costs.most_streamed:
             return _streamed(problem, keys_per_split, costs)
         most, why = _rows_in_l2(problem)
         panels, streamed, amx = [], [], self._target().amx
@@ -132,7 +132,7 @@ def _panel(problem: AttentionProblem, rows: int, why: str, costs: RowCosts, *, a
 def _streamed_twice(problem: AttentionProblem, size: int, costs: RowCosts) -> RowKind:
     rows, run = cdiv(size, 2), _run(problem, costs)
     choice = Choice({"BR": rows, "BK": run}, why=f"{size} rows stream keys twice, in runs of {run}")
-    return RowKind(rows, choice, run * (rows * costs.streamed_row + costs.streamed_key), START * rows)
+    return RowKind(rows, choice, run * costs.streamed(rows), START * rows)
 
 
 def _streamed(problem: AttentionProblem, keys_per_split: int | None, costs: RowCosts) -> AttentionChoice:
@@ -141,8 +141,7 @@ def _streamed(problem: AttentionProblem, keys_per_split: int | None, costs: RowC
     short = next((b for b in (64, 32) if b * problem.head_size * problem.dtype.bytes <= TILE_BYTES), 16)
     if keys_per_split is not None and cdiv(keys_per_split, short) * short % run:
         run = short
-    key_time = rows * costs.streamed_row + costs.streamed_key
-    time = problem.batch * problem.kv_heads * problem.visible_keys * key_time / cores()
+    time = problem.batch * problem.kv_heads * problem.visible_keys * costs.streamed(rows) / cores()
     words = {"BR": rows, "BK": run, "packed": True}
     chosen = AttentionChoice(words, why=f"few rows stream keys in runs of {run}", time=time)
     if keys_per_split is not None:

@@ -174,7 +174,6 @@ def test_masks(kind: str, D: int, Dv: int, columns: bool) -> None:
 
 @compiled
 @needs_gluon
-@needs_gluon
 def test_blocks_arrive_in_the_order_of_overlapped_iterations() -> None:
     """The next block's keys are read before this block's values, and with one slot of each they are free first."""
     texts: list[str] = []
@@ -185,6 +184,8 @@ def test_blocks_arrive_in_the_order_of_overlapped_iterations() -> None:
     assert "position = first_0 + (block - 1) *" in producer[keys:values]
 
 
+@compiled
+@needs_gluon
 @pytest.mark.parametrize("kind", ["bool", "additive"])
 def test_a_private_tile_waits_for_dots_in_its_memory(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under causality a FULL block zeroes rows of values, in the memory of the next block's private tile."""

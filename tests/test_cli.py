@@ -139,6 +139,8 @@ def test_a_missing_library_is_named(tmp_path: Path) -> None:
         ("attention --device sm_80", ("no schedule was measured on a GPU of sm_80", "path: plain Triton")),
         ("attention_backward --device sm_90", ("3 launches", "kernel backward_queries", "kernel backward_keys")),
         ("attention --dtype mask=bool --device sm_90", ("2 launches", "kernel mask_blocks", "covered=True")),
+        ("attention --mask --device sm_90", ("2 launches", "tensors: mask bool", "covered=True")),
+        ("attention --mask=float32 --sinks --device avx2", ("2 launches", "tensors: mask float32", "sinks float32")),
         ("attention --Nq=16", ("BR=64", "packed=True", "panels of 64 rows", "splits: ")),
         ("decode_partials --Nq=1", ("kernel attention", "BR=4", "packed=True")),
         ("examples/matmul.py:matmul --backend nvidia", ("path: plain Triton", "why: ")),
@@ -160,6 +162,7 @@ def test_a_function_shows_the_text_of_every_launch() -> None:
 @pytest.mark.parametrize(
     ("words", "phrase"),
     [
+        ("attention --mask=7 --explain", "mask is an array; write --mask=DTYPE"),
         ("attention --BR=32 --explain", "block sizes are the backend's choice"),
         ("attention --D=600 --explain", "it must be from 1 to 576"),
         ("attention --causal=sideways --explain", "is not a constant"),

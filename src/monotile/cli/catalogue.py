@@ -214,9 +214,24 @@ def check_length(name: str, value: Any) -> int:
     return value
 
 
+def _with_arrays(defaults: FunctionDefaults, request: Request) -> Request:
+    """Read `--mask=bool` as `--dtype mask=bool`, and `--mask` and `--mask=True` as an array of its usual dtype."""
+    given = {array: value for array, value in request.values.items() if array in defaults.arrays}
+    dtypes: dict[str, DType] = {}
+    for array, value in given.items():
+        usual = (defaults.dtypes or {}).get(array)
+        if isinstance(value, DType) or (value is True and usual is not None):
+            dtypes[array] = value if isinstance(value, DType) else usual
+        elif value is not None or array not in defaults.optional:
+            raise BadRequest(f"--{array}={value}: {array} is an array; write --{array}=DTYPE or --shape {array}=64x128")
+    values = {name: value for name, value in request.values.items() if name not in given}
+    return replace(request, values=values, dtypes={**dtypes, **request.dtypes})
+
+
 def described_call(name: str, request: Request, backend: str, device: str | None) -> tuple[dict[str, View], Any]:
     """The arrays and options of a call of a library function, as a command line describes it."""
     defaults = FUNCTIONS[name]
+    request = _with_arrays(defaults, request)
     lengths = _lengths(defaults, request)
     left, right = request.values.get("left"), request.values.get("right")
     window = {"window": (left, right)} if (left, right) != (None, None) else {}

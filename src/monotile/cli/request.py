@@ -54,7 +54,7 @@ def parse_values(words: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-FLAGS = ("causal", "return_lse", "negative", "mask_grad")
+FLAGS = ("causal", "return_lse", "negative", "mask_grad", "mask", "sinks")  # the last two are arrays
 
 
 def parse_value(name: str, text: str) -> Any:

@@ -78,12 +78,15 @@ class MaskRequest(NamedTuple):
     device: Any = "cpu"
 
 
-def _is_next_token(
+def _sees_all(
     q_length: int, kv_length: int, q_offset: Any = 0, kv_offset: int = 0, attention_mask: Any = None, **others: Any
 ) -> bool:
     """True for one query at the last of the keys, none of which is padding: each step of decoding."""
-    last = type(q_offset) is int and q_offset + 1 == kv_offset + kv_length
-    return q_length == 1 and attention_mask is None and last
+    if q_length != 1 or type(q_offset) is not int or q_offset + 1 != kv_offset + kv_length:
+        return False
+    if attention_mask is None:
+        return True
+    return kv_offset == 0 and attention_mask.shape[1] == kv_length and bool(attention_mask.all())
 
 
 def make_mask(
@@ -102,7 +105,7 @@ def make_mask(
     config: Any = type(given.get("config"))
     _check_replaceable(config)
     given.setdefault("mask_function", causal_mask_function)
-    if allow_is_causal_skip and given["mask_function"] is causal_mask_function and _is_next_token(**given):
+    if allow_is_causal_skip and given["mask_function"] is causal_mask_function and _sees_all(**given):
         return None
     request = MaskRequest(**{name: given[name] for name in MaskRequest._fields if name in given})
     visible = describe(request)

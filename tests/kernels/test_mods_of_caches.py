@@ -13,7 +13,7 @@ from kernels.cases import equal, normal
 from kernels.test_row_groups import unreadable
 from monotile.kernels import reference_caches
 from monotile.library import registry
-from usable import ON_GPU, WITH_METAL, usable
+from usable import IN_MEMORY, ON_GPU, WITH_METAL, usable
 
 ON_ALL = pytest.mark.parametrize("backend", usable(*WITH_METAL))
 HIDDEN = 200, 500  # keys that the mods below hide from all
@@ -119,17 +119,18 @@ def late(b: Any, h: Any, i: Any, j: Any) -> Any:
 
 
 @pytest.mark.skipif(ON_GPU, reason="about this machine's memory")
+@pytest.mark.parametrize("backend", [name for name in usable(*IN_MEMORY) if name != "interpreter"])
 @pytest.mark.parametrize("queries", [1, 300])
-def test_hidden_blocks_are_not_read(queries: int) -> None:
+def test_hidden_blocks_are_not_read(queries: int, backend: str) -> None:
     """Keys and values that the mask_mod hides lie on pages of memory that may not be read at all."""
     inputs = ragged(32, [(queries, 1000)]) | {"mask_mod": late}
     guarded: dict[str, Array] = {name: unreadable(inputs[name], 768) for name in ("k", "v")}
-    found = monotile.attention_varlen(**inputs | guarded, backend="cpu")
-    equal(found, monotile.attention_varlen(**inputs, backend="cpu"))
+    found = monotile.attention_varlen(**inputs | guarded, backend=backend)
+    equal(found, monotile.attention_varlen(**inputs, backend=backend))
     for page in (16, 10):
         inputs = paged(page, queries, 32, (1000,)) | {"mask_mod": late}
         count = inputs["page_table"].shape[1]
         inputs["page_table"] = np.arange(count, dtype=np.int32)[None]
         guarded = {name: unreadable(inputs[name], 768 // page) for name in ("k_pages", "v_pages")}
-        found = monotile.attention_paged(**inputs | guarded, backend="cpu")
-        equal(found, monotile.attention_paged(**inputs, backend="cpu"))
+        found = monotile.attention_paged(**inputs | guarded, backend=backend)
+        equal(found, monotile.attention_paged(**inputs, backend=backend))

@@ -215,9 +215,11 @@ class Choices:
         """Return how many keys, from one more than a multiple of them on, have the same choice for certain."""
         return 1
 
-    def classifies(self, problem: AttentionProblem) -> bool:
-        """True if programs evaluate the mask_mod for a whole block first, to skip hidden ones, where no map is made."""
-        return problem.mask_mod and not problem.has_block_map
+    def by_mod(self, problem: AttentionProblem, choice: Choice | None) -> str | None:
+        """Return what programs find by the mask_mod before they read keys, where no map is made: the "cases" of blocks,
+        of which hidden ones are skipped, or the "range" of visible ones. `choice` is that of attention; None for
+        gradients, which know cases only."""
+        return "cases" if problem.mask_mod and not problem.has_block_map else None
 
     def merge(self, parts: int, rows: int, device: str, *, after_split: bool = False) -> Choice:
         """BS (parts of a row taken at once) and SPAN (columns of a row in one program) of a merge. Results depend on

@@ -220,8 +220,9 @@ def _with_arrays(defaults: FunctionDefaults, request: Request) -> Request:
     dtypes: dict[str, DType] = {}
     for array, value in given.items():
         usual = (defaults.dtypes or {}).get(array)
-        if isinstance(value, DType) or (value is True and usual is not None):
-            dtypes[array] = value if isinstance(value, DType) else usual
+        dtype = value if isinstance(value, DType) else usual if value is True else None
+        if dtype is not None:
+            dtypes[array] = dtype
         elif value is not None or array not in defaults.optional:
             raise BadRequest(f"--{array}={value}: {array} is an array; write --{array}=DTYPE or --shape {array}=64x128")
     values = {name: value for name, value in request.values.items() if name not in given}

@@ -9,6 +9,7 @@ from . import codecs, key_sources, programs, scores, sequences, softmax
 from .visibility import (
     FULL,
     HIDDEN,
+    RANGE,
     block_case,
     by_block_case,
     by_position,
@@ -16,6 +17,7 @@ from .visibility import (
     place_of,
     visible,
     visible_keys,
+    visible_range,
 )
 
 NOT_QUANTIZED = (None,) * 6  # the fields of quantised keys and values, in a call with plain ones
@@ -34,13 +36,13 @@ def attention(
     v_scales: Tensor["B Hkv Nk VG"], v_zeros: Tensor["B Hkv Nk VG"],
     scale: float, queries: int, first_block: int, blocks_per_split: int,
     *, options: Const, D: Const, Dv: Const, BR: Const, BK: Const, packed: Const = False, covered: Const = False,
-    glance: Const = 0, classify: Const = False, T: Const = 0, together: Const = 1, k_codec: Const = None,
+    glance: Const = 0, by_mod: Const = None, T: Const = 0, together: Const = 1, k_codec: Const = None,
     v_codec: Const = None, KW: Const = None, VW: Const = None, KG: Const = None, VG: Const = None,
 ):  # fmt: skip
     """Each program owns BR rows of one of H groups (packed: `queries` rows of each query head) and writes the output.
     Or a softmax state: with `split_o` that of `blocks_per_split` blocks of BK keys from `first_block` on, with `glance`
     of those the map shows; with `plan` of a slot of balanced splits. Without `v`, values are the first Dv columns of k.
-    `covered`: the map has COVERED blocks; `classify`: without a map, mask_mod tells the case of a block first."""
+    `covered`: the map has COVERED blocks; `by_mod`: without a map, mask_mod tells what is visible first."""
     k, v = k if k_codec is None else k_codes, v if v_codec is None else v_codes
     of = key_sources.CodeScales(k_scales, k_zeros, v_scales, v_zeros)
     keys = programs.KeyTensors(k, v, k_pages, v_pages, page_table, lengths, k_offsets, T, spans, together, of)
@@ -59,6 +61,8 @@ def attention(
     def at(cols):
         return place_of(own, cols, Nk, packed)
 
+    low, high = (low, high) if by_mod != RANGE else visible_range(options, at, low, high, BK)
+
     def step(state, cols, case):
         M = mask_tile(mask, own, cols, packed) if mask is not None and case != FULL else None
         S = scores.score(rule, codecs.products(k_codec, Q, source, g, j, cols), at(cols), M)
@@ -69,7 +73,7 @@ def attention(
 
     state = softmax.empty(BR, Dv)
     for j in blocks(high, BK, lambda cols: by_position(options, at(cols)), start=low):
-        case = block_case(options, block_map, own, at, j, BK, classify)
+        case = block_case(options, block_map, own, at, j, BK, by_mod)
         state = by_block_case(step, state, j + arange(BK), case, hides, covered)
     state = softmax.in_natural_units(state, score_scale)
     if plan is not None:

@@ -12,6 +12,7 @@ from monotile.language import Const, Tensor, arange, blocks, cdiv, dot, float32,
 from . import key_sources, programs, scores, sequences, softmax
 from .row_groups import RowBlock
 from .visibility import (
+    CASES,
     FULL,
     block_case,
     by_block_case,
@@ -157,12 +158,12 @@ def backward_queries(
     do: Tensor["B H Nq Dv"], q: Tensor["B H Nq D"], k: Tensor["B Hkv Nk D"], v: Tensor["B Hkv Nk Dv"],
     mask: Tensor["B H Nq Nk"], block_map: Tensor["B H MR MK"], lse: Tensor["B H Nq"], delta: Tensor["B H Nq"],
     q_offsets: Tensor["E"], k_offsets: Tensor["E"], spans: Tensor["SF U"], dq: Tensor["B H Nq D"], scale: float,
-    *, options: Const, D: Const, Dv: Const, BR: Const, BK: Const, covered: Const = False, classify: Const = False,
+    *, options: Const, D: Const, Dv: Const, BR: Const, BK: Const, covered: Const = False, by_mod: Const = None,
     together: Const = 1,
 ):  # fmt: skip
     """Each program owns BR rows of a query head and sums over its keys. With `q_offsets` the one batch holds sequences
     one after the other, and the rows are those of one of them: `together` programs own those of one of its `spans`.
-    `classify`: the mask_mod is in place of a block map."""
+    `by_mod`: the mask_mod is in place of a block map."""
     of_rows = RowSources(do, q, lse, delta)
     if q_offsets is not None:
         own, of, sees = sequences.ragged_rows(q, q_offsets, k, k_offsets, BR, spans, together)
@@ -191,7 +192,7 @@ def backward_queries(
 
     dQ = zeros((BR, D))
     for j in blocks(high, BK, lambda cols: by_position(options, at(cols))):
-        case = block_case(options, block_map, own, at, j, BK, classify)
+        case = block_case(options, block_map, own, at, j, BK, by_mod)
         dQ = by_block_case(step, dQ, j + arange(BK), case, hides, covered)
     dq[b, h, own.rows] = dQ * scale
 
@@ -203,7 +204,7 @@ def backward_keys(
     q_offsets: Tensor["E"], k_offsets: Tensor["E"], spans: Tensor["SF U"],
     dk: Tensor["B Hkv Nk D"], dv: Tensor["B Hkv Nk Dv"], dq: Tensor["B H Nq D"], workspace: Tensor["B H Nq D"],
     scale: float, *, options: Const, D: Const, Dv: Const, BR: Const, BK: Const, covered: Const = False,
-    classify: Const = False, together: Const = 1, all_sighted: Const = False,
+    by_mod: Const = None, together: Const = 1, all_sighted: Const = False,
 ):  # fmt: skip
     """Each program owns BK keys of a KV head and sums over the rows of the query heads that read them: dk, dv or both.
     With `dq` it owns all keys of the KV head and adds up dq too, block after block, in float32: in `workspace`, or in
@@ -241,7 +242,7 @@ def backward_keys(
 
             for i in blocks(rows_end, BR, lambda rows: counts(options, at(rows), hides or all_sighted)):
                 case = block_map[b, h, i // BR, n] if block_map is not None else None
-                case = case_by_mod(options, at(i + arange(BR))) if classify else case
+                case = case_by_mod(options, at(i + arange(BR))) if by_mod == CASES else case
                 sums = by_block_case(step, sums, i + arange(BR), case, hides, covered)
             return sums
 

@@ -139,10 +139,10 @@ class BackwardCall:
 
     def __init__(
         self, builder: CallBuilder, inputs: AttentionInputs, options: Options, rows: RowGradients, threads: int | None,
-        offsets: tuple[ArrayRef | None, ArrayRef | None] = (None, None), *, classify: bool = False,
+        offsets: tuple[ArrayRef | None, ArrayRef | None] = (None, None), *, by_mod: str | None = None,
     ) -> None:  # fmt: skip
         self.builder, self.inputs, self.options = builder, inputs, options
-        self.rows, self.threads, self.offsets, self.classify = rows, threads, offsets, classify
+        self.rows, self.threads, self.offsets, self.by_mod = rows, threads, offsets, by_mod
         self.mask = inputs.broadcast_mask()
         self.delta = builder.temporary(inputs.out_shape[:3], float32)
         self.maps: dict[tuple[int, int], tuple[ArrayRef | None, bool]] = {}
@@ -165,7 +165,7 @@ class BackwardCall:
     def add_queries(self, dq: ArrayRef, blocks: BackwardBlocks) -> None:
         block_map, covered = self._block_map(blocks)
         args = *self._scores(block_map), self._spans(blocks, "BR"), dq, SCALE
-        consts = {"options": self.options, "covered": covered, "classify": self.classify}
+        consts = {"options": self.options, "covered": covered, "by_mod": self.by_mod}
         self.builder.launch(backward_queries, *args, choice=blocks, threads=self.threads, **consts)
 
     def add_keys(self, dk: ArrayRef, dv: ArrayRef, dq: ArrayRef | None, choice: BackwardChoice) -> None:
@@ -175,7 +175,7 @@ class BackwardCall:
         summed_apart = dq is not None and dq.dtype is not float32
         workspace = self.builder.temporary(self.inputs.q.shape, float32) if summed_apart else None
         consts = {"options": self.options, "covered": covered, "all_sighted": self._all_sighted()}
-        consts["classify"] = self.classify
+        consts["by_mod"] = self.by_mod
         for part in ((dk, None), (None, dv)) if choice.apart else ((dk, dv),):
             args = *self._scores(block_map), self._spans(blocks, "BK"), *part, dq, workspace, SCALE
             self.builder.launch(backward_keys, *args, choice=blocks, threads=self.threads, **consts)

@@ -186,7 +186,7 @@ def _add_attention(
     offsets = places.q_offsets, None, None
     args = grouped(inputs.q), None, None, None, None, *outputs, *(None,) * 3, *offsets, keys, values, *places[:2]
     consts = {} if inputs.stored.is_plain else {"T": inputs.k.shape[2], **inputs.stored.constants}
-    consts |= {"options": options, "classify": builder.choices.classifies(problem)}
+    consts |= {"options": options, "by_mod": builder.choices.by_mod(problem, choice)}
     work = 2 * B * Hq * Nq * problem.keys * (inputs.q.shape[3] + Dv)
     read = places.sequences * problem.keys * inputs.k.shape[1] * (inputs.q.shape[3] + Dv) * inputs.dtype.bytes
     threads = builder.threads_for(work, read)

@@ -98,7 +98,7 @@ def _add(
     args: tuple[Any, ...] = inputs.q, keys, values, None, None, *outputs, None, None, None, *offsets, spans
     slots = balanced.arguments if balanced is not None else NOT_BALANCED
     args = *args, *NOT_PAGED, *slots, *fields, SCALE, Tq, 0, 0
-    consts = {"options": options, "classify": builder.choices.classifies(problem), **inputs.stored.constants}
+    consts = {"options": options, "by_mod": builder.choices.by_mod(problem, choice), **inputs.stored.constants}
     builder.launch(attention_kernel, *args, choice=choice, threads=threads, **consts)
     if balanced is not None:
         add_merge_slots(builder, balanced, offsets[0], inputs.sinks, target, choice)

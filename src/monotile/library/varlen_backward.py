@@ -74,8 +74,8 @@ def _plan(builder: CallBuilder, given: BackwardOptions) -> Finish:
     # One kernel has a program for each sequence and KV head: the longest sequence alone must keep the machine busy.
     problem = replace(usual_problem(inputs, options, sequences), batch=1)
     threads = builder.threads_for(5 * inputs.flops // (2 * max(1, sequences)), 2 * inputs.bytes)
-    classify = builder.choices.classifies(problem)
-    call = BackwardCall(builder, inputs, options, rows, threads, offsets, classify=classify)
+    by_mod = builder.choices.by_mod(problem, None)
+    call = BackwardCall(builder, inputs, options, rows, threads, offsets, by_mod=by_mod)
     call.add_gradients(dq, dk, dv, builder.choices.attention_backward(problem))
     with_sinks = inputs.sinks is not None
     return lambda found: Gradients(found[0], found[1], found[2], found[3] if with_sinks else None, None)

@@ -240,10 +240,12 @@ class NvidiaChoices(Choices):
         too, the map alone does not tell that some row sees a key."""
         return problem.mask is None and not problem.has_positions and not self._is_few(problem)
 
-    def classifies(self, problem: AttentionProblem) -> bool:
-        """No: a producer warp would fetch hidden blocks, too, and iterations with a branch neither overlap nor are
-        fetched ahead in plain Triton, whatever the function hides. Derived, not measured."""
-        return False
+    def by_mod(self, problem: AttentionProblem, choice: Choice | None) -> str | None:
+        """Iterations with a branch neither overlap nor are fetched ahead, whatever the function hides: plain Triton
+        goes from the first visible block to the last. A producer warp, which does not know the function, fetches all
+        blocks. Derived, not measured."""
+        plain = choice is not None and (choice.schedule is None or not choice.schedule.consumers)
+        return "range" if plain and super().by_mod(problem, choice) is not None else None
 
     def merge(self, parts: int, rows: int, device: str, *, after_split: bool = False) -> Choice:
         """All parts at once where that is possible: a second iteration waits for memory once more. Few rows are shared

@@ -8,6 +8,7 @@ strides, never lengths), as read from the arguments without checking them: a hit
 
 from __future__ import annotations
 
+import sys
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ from ..errors import (
     InternalError,
     KernelError,
     MonotileError,
+    NoGradient,
     OverlappingOutput,
     ReadOnlyOutput,
 )
@@ -37,7 +39,7 @@ from .captures import NOTHING, Captures, captures, const_key, note_rebound, with
 from .in_place import Pairs
 from .layouts import ArgumentLayout, LayoutReader
 from .plans import Plan, PlanTemplate, user_globals
-from .signature import check_threads, read_scalar, read_signature
+from .signature import read_scalar, read_signature, read_threads
 from .source_keys import CompiledKernel, GlobalReads
 
 MAX_PLANS = 4096
@@ -73,7 +75,7 @@ class Kernel:
         self, *args: Any, backend: str | None = None, threads: int | None = None, schedule: Any = None, **consts: Any
     ) -> None:
         if threads is not None:
-            check_threads(threads)
+            threads = read_threads(threads)
         try:
             if consts:
                 values = tuple(consts.values())
@@ -85,6 +87,8 @@ class Kernel:
         except MonotileError as error:  # without the frames of the compiler
             raise error.with_traceback(None) from None
         given = args if plan.all_arrays else [args[n] for n in plan.array_positions]
+        if "torch" in sys.modules:
+            self._refuse_gradients(given)
         addresses = [numpy_address(a) if type(a) is np.ndarray else tensors.address(a) for a in given]
         pairs = self._check_memory(plan, given, addresses)
         if pairs:
@@ -94,6 +98,17 @@ class Kernel:
             plan.program.launch(plan.bound, given, addresses, scalars, threads)
         except KernelError as error:  # a race that the interpreter found
             raise error.with_traceback(None) from None
+
+    def _refuse_gradients(self, given: Sequence[Any]) -> None:
+        """Raise an error where autograd would record nothing of what the kernel does to a tensor."""
+        if any([type(a) is not np.ndarray and getattr(a, "requires_grad", False) for a in given]):
+            torch = sys.modules["torch"]
+            if torch.is_grad_enabled():
+                raise NoGradient(
+                    f"the kernel {self.name!r} has no gradient, and a tensor given to it or read by its functions "
+                    "requires grad; call it under torch.no_grad(), pass detached tensors, or launch it from a "
+                    "torch.autograd.Function with a backward pass of its own"
+                )
 
     def _planned(
         self, given: tuple[Any, ...], consts: Mapping[str, Any], backend: str | None, schedule: Any

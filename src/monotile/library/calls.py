@@ -18,7 +18,7 @@ from ..errors import ArgumentKind, InternalError, MonotileError
 from ..frontend.functions import PLAIN, is_function
 from ..launch.captures import NOTHING, Captures, captures, const_key, note_rebound, with_constants
 from ..launch.kernel import Kernel
-from ..launch.signature import check_threads, read_scalar
+from ..launch.signature import read_scalar, read_threads
 from ..runtime import arrays, tensors
 from ..runtime.arrays import Library
 from ..runtime.tensors import Layouts, View
@@ -121,8 +121,7 @@ class CallBuilder:
         """The threads that the caller asked for, or as many as the work is worth."""
         if self.threads is None:
             return self.choices.threads(flops, bytes_)
-        check_threads(self.threads)
-        return self.threads
+        return read_threads(self.threads)
 
     def launch(self, kernel: Kernel, *args: Any, choice: Choice, threads: int | None, **consts: Any) -> None:
         """Add a launch of arrays, None for a tensor that is left out, and scalars, of which SCALE may be one."""

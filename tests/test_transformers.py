@@ -192,6 +192,22 @@ SEQ2SEQ: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+# Models that do not take `sdpa`, whose decoders' layers say that they are not causal.
+SILENT_DECODERS: dict[str, dict[str, Any]] = {
+    "nllb-moe": {"num_experts": 2}, "bigbird_pegasus": {}, "pegasus_x": {"block_size": 4, "num_global_tokens": 4}
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SILENT_DECODERS)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_tokens_that_follow_are_not_seen(name: str, compiled: bool) -> None:
+    eager, ours = pair(transformers.AutoModelForSeq2SeqLM, name, **SEQ2SEQ["bart"], **SILENT_DECODERS[name])
+    run = torch.compile(ours, backend="eager") if compiled else ours
+    x, y = tokens(), tokens(length=6)
+    with torch.no_grad():
+        close(run(x, decoder_input_ids=y).logits, eager(x, decoder_input_ids=y).logits)
+
+
 @pytest.mark.parametrize("name", SEQ2SEQ)
 def test_cross_attention(name: str) -> None:
     """An encoder with padding, a decoder that reads it; T5 with its learned bias for each distance."""

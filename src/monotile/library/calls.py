@@ -73,6 +73,7 @@ class CallBuilder:
         self.device = next(iter(self.inputs.values())).view.device
         self.choices: Choices = backends.get(backends.resolve(backend, self.device)).choices
         self.copies: dict[int, tuple[int, ...]] = {}  # inputs by position, and the shape they are broadcast to
+        self.broadcast: dict[int, tuple[int, ...]] = {}  # the same, where leading dimensions then count as one
         self.results: list[View] = []
         self.temporaries: list[View] = []
         self.kept_views: list[View] = []
@@ -109,7 +110,7 @@ class CallBuilder:
     def contiguous(self, array: ArrayRef, shape: tuple[int, ...] | None = None) -> ArrayRef:
         """An input, copied at every call, where it is broadcast to another shape."""
         shape = array.shape if shape is None else shape
-        self.copies[array.place[1]] = shape
+        self.copies[array.place[1]] = self.broadcast.get(array.place[1], shape)
         return ArrayRef(array.place, View(array.dtype, shape, tensors.dense(shape), self.device))
 
     def reshaped(self, array: ArrayRef, *shape: int) -> ArrayRef:

@@ -10,7 +10,7 @@ import pytest
 import monotile
 from kernels.cases import qkv
 from monotile import errors
-from monotile.language import Tensor, arange, kernel
+from monotile.language import Const, Tensor, arange, kernel
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -18,6 +18,11 @@ DTYPES = ("float32", "bfloat16", "float16")
 @kernel
 def double(x: Tensor["N"], y: Tensor["N"]):  # noqa: UP037
     y[arange(16)] = x[arange(16)] * 2.0
+
+
+@kernel
+def apply(x: Tensor["N"], y: Tensor["N"], *, mod: Const):  # noqa: UP037
+    y[arange(16)] = mod(x[arange(16)])
 
 
 @pytest.fixture(params=["jax.numpy", "mlx.core"])
@@ -84,10 +89,35 @@ def test_gradients_in_mlx() -> None:
         monotile.mlx.attention(given[0], np.array(given[1]), given[2])
 
 
-def test_a_function_captures_an_array_of_jax() -> None:
-    jnp = pytest.importorskip("jax.numpy")
+@pytest.mark.parametrize("backend", ["cpu", "interpreter"])
+def test_a_function_captures_an_array_of_another_library(library: Any, backend: str) -> None:
     q, k, v = qkv(20, 30)
+    own = [library.array(a) for a in (q, k, v)]
     bias = np.linspace(-1, 1, 30, dtype=np.float32)
-    table = jnp.asarray(bias)
-    found = monotile.attention(q, k, v, score_mod=lambda s, b, h, i, j: s + table[j])
-    np.testing.assert_array_equal(found, monotile.attention(q, k, v, score_mod=lambda s, b, h, i, j: s + bias[j]))
+
+    def attend(given: Any, table: Any) -> Any:
+        return np.array(monotile.attention(*given, score_mod=lambda s, b, h, i, j: s + table[j], backend=backend))
+
+    expected = attend((q, k, v), bias)
+    strided = library.array(np.stack([bias, bias], 1))[:, 0]
+    for table in (library.array(bias), strided):
+        np.testing.assert_array_equal(attend((q, k, v), table), expected)
+        np.testing.assert_array_equal(attend(own, table), expected)
+    exact = library.array(np.round(bias * 8) / 8)
+    np.testing.assert_array_equal(attend(own, exact.astype(library.bfloat16)), attend(own, exact))
+
+
+def test_masks_and_kernels_capture_arrays_of_another_library(library: Any) -> None:
+    limit = np.arange(0, 200, 2, dtype=np.int32)
+    table, factor = library.array(limit), library.array(np.full(16, 3.0, np.float32))
+    blocks = monotile.block_mask(lambda b, h, i, j: j < table[i], None, None, 100, 200)
+    assert blocks.shares() == monotile.block_mask(lambda b, h, i, j: j < limit[i], None, None, 100, 200).shares()
+    q, k, v = qkv(100, 200)
+    expected = monotile.attention(q, k, v, mask_mod=lambda b, h, i, j: j < limit[i])
+    np.testing.assert_array_equal(monotile.attention(q, k, v, mask_mod=blocks), expected)
+    mine = monotile.attention(*(library.array(a) for a in (q, k, v)), mask_mod=blocks, backend="cpu")
+    np.testing.assert_array_equal(np.array(mine), expected)
+    for x in (np.arange(16, dtype=np.float32), library.arange(16).astype(library.float32)):
+        out = np.zeros(16, np.float32)
+        apply(x, out, mod=lambda y: y * factor[arange(16)], backend="cpu")
+        assert (out == 3.0 * np.arange(16)).all()

@@ -127,8 +127,8 @@ class CallBuilder:
     def launch(self, kernel: Kernel, *args: Any, choice: Choice, threads: int | None, **consts: Any) -> None:
         """Add a launch of arrays, None for a tensor that is left out, and scalars, of which SCALE may be one."""
         consts = {**choice.blocks, **consts}
-        captured = captures(consts.values())
         views = [a.view if type(a) is ArrayRef else 1.0 if a is SCALE else a for a in args]
+        captured = captures(consts.values()).beside(views)
         plan = kernel.plan(views, captured, consts, self.backend, choice.schedule)
         index = {place: n for n, place in enumerate(self.captured.arrays)}
         places = [a.place if type(a) is ArrayRef else ("", -1) for a in args]
@@ -301,9 +301,10 @@ class LibraryFunction:
         """Find a call by what its functions compile to and capture."""
         signatures, addresses = layouts
         found = captures(functions)
+        if found.arrays:
+            found = found.beside(given[:1])
+            refuse_captured_gradients(found.arrays.values())
         given_arrays = list(found.arrays.values())
-        if given_arrays:
-            refuse_captured_gradients(given_arrays)
         others, places = tensors.layouts(given_arrays) if given_arrays else ([], [])
         captured = Captured(found, given_arrays, tuple(found.numbers.values()), places, block_mask)
         keys = [o if type(o) in PLAIN or not is_function(o) else const_key(o) for o in options]

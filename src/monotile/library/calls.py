@@ -300,11 +300,10 @@ class LibraryFunction:
     ) -> Any:  # fmt: skip
         """Find a call by what its functions compile to and capture."""
         signatures, addresses = layouts
-        found = captures(functions)
-        if found.arrays:
-            found = found.beside(given[:1])
-            refuse_captured_gradients(found.arrays.values())
+        found = captures(functions).beside(given[:1])
         given_arrays = list(found.arrays.values())
+        if given_arrays:
+            refuse_captured_gradients(given_arrays)
         others, places = tensors.layouts(given_arrays) if given_arrays else ([], [])
         captured = Captured(found, given_arrays, tuple(found.numbers.values()), places, block_mask)
         keys = [o if type(o) in PLAIN or not is_function(o) else const_key(o) for o in options]
@@ -330,8 +329,8 @@ class LibraryFunction:
         arrays.check_one_library(zip(self.names, given, strict=False))
         adopted = [None if a is None else lib.adopt(n, a) for n, a in zip(self.names, given, strict=False)]
         if any(a is not b for a, b in zip(adopted, given, strict=True)):
-            block_mask = captured.block_mask if captured is not None else None
-            return arrays.given_back(lib, self.call(adopted, tensors.layouts(adopted), options, scale, block_mask))
+            results = self.call(adopted, tensors.layouts(adopted), options, scale, captured and captured.block_mask)
+            return arrays.given_back(lib, results, [*given, *(captured.arrays if captured is not None else ())])
         try:
             views = {n: None if a is None else tensors.read(n, a) for n, a in zip(self.names, given, strict=False)}
             prepared, family = self._prepare(lib, views, captured, options)

@@ -105,7 +105,7 @@ class Kernel:
         """Return the plan of a call, and its arguments with the arrays and numbers that its constants capture."""
         captured, args = NOTHING, given
         if consts:
-            captured = captures(consts.values())
+            captured = captures(consts.values()).beside(given)
             args = (*given, *captured.arrays.values(), *captured.numbers.values())
         shapes = [(a.shape, a.strides, a.dtype) if type(a) is np.ndarray else tensors.signature(a) for a in args]
         key: Any = (backend, schedule, *shapes)
@@ -245,7 +245,7 @@ class Kernel:
 
     def ir_with_arguments(self, *args: Any, **consts: Any) -> KernelIR:
         """Return the IR of a call, with captured numbers as arguments; raise an error where they must be constants."""
-        call = Arguments(self.signature, args, captures(consts.values()), consts)
+        call = Arguments(self.signature, args, captures(consts.values()).beside(args), consts)
         return self.build(call.specialisation())
 
     def build(self, spec: Specialisation, globals_read: list[GlobalRead] | None = None) -> KernelIR:

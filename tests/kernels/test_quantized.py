@@ -117,6 +117,21 @@ def test_quantised_pages(backend: str, page: int, keys: str | None, values: str)
     np.testing.assert_allclose(found.astype(np.float32), wanted, atol=0.03 if page == 16 else 1e-5)
 
 
+# Entries that are no page; the product of one with its page, in 32 bits, would be a position of some page.
+NO_PAGES = {16: (-1, 3, 2**28, -(2**31), 1 - 2**28), 5: (-1, 3, 858993460, 2**31 - 1, -858993458)}
+
+
+@pytest.mark.parametrize("keys_are_plain", [False, True])
+def test_what_is_no_page_reads_as_zeros(backend: str, keys_are_plain: bool) -> None:
+    for page, entries in NO_PAGES.items():
+        k = np.random.default_rng(0).standard_normal((3, page, 1, 16), dtype=np.float32)
+        K, V = monotile.quantize(k, "int8"), monotile.quantize(k, "int4_zero_point", group=8)
+        table, lengths = np.array(entries, np.int32)[:, None], np.full(len(entries), page, np.int32)
+        q, pages = np.ones((len(table), 1, 1, 16), np.float32), (k if keys_are_plain else K, V)
+        o, lse = monotile.attention_paged(q, *pages, table, lengths, return_lse=True, backend=backend)
+        assert not o.any() and np.allclose(lse, np.log(page))
+
+
 @pytest.mark.parametrize(("keys", "values"), [("int4_zero_point", "aura3"), (None, "fp8_e4m3")])
 def test_tokens_are_quantised_as_their_pages(backend: str, keys: str | None, values: str) -> None:
     _, k, v, table, lengths = pages_of(5, "float32")

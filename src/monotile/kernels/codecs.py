@@ -26,7 +26,7 @@ def products(codec, Q, source, g, first, cols):
     """Queries times the keys at `cols`, `first` and those behind it."""
     if codec is None:
         return dot(Q, keys_at(source, g, first, cols).T)
-    rows, of = places(source, first, cols), source.fields
+    rows, of = places(source, source.k, first, cols), source.fields
     K, factor = tile(codec, source.k, of.k_scales, of.k_zeros, source.b, g, rows, Q.dtype, factors=True)
     return dot(Q, K.T) if factor is None else dot(Q, K.T) * factor[None, :]
 
@@ -36,7 +36,7 @@ def values(codec, dtype, source, g, first, cols, Dv):
     if codec is None:
         return values_at(source, g, first, cols, arange(Dv)), None
     factors = dtype != float16  # in which weights times scales may be too small to be numbers
-    rows, of = places(source, first, cols), source.fields
+    rows, of = places(source, source.v, first, cols), source.fields
     return tile(codec, source.v, of.v_scales, of.v_zeros, source.b, g, rows, dtype, factors)
 
 

@@ -396,6 +396,14 @@ def test_snap_keeps_a_file_and_shows_it(tmp_path: Path) -> None:
     assert "pass a FILE" in monotile("snap", "--quick", code=1)
 
 
+def test_files_that_cannot_be_written_are_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for words in ("bench --quick --json", "bench --quick --html", "snap --quick"):
+        for place in (tmp_path / "file" / "found", tmp_path):
+            assert "cannot be written" in monotile(*words.split(), str(place), code=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
+
+
 def test_snap_joins_runs_on_several_numbers_of_threads(tmp_path: Path) -> None:
     one, kept = report_of(a=(1.0, 0.01)), tmp_path / "kept.json"
     four = {**one, "rows": [{**row, "threads": 4} for row in one["rows"]], "doubts": ["the load was 3"]}

@@ -11,6 +11,7 @@ import pytest
 import monotile
 from arrays import Array
 from kernels.cases import qkv
+from monotile import errors
 from monotile.kernels import reference
 from monotile.launch.kernel import Kernel
 from monotile.library import ops
@@ -172,3 +173,10 @@ def test_options_as_other_libraries_write_them() -> None:
     close(monotile.attention(*arrays, window=(-1, 0)), expected)
     close(monotile.attention(*arrays, window=(-1, -1)), reference.attention(*arrays)[0])
     close(monotile.attention(*arrays, window=(np.int64(3), -1)), reference.attention(*arrays, window=(3, None))[0])
+    close(monotile.attention(*arrays, threads=np.int64(2)), reference.attention(*arrays)[0])
+    assert monotile.decode_partials(*arrays, splits=np.int32(3)).m.shape[3] == 3
+    assert monotile.mask_blocks(np.ones((20, 30), bool), np.int64(16), np.int64(8)).shape == (2, 4)
+    blocks = monotile.block_mask(lambda b, h, i, j: j <= i + 10, None, None, np.int64(20), np.int64(30))
+    close(monotile.attention(*arrays, mask_mod=blocks), expected)
+    with pytest.raises(errors.BadOption, match="return_lse is True or False"):
+        monotile.attention(*arrays, return_lse=np.array([1, 2]))

@@ -558,3 +558,27 @@ def test_decorators_above_a_kernel() -> None:
     out = poisoned(4)
     noted(array(4), out, backend="interpreter")
     assert seen == [noted] and (out == 1).all()
+
+
+def test_a_decorator_with_parentheses() -> None:
+    with pytest.raises(errors.BadSignature, match="write @kernel without parentheses"):
+        kernel()  # type: ignore[call-arg]
+
+
+def test_gradients_through_a_kernel_are_refused() -> None:
+    """Of its arguments, and of what its functions read."""
+    torch = pytest.importorskip("torch")
+
+    @kernel
+    def scaled(x: Tensor["N"], out: Tensor["N"], *, by: Const, N: Const):
+        out[:] = by(x[:], arange(N))
+
+    x, out, weights = torch.ones(4), torch.zeros(4), torch.full((4,), 3.0, requires_grad=True)
+    for given, by in ((x, lambda a, i: a * weights[i]), (weights, lambda a, i: a * 1.0)):
+        with pytest.raises(errors.NoGradient, match=r"'scaled' has no gradient.*detached"):
+            scaled(given, out, by=by)
+        assert not out.any()
+        with torch.no_grad():
+            scaled(given, out, by=by)
+        assert (out == 3.0).all()
+        out.zero_()

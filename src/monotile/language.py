@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from .errors import BadSignature
 from .frontend import vocabulary
 from .frontend.vocabulary import *  # noqa: F403 (the list of words stands once, there)
 from .launch.kernel import Kernel
@@ -14,8 +15,10 @@ if TYPE_CHECKING:
     from typing import no_type_check as kernel
 else:
 
-    def kernel(function: Callable[..., None]) -> Kernel:
+    def kernel(function: Callable[..., None] | None = None) -> Kernel:
         """Make a kernel of a Python function. Its source is specialised and compiled when it is called."""
+        if function is None:
+            raise BadSignature("@kernel takes no arguments", "write @kernel without parentheses, directly above a def")
         return Kernel(function)
 
 

@@ -158,6 +158,22 @@ def test_large_scores(backend: str) -> None:
     check_gradients(q, k, v, backend, scale=300.0, causal=True)
 
 
+def test_do_of_a_row_without_keys_reaches_nothing(backend: str) -> None:
+    """Whatever it holds, with sinks and without."""
+    q, k, v = qkv(9, 20)
+    mask, sinks = np.ones((9, 20), bool), normal(q.shape[1], seed=5)
+    mask[3:5] = False
+    for options in ({"mask": mask}, {"mask": mask, "sinks": sinks}):
+        o, lse = monotile.attention(q, k, v, return_lse=True, backend=backend, **options)
+        do = normal(*o.shape, seed=7)
+        do[:, :, 3:5] = 0.0
+        expected = monotile.attention_backward(do, q, k, v, o, lse, backend=backend, **options)
+        do[:, :, 3], do[:, :, 4] = np.nan, np.inf
+        found = monotile.attention_backward(do, q, k, v, o, lse, backend=backend, **options)
+        for name in ("dq", "dk", "dv", "dsinks"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+
+
 @pytest.mark.parametrize("bias", [1e4, -1e4])
 def test_large_biases(bias: float, backend: str) -> None:
     """A bias of a whole row changes no weight, and biases that differ leave one key."""

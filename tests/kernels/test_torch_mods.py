@@ -117,6 +117,25 @@ def products() -> Any:
     return Q.double() @ K.double().mT / math.sqrt(D)
 
 
+KEEP_NAN: dict[str, Callable[..., Any]] = {
+    "clamp": lambda s, b, h, q, k: torch.clamp(s, -0.5, 0.5),
+    "clamp of one side": lambda s, b, h, q, k: s.clamp(min=0.1).clamp_max(2.0),
+    "maximum": lambda s, b, h, q, k: torch.maximum(s * 0.5, s),
+    "minimum": lambda s, b, h, q, k: torch.min(torch.tensor(0.3), s),
+    "relu": lambda s, b, h, q, k: torch.relu(s) + F.relu6(s),
+    "NumPy": lambda s, b, h, q, k: np.clip(np.maximum(s, 0.1), -1.0, 2.0),
+}
+
+
+@pytest.mark.parametrize(("name", "backend"), on_backends(KEEP_NAN))
+def test_bounds_keep_nan(name: str, backend: str) -> None:
+    """As these functions do in their libraries; `fmax` and `fmin` do not."""
+    q = Q.clone()
+    q[:, :, 3] = math.nan
+    found = monotile.attention(q, K, V, score_mod=KEEP_NAN[name], backend=backend)
+    assert found[:, :, 3].isnan().all() and not found[:, :, :3].isnan().any() and not found[:, :, 4:].isnan().any()
+
+
 @pytest.mark.parametrize(("name", "backend"), on_backends(MASKS))
 def test_masks(name: str, backend: str) -> None:
     mod = MASKS[name]

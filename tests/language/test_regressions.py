@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from arrays import numpy_type, poisoned, random, same
+from monotile.backends.cpu.target import runnable
 from monotile.language import (
     Const,
     Tensor,
@@ -31,7 +32,7 @@ from monotile.language import (
     where,
     zeros,
 )
-from usable import usable
+from usable import ONE_UNIT, usable
 
 
 def whole(shape: tuple[int, ...], seed: int = 0) -> npt.NDArray[Any]:
@@ -520,3 +521,32 @@ def test_int64_in_half_a_vector(backend: str) -> None:
     right[:8, :4] = np.where(np.arange(4) < 1, x[:8, :4], 0)
     half_vectors(x, backend=backend)
     same(x, right)
+
+
+@kernel
+def narrow_sums(x: Tensor["M N"], y: Tensor["M N"], *, axis: Const, M: Const, N: Const):
+    y[:, :] = x[:, :].cumsum(axis=axis)
+
+
+@kernel
+def narrow_loops(x: Tensor["M N"], y: Tensor["M N"], *, M: Const, N: Const):
+    t = x[:, :]
+    for _ in range(3):
+        t = t * 3 + t.sum(axis=0)[None, :]
+    y[:, :] = t
+
+
+@pytest.mark.parametrize("N", [1, 2, 4, 5, 9, 11])
+def test_int64_in_part_of_a_vector(backend: str, N: int) -> None:
+    """cpu with AVX2: the same assertion, for masks whose upper half is known to be empty. Other vector units alone."""
+    x = np.random.default_rng(0).integers(-(2**40), 2**40, (2, N))
+    for unit in ("", ":avx2") if backend == "cpu" and not ONE_UNIT and "avx2" in runnable() else ("",):
+        for axis in (0, 1):
+            y = np.zeros_like(x)
+            narrow_sums(x, y, axis=axis, backend=backend + unit)
+            same(y, x.cumsum(axis=axis))
+        y, t = np.zeros_like(x), x
+        narrow_loops(x, y, backend=backend + unit)
+        for _ in range(3):
+            t = t * 3 + t.sum(axis=0)[None]
+        same(y, t)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -31,6 +32,20 @@ def save(report: Report, path: Path) -> None:
     new = path.with_name(f".{path.name}.new")
     new.write_text(json.dumps(report, indent=1) + "\n")
     new.replace(path)
+
+
+def check_writable(*paths: Path | None) -> None:
+    """Raise an error, before anything is measured, if a file cannot be written."""
+    for path in filter(None, paths):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, "it is a folder")
+            trial = path.with_name(f".{path.name}.new")
+            trial.write_text("")
+            trial.unlink()
+        except OSError as error:
+            raise MonotileError(f"{path} cannot be written: {error.strerror}; name another file") from None
 
 
 def load(path: Path) -> Report:

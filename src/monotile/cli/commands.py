@@ -153,7 +153,7 @@ def run_check(
     only: Annotated[
         str, typer.Option("--filter", help="Cases, or families of the sweep, whose name holds this text.")
     ] = "",
-    sweep: Annotated[int, typer.Option(help="Instead: this many random calls between poisoned neighbours.")] = 0,
+    sweep: Annotated[int, typer.Option(min=0, help="Instead: this many random calls between poisoned neighbours.")] = 0,
     seed: Annotated[int, typer.Option(min=0, help="of the sweep")] = 0,
     first: Annotated[str, typer.Option("--from", help="Family and number of the sweep's first call: 12.3")] = "0.0",
     processes: Annotated[int, typer.Option(min=1, help="of the sweep, at once")] = 1,
@@ -181,7 +181,7 @@ def run_compile(
         list[str] | None, typer.Option(help="sm_86; may be given again. Every described GPU else.")
     ] = None,
     only: Annotated[str, typer.Option("--filter", help="Calls with words that begin as these: 'float16 D 128'.")] = "",
-    sample: Annotated[int, typer.Option(help="This many of the calls, drawn at random; 0: all.")] = 0,
+    sample: Annotated[int, typer.Option(min=0, help="This many of the calls, drawn at random; 0: all.")] = 0,
     seed: Annotated[int, typer.Option(help="of the sample")] = 0,
     processes: Annotated[int, typer.Option(min=1, help="at once")] = 1,
 ) -> None:

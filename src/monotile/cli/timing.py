@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -24,7 +24,9 @@ Threads = Annotated[int | None, typer.Option(help="cpu: instead of every process
 Where = Annotated[
     str, typer.Option("--backend", help="cpu, a vector unit of it (cpu:avx2; torch is held to it, too) or nvidia")
 ]
-FlexWhen = Annotated[str, typer.Option("--flex", help="nvidia: time FlexAttention where needed, always or never.")]
+FlexWhen = Annotated[
+    Literal["needed", "always", "never"], typer.Option("--flex", help="nvidia: when to time FlexAttention.")
+]
 Seconds = Annotated[float, typer.Option(help="nvidia: no row begins after this time.")]
 Commit = Annotated[str | None, typer.Option(help="Of this source, where git cannot tell.")]
 
@@ -43,6 +45,7 @@ def run_bench(
 ) -> None:
     """Time the kernels against torch, NumPy and what this machine can do; the exit code is 1 if a result is wrong."""
     console = plain_console()
+    baselines.check_writable(json_file, page)
     if of is not None:
         report = baselines.load(of)
     elif _on_gpu(backend):
@@ -112,6 +115,7 @@ def snap(
         return
     if file is None and not of and (quick or only):
         raise MonotileError("a run of some rows is no baseline of a device; pass a FILE to keep it in")
+    baselines.check_writable(file)
     if of:
         report = baselines.join([baselines.load(path) for path in of])
     elif _on_gpu(backend):

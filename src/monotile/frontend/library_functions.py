@@ -72,11 +72,13 @@ def where_method(s: Any, x: Any, condition: Any, other: Any) -> Any:
 
 
 def relu(s: Any, x: Any, inplace: bool = False) -> Any:
-    return s.builder.binary("max", s.number(x), 0)
+    b, value = s.builder, s.builder.value(s.number(x))
+    return b.where(b.binary("le", value, 0), b.cast(b.value(0), value.dtype), value)
 
 
 def relu6(s: Any, x: Any, inplace: bool = False) -> Any:
-    return s.builder.binary("min", relu(s, x), 6)
+    b, value = s.builder, relu(s, x)
+    return b.where(b.binary("ge", value, 6), b.cast(b.value(6), value.dtype), value)
 
 
 def leaky_relu(s: Any, x: Any, negative_slope: float = 0.01, inplace: bool = False) -> Any:

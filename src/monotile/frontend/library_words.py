@@ -70,11 +70,26 @@ def _square(s: Any, x: Any) -> Any:
     return s.builder.binary("mul", s.number(x), s.number(x))
 
 
+def _extremum(kind: str) -> Handler:
+    """`maximum` or `minimum`, NaN where one of both is: the language's own ignore it."""
+
+    def build(s: Any, a: Any, b: Any) -> Any:
+        found = s.builder.binary(kind, s.number(a), s.number(b))
+        for x in (s.number(b), s.number(a)):
+            if isinstance(x, Value) and x.dtype.is_float:
+                found = s.builder.where(s.builder.binary("ne", x, x), x, found)
+        return found
+
+    return build
+
+
 def _clamp(s: Any, x: Any, min: Any = None, max: Any = None) -> Any:
+    """By comparisons, so that NaN stays."""
     x = s.number(x)
-    if min is not None:
-        x = s.builder.binary("max", x, s.number(min))
-    return x if max is None else s.builder.binary("min", x, s.number(max))
+    for bound, beyond in ((min, "lt"), (max, "gt")):
+        if bound is not None:
+            x = s.builder.where(s.builder.binary(beyond, x, s.number(bound)), s.number(bound), x)
+    return x
 
 
 def _rounded(how: str) -> Handler:
@@ -213,12 +228,12 @@ WORDS: dict[str, Handler] = {
     **{name: getattr(composed_words, name) for name in COMPOSED},
     "add": composed_words.scaled("add"), "sub": composed_words.scaled("sub"), "sgn": composed_words.sign,
     "absolute": _unary("abs"), "neg": _unary("neg"), "negative": _unary("neg"),
-    "maximum": _binary("max"), "minimum": _binary("min"), "fmax": _binary("max"), "fmin": _binary("min"),
+    "maximum": _extremum("max"), "minimum": _extremum("min"), "fmax": _binary("max"), "fmin": _binary("min"),
     "equal": _binary("eq"), "not_equal": _binary("ne"), "less": _binary("lt"), "less_equal": _binary("le"),
     "greater": _binary("gt"), "greater_equal": _binary("ge"),
     "subtract": composed_words.scaled("sub"), "multiply": _binary("mul"),
     "divide": composed_words.div, "true_divide": _binary("div"), "power": composed_words.pow,
-    "logical_xor": _both("xor"), "tan": _tan, "positive": _positive, "max": _binary("max"), "min": _binary("min"),
+    "logical_xor": _both("xor"), "tan": _tan, "positive": _positive, "max": _extremum("max"), "min": _extremum("min"),
     "logical_and": _both("and"), "logical_or": _both("or"), "logical_not": _neither,
     "bitwise_and": _binary("and"), "bitwise_or": _binary("or"), "bitwise_not": _unary("not"),
     "bitwise_xor": _binary("xor"), "bitwise_left_shift": _binary("shl"), "bitwise_right_shift": _binary("shr"),

@@ -146,6 +146,17 @@ def _python_extremum(kind: str) -> Callable[..., Any]:
     return build
 
 
+def _extremum(kind: str) -> Callable[..., Any]:
+    """Build the words max and min: along an axis of a tile, else Python's, in whose place they may be imported."""
+
+    def build(s: ExpressionBuilder, x: Any, axis: Any = None, *others: Any) -> Any:
+        if isinstance(x, Value) and x.shape and not isinstance(axis, Value) and not others:
+            return _reduce(kind)(s, x, axis)
+        return _python_extremum(kind)(s, x, *(() if axis is None else (axis,)), *others)
+
+    return build
+
+
 def _where(s: ExpressionBuilder, condition: Any, yes: Any, no: Any) -> Any:
     condition, yes, no = s.number(condition), s.number(yes), s.number(no)
     if isinstance(condition, Value):
@@ -286,8 +297,8 @@ WORDS: dict[Any, Callable[..., Any]] = {
     vocabulary.maximum: _binary("max", builtins.max),
     vocabulary.minimum: _binary("min", builtins.min),
     vocabulary.sum: _reduce("sum"),
-    vocabulary.max: _reduce("max"),
-    vocabulary.min: _reduce("min"),
+    vocabulary.max: _extremum("max"),
+    vocabulary.min: _extremum("min"),
     vocabulary.argmax: _reduce("argmax"),
     vocabulary.argmin: _reduce("argmin"),
     vocabulary.cumsum: _reduce("cumsum"),

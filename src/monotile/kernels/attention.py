@@ -3,13 +3,12 @@
 A program owns a block of rows of a row group and the keys of one split. Prefill is many rows and no split, decode few
 rows and many splits; everything between is the same kernel."""
 
-from monotile.language import Const, Tensor, arange, blocks, cdiv, float32, kernel, maximum, minimum, where
+from monotile.language import Const, Tensor, arange, blocks, float32, kernel
 
 from . import codecs, key_sources, programs, scores, sequences, softmax
+from .narrowing import part_to_read
 from .visibility import (
     FULL,
-    HIDDEN,
-    RANGE,
     block_case,
     by_block_case,
     by_position,
@@ -17,7 +16,6 @@ from .visibility import (
     place_of,
     visible,
     visible_keys,
-    visible_range,
 )
 
 NOT_QUANTIZED = (None,) * 6  # the fields of quantised keys and values, in a call with plain ones
@@ -51,7 +49,6 @@ def attention(
     )
     b, rows, Nk = source.b, own.rows, source.count
     slot_m, slot_l, slot_o = sequences.slot_rows(plan, own, BR, slot_m, slot_l, slot_o)
-    low, high = (low, high) if not glance else part_of_visible(block_map, own, s, split_o, Nk, BK, glance)
     g = own.group if packed else own.group // (q.shape[1] // source.k.shape[1])  # the KV head
     Q = q[b, own.group, rows] if q_offsets is None or not packed else scattered_rows(q, b, own)
     exact = Q.dtype == float32 or lse is not None or split_o is not None or plan is not None
@@ -61,8 +58,6 @@ def attention(
     def at(cols):
         return place_of(own, cols, Nk, packed)
 
-    low, high = (low, high) if by_mod != RANGE else visible_range(options, at, low, high, BK)
-
     def step(state, cols, case):
         M = mask_tile(mask, own, cols, packed) if mask is not None and case != FULL else None
         S = scores.score(rule, codecs.products(k_codec, Q, source, g, j, cols), at(cols), M)
@@ -71,6 +66,7 @@ def attention(
         read = codecs.values(v_codec, Q.dtype, source, g, j, cols, Dv)
         return softmax.step(state, S, read[0], seen, keys, score_scale, factor=read[1])
 
+    low, high = part_to_read(options, block_map, own, at, s, split_o, Nk, low, high, BK, glance, by_mod)
     state = softmax.empty(BR, Dv)
     for j in blocks(high, BK, lambda cols: by_position(options, at(cols)), start=low):
         case = block_case(options, block_map, own, at, j, BK, by_mod)
@@ -87,20 +83,6 @@ def attention(
         o[b, own.group, rows], L = softmax.finish(state)
         if lse is not None:
             lse[b, own.group, rows] = L
-
-
-def part_of_visible(block_map, own, s, split_o, Nk, BK, glance):
-    """First key and end of split s, or of all where keys are not split, of the blocks between the first and the last
-    that some row sees."""
-    first, end, blocks = cdiv(Nk, BK), 0, cdiv(Nk, BK)
-    for j in range(0, blocks, glance):
-        places = j + arange(glance)
-        shown = (block_map[own.b, own.group, own.index, places] != HIDDEN) & (places < blocks)
-        first = minimum(first, where(shown, places, blocks).min(axis=0))
-        end = maximum(end, where(shown, places + 1, 0).max(axis=0))
-    each = maximum(end - first, 0) if split_o is None else cdiv(maximum(end - first, 0), split_o.shape[3])
-    low = maximum(first if split_o is None else first + s * each, 0)
-    return low * BK, minimum(minimum(low + each, end) * BK, Nk)
 
 
 def scattered_rows(q, b, own):

@@ -88,10 +88,12 @@ def row_deltas(
     do: Tensor["B H Nq Dv"], o: Tensor["B H Nq Dv"], dlse: Tensor["B H Nq"], delta: Tensor["B H Nq"],
     *, Dv: Const, BR: Const = 16,
 ):  # fmt: skip
-    """The sum of do * o along each row, less the gradient of its logsumexp."""
+    """The sum of do * o along each row, less the gradient of its logsumexp. do of a row whose output is zero, as where
+    it sees no key, may hold anything."""
     b, h, n = program_id(do.shape[0], do.shape[1], cdiv(do.shape[2], BR))
     rows = n * BR + arange(BR)
-    total = (do[b, h, rows].astype(float32) * o[b, h, rows].astype(float32)).sum(axis=1)
+    O = o[b, h, rows].astype(float32)
+    total = where((O != 0.0).max(axis=1), (do[b, h, rows].astype(float32) * O).sum(axis=1), 0.0)
     delta[b, h, rows] = total if dlse is None else total - dlse[b, h, rows]
 
 

@@ -8,11 +8,12 @@ m = -inf, l = 0, acc = 0, and nothing here makes a NaN of it.
 
 from typing import Any, NamedTuple
 
-from monotile.language import dot, exp2, fma, full, inf, log2, maximum, where, zeros
+from monotile.language import dot, exp2, fma, full, inf, log2, maximum, minimum, where, zeros
 
 LOG2E = 1.4426950408889634
 LN2 = 0.6931471805599453
 NATURAL_SCALE = 1.0
+LARGEST = 3.4e38  # a little less than the largest float32
 
 
 class State(NamedTuple):
@@ -67,8 +68,9 @@ def combine(state, m, l, O):
 
 
 def in_natural_units(state, score_scale):
-    """The state with its maximum in natural units."""
-    return State(state.m * score_scale, state.l, state.acc)
+    """The state with its maximum in natural units, which is -inf where a row has seen no key, and nowhere else."""
+    m = minimum(maximum(state.m * score_scale, -LARGEST), LARGEST)
+    return State(where(state.m == -inf, -inf, m), state.l, state.acc)
 
 
 def sink(state, logit):

@@ -5,7 +5,7 @@ must not reach a sum, not even as 0 * NaN: `visible_keys` says which values may 
 
 from typing import Any, NamedTuple
 
-from monotile.language import arange, blocks, bool_, elementwise, float32, inf, int32, minimum, where
+from monotile.language import arange, bool_, elementwise, float32, inf, int32, minimum, where
 
 # Block cases, as a block map holds them: by mask and mask_mod, nothing of a block is visible (HIDDEN), or
 HIDDEN = 0
@@ -85,17 +85,6 @@ def case_by_mod(options, at):
     shown = elementwise(options.mask_mod)(at.b, at.h, i, at.keys[None, :]) & by_position(options, at)
     count = shown.astype(int32).sum(axis=0).sum(axis=0)  # along the rows first: a vector of keys is counted at once
     return where(count == 0, HIDDEN, where(count == i.shape[0] * at.keys.shape[0], FULL, PARTIAL))
-
-
-def visible_range(options, at, low, high, BK):
-    """First key and end of the blocks from `low` to `high` between the first and the last that the mask_mod shows to
-    some row. What lies between them is read, in a loop without branches."""
-    first, end = high, minimum(low, high)
-    for j in blocks(high, BK, lambda cols: by_position(options, at(cols)), start=low):
-        shown = case_by_mod(options, at(j + arange(BK))) != HIDDEN
-        first = minimum(first, where(shown, j, high))
-        end = where(shown, minimum(j + BK, high), end)
-    return first, end
 
 
 def visible_keys(options, at, mask, seen, case, hides):

@@ -8,6 +8,7 @@ strides, never lengths), as read from the arguments without checking them: a hit
 
 from __future__ import annotations
 
+import sys
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -34,10 +35,11 @@ from ..runtime.tensors import numpy_address
 from . import in_place, source_keys
 from .arguments import Arguments, Specialisation
 from .captures import NOTHING, Captures, captures, const_key, note_rebound, with_constants
+from .gradients import refuse_gradients
 from .in_place import Pairs
 from .layouts import ArgumentLayout, LayoutReader
 from .plans import Plan, PlanTemplate, user_globals
-from .signature import check_threads, read_scalar, read_signature
+from .signature import read_scalar, read_signature, read_threads
 from .source_keys import CompiledKernel, GlobalReads
 
 MAX_PLANS = 4096
@@ -73,7 +75,7 @@ class Kernel:
         self, *args: Any, backend: str | None = None, threads: int | None = None, schedule: Any = None, **consts: Any
     ) -> None:
         if threads is not None:
-            check_threads(threads)
+            threads = read_threads(threads)
         try:
             if consts:
                 values = tuple(consts.values())
@@ -85,6 +87,8 @@ class Kernel:
         except MonotileError as error:  # without the frames of the compiler
             raise error.with_traceback(None) from None
         given = args if plan.all_arrays else [args[n] for n in plan.array_positions]
+        if "torch" in sys.modules:
+            refuse_gradients(self.name, given)
         addresses = [numpy_address(a) if type(a) is np.ndarray else tensors.address(a) for a in given]
         pairs = self._check_memory(plan, given, addresses)
         if pairs:

@@ -176,6 +176,7 @@ def read_scalar(name: str, value: Any, dtype: DType) -> int | float:
     return int(value)
 
 
-def check_threads(threads: Any) -> None:
-    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+def read_threads(threads: Any) -> int:
+    if isinstance(threads, bool) or not isinstance(threads, int | np.integer) or threads < 1:
         raise BadThreadCount(f"threads must be a positive whole number, found {threads!r}")
+    return int(threads)

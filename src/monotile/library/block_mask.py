@@ -112,10 +112,10 @@ def block_mask(mask_mod: Callable[..., Any], B: int | None, H: int | None, Nq: i
 def _side(name: str, side: Any, *, optional: bool = False) -> Any:
     if side is None and optional:
         return None
-    if isinstance(side, bool) or not isinstance(side, int) or not 0 <= side <= MAX_LENGTH:
+    if isinstance(side, bool) or not isinstance(side, int | np.integer) or not 0 <= side <= MAX_LENGTH:
         allowed = "a whole number from 0 up, or None" if optional else "a whole number from 0 up"
         raise BadOption(f"{name} must be {allowed}; found {side!r}")
-    return side
+    return int(side)
 
 
 def unwrapped(mask_mod: Any) -> tuple[Any, BlockMask | None]:

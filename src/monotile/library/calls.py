@@ -18,7 +18,7 @@ from ..errors import ArgumentKind, InternalError, MonotileError
 from ..frontend.functions import PLAIN, is_function
 from ..launch.captures import NOTHING, Captures, captures, const_key, note_rebound, with_constants
 from ..launch.kernel import Kernel
-from ..launch.signature import check_threads, read_scalar
+from ..launch.signature import read_scalar, read_threads
 from ..runtime import arrays, tensors
 from ..runtime.arrays import Library
 from ..runtime.tensors import Layouts, View
@@ -73,6 +73,7 @@ class CallBuilder:
         self.device = next(iter(self.inputs.values())).view.device
         self.choices: Choices = backends.get(backends.resolve(backend, self.device)).choices
         self.copies: dict[int, tuple[int, ...]] = {}  # inputs by position, and the shape they are broadcast to
+        self.broadcast: dict[int, tuple[int, ...]] = {}  # the same, where leading dimensions then count as one
         self.results: list[View] = []
         self.temporaries: list[View] = []
         self.kept_views: list[View] = []
@@ -109,7 +110,7 @@ class CallBuilder:
     def contiguous(self, array: ArrayRef, shape: tuple[int, ...] | None = None) -> ArrayRef:
         """An input, copied at every call, where it is broadcast to another shape."""
         shape = array.shape if shape is None else shape
-        self.copies[array.place[1]] = shape
+        self.copies[array.place[1]] = self.broadcast.get(array.place[1], shape)
         return ArrayRef(array.place, View(array.dtype, shape, tensors.dense(shape), self.device))
 
     def reshaped(self, array: ArrayRef, *shape: int) -> ArrayRef:
@@ -121,8 +122,7 @@ class CallBuilder:
         """The threads that the caller asked for, or as many as the work is worth."""
         if self.threads is None:
             return self.choices.threads(flops, bytes_)
-        check_threads(self.threads)
-        return self.threads
+        return read_threads(self.threads)
 
     def launch(self, kernel: Kernel, *args: Any, choice: Choice, threads: int | None, **consts: Any) -> None:
         """Add a launch of arrays, None for a tensor that is left out, and scalars, of which SCALE may be one."""

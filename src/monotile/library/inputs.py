@@ -202,6 +202,7 @@ def check_sinks(sinks: ArrayRef, heads: int) -> None:
 
 def read_options(given: Any) -> Options:
     """Check the options that all functions of attention share, and return the kernels' compile-time options."""
+    check_flag("return_lse", getattr(given, "return_lse", False))
     left, right = (None, None) if given.window is None else read_window(given.window)
     for name, function in (("score_mod", given.score_mod), ("mask_mod", given.mask_mod)):
         if function is not None and not is_function(function):
@@ -284,6 +285,12 @@ def read_scale(scale: Any) -> float:
     return number
 
 
-def check_count(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_PARTS:
+def read_count(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value <= MAX_PARTS:
         raise BadOption(f"{name} must be a whole number from 1 to {MAX_PARTS}, found {value!r}")
+    return int(value)
+
+
+def check_flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool | np.bool_ | int):
+        raise BadOption(f"{name} is True or False, found {value!r}")

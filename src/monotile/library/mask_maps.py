@@ -9,7 +9,7 @@ from ..dtypes import uint8
 from ..runtime import tensors
 from .block_maps import add_mask_blocks, map_shape
 from .calls import CallBuilder, Finish, LibraryFunction
-from .inputs import check_count
+from .inputs import read_count
 from .masks import read_mask
 
 Array = Any
@@ -43,8 +43,7 @@ def mask_blocks(
         >>> monotile.mask_blocks(np.tri(4, dtype=bool), 2, 2).tolist()
         [[1, 0], [2, 1]]
     """
-    for name, block in (("block_q", block_q), ("block_k", block_k)):
-        check_count(name, block)
+    block_q, block_k = read_count("block_q", block_q), read_count("block_k", block_k)
     return MASK_BLOCKS.call((mask,), tensors.layouts((mask,)), (block_q, block_k, backend, threads))
 
 

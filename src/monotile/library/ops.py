@@ -27,8 +27,8 @@ from .growth import Growth
 from .inputs import (
     AttentionInputs,
     AttentionOptions,
-    check_count,
     on_one_diagonal,
+    read_count,
     read_inputs,
     read_options,
     read_scoring,
@@ -184,7 +184,7 @@ def decode_partials(
     docs/guide/decode_partials.md."""
     torch_calls.refuse_gradients("decode_partials", q, k, v, mask)
     if splits is not None:
-        check_count("splits", splits)
+        splits = read_count("splits", splits)
     scale, window, softcap, negative = read_scoring(causal, scale, window, softcap)
     arrays = (q, k, v) if mask is None else (q, k, v, mask)
     blocks = None

@@ -11,7 +11,7 @@ from ..runtime import tensors
 from . import torch_calls
 from .block_mask import unwrapped
 from .calls import LibraryFunction
-from .inputs import check_count, read_scoring
+from .inputs import read_count, read_scoring
 from .merging import Partials
 from .ops import FUNCTIONS
 from .quantized import Quantized
@@ -64,7 +64,7 @@ def attention(q: Array, k: Array, v: Array, *, mask: Array, sinks: Array, return
 def decode_partials(q: Array, k: Array, v: Array, *, mask: Array, splits: int | None, **given: Any) -> Partials:
     """`decode_partials` on quantised keys or values."""
     if splits is not None:
-        check_count("splits", splits)
+        splits = read_count("splits", splits)
     (k, v), fields, codecs = read_quantized("decode_partials", q, k, v, mask)
     scale, blocks, options = read_quantized_options(given)
     arrays = (q, k, v, mask, *fields)

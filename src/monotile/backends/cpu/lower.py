@@ -49,7 +49,7 @@ def lower(kernel: Kernel, target: Target, triple: str) -> Lowered:
     functions = main.e.share(ARGUMENTS, attributes)
     parts = [
         f'target triple = "{triple}"\n',
-        "@zero = private constant [16 x i8] zeroinitializer, align 16\n@ones = private constant i16 -1\n",
+        "@zero = private constant [16 x i8] zeroinitializer, align 16\n",
         *(f"{name} = private constant {text}\n" for text, name in main.e.constants.items()),
         *([amx.constants()] if main.layout.tiled else []),
         main.e.function(f"define void @kernel(ptr noalias %args, i64 %program, ptr noalias %scratch) {attributes}"),

@@ -82,22 +82,22 @@ def masked_store(e: Emitter, value: str, pointer: str, element: str, mask: str) 
 
 
 def _unknown(e: Emitter, mask: str) -> str:
-    """Return a mask that the optimiser does not know. If LLVM 22 knows that one lane is set, it turns a masked store of
-    truncated integers into a store of the wide integer, which overwrites the bytes behind it. If it knows that half the
-    lanes of a vector of int64 are set, which it divides, an assertion of its own may end the process."""
-    return e.op(f"and {e.vector_type('i1')} {mask}, {_every_lane(e)}")
+    """Return a mask of which the optimiser knows no lane, be it set or not. If LLVM 22 knows that one lane is set, it
+    turns a masked store of truncated integers into a store of the wide integer, which overwrites the bytes behind it.
+    If it knows half the lanes of a vector of int64, which it divides, an assertion of its own may end the process."""
+    return e.op(f"xor {e.vector_type('i1')} {mask}, {_no_lane(e)}")
 
 
-def _every_lane(e: Emitter) -> str:
-    """Return a mask of all lanes that the optimiser does not know: the entry block loads it from memory."""
+def _no_lane(e: Emitter) -> str:
+    """Return a mask of no lane that the optimiser does not know: the entry block loads it from memory."""
     lines = [
-        "  %ones = load volatile i16, ptr @ones",
-        f"  %few = trunc i16 %ones to i{e.lanes}",
-        f"  %every = bitcast i{e.lanes} {'%ones' if e.lanes == 16 else '%few'} to {e.vector_type('i1')}",
+        "  %zeros = load volatile i16, ptr @zero",
+        f"  %few = trunc i16 %zeros to i{e.lanes}",
+        f"  %none = bitcast i{e.lanes} {'%zeros' if e.lanes == 16 else '%few'} to {e.vector_type('i1')}",
     ]
     if lines[0] not in e.entry:
         e.entry += [line for line in lines if e.lanes < 16 or "%few =" not in line]
-    return "%every"
+    return "%none"
 
 
 # ---- conversion between memory and registers -------------------------------------------------------------------------

@@ -3,7 +3,7 @@ nothing else of it; which source it is, is known at compile time."""
 
 from typing import Any, NamedTuple
 
-from monotile.language import arange, maximum, minimum, where
+from monotile.language import arange, maximum, minimum
 
 
 class Source(NamedTuple):
@@ -76,25 +76,6 @@ def values_at(source, head, first, positions, columns):
     if source.table is None:
         return source.v[source.b, head, positions, columns]
     return paged_tile(source, source.v, head, first, positions, columns)
-
-
-def places(source, stored, first, positions):
-    """Where the fields of quantised keys at some positions are, `first` and those behind it. `stored` are their
-    codes."""
-    if source.table is None:
-        return positions
-    page, count = source.page, positions.shape[0]
-    if page % count == 0:
-        return page_start(source, stored, first // page) + first % page + arange(count)
-    known = minimum(positions, source.count - 1)
-    return page_start(source, stored, known // page) + known % page
-
-
-def page_start(source, stored, n):
-    """Where page n of the sequence begins among the positions of all pages. An entry of the table that is no page
-    counts as -1, before the first position: its product with the page could wrap to another page."""
-    entry = source.table[source.row, n]
-    return where((entry >= 0) & (entry < stored.shape[2] // source.page), entry, -1) * source.page
 
 
 def paged_tile(source, tensor, head, first, positions, columns):

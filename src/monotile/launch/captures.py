@@ -73,12 +73,13 @@ def captures_and_reads(values: Iterable[Any]) -> tuple[Captures, dict[Any, Read]
     """Return what `captures` does, and every value that functions read, by where it is bound: in a closure's cell, as
     an attribute of an object or of a module, as a global."""
     reads: dict[Any, Read] = {}
-    walk = _References(reads)
+    walk = None
     for value in values:
         plain = type(value) is types.FunctionType and not value.__closure__ and not value.__code__.co_names
         if not plain or globals_loaded(value.__code__):
+            walk = walk or _References(reads)
             walk.visit(value, 0)
-    return Captures(walk.arrays, walk.numbers, tuple(walk.pattern)), reads
+    return NOTHING if walk is None else Captures(walk.arrays, walk.numbers, tuple(walk.pattern)), reads
 
 
 class _References:

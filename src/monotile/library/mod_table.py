@@ -74,6 +74,8 @@ class Mods:
     def note_run(self, read: Sequence[Tensor]) -> None:
         """Take a snapshot for the gradients of a compiled graph that runs now. If something has changed since the last
         run, torch shall refuse the gradients of earlier ones: they have saved the version of a tensor."""
+        if not read:
+            return
         made_of = sum(mod.arrays for mod in (self.score_mod, self.mask_mod) if isinstance(mod, Maker))
         if len(read) == made_of:
             return

@@ -272,6 +272,41 @@ def test_functions_without_a_gradient_say_so() -> None:
         monotile.decode_partials(q, k, v)
 
 
+def test_gradients_themselves_have_none() -> None:
+    """Called directly, as in the backward of a function of one's own."""
+    x, do = leaves(Hkv=4, Nk=9)[0], torch.ones(2, 4, 9, 16)
+    offsets = torch.tensor([0, 9], dtype=torch.int32)
+    with torch.no_grad():
+        o, lse = monotile.attention(x, x, x, return_lse=True)
+        dense = monotile.attention_backward(do, x, x, x, o, lse)
+        rows = [t[0].transpose(0, 1) for t in (do, x, x, x, o)]
+        ragged = monotile.attention_varlen_backward(*rows, lse[0], offsets, offsets)
+    close([t.transpose(0, 1) for t in ragged[:3]], [t[0] for t in dense[:3]])
+    plain = x.detach()
+    for given in ((do, x, plain, plain, o), (do.requires_grad_(), plain, plain, plain, o)):
+        with pytest.raises(NoGradient, match="attention_backward has no gradient"):
+            monotile.attention_backward(*given, lse)
+        with pytest.raises(NoGradient, match="attention_varlen_backward has no gradient"):
+            monotile.attention_varlen_backward(*[t[0].transpose(0, 1) for t in given], lse[0], offsets, offsets)
+
+
+def test_a_function_of_ones_own() -> None:
+    class Own(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, q: Any, k: Any, v: Any) -> Any:
+            o, lse = monotile.attention(q, k, v, return_lse=True)
+            ctx.save_for_backward(q, k, v, o, lse)
+            return o
+
+        @staticmethod
+        def backward(ctx: Any, do: Any) -> Any:
+            return tuple(monotile.attention_backward(do, *ctx.saved_tensors)[:3])
+
+    tensors = leaves()
+    found = gradients(weighted(Own.apply(*tensors)), tensors)
+    close(found, gradients(weighted(monotile.attention(*tensors)), tensors))
+
+
 # ---- forward mode ----------------------------------------------------------------------------------------------------
 
 OFFSETS = torch.tensor([0, 5], dtype=torch.int32)

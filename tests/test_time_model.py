@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -140,6 +141,16 @@ def test_streamed_splits_have_like_sizes() -> None:
 
 
 # ---- the model -------------------------------------------------------------------------------------------------------
+
+
+def test_few_splits_where_a_block_map_says_what_is_visible() -> None:
+    """Most of many would have nothing to do. None where heads alone keep the cores busy."""
+    for keys, heads in itertools.product((700, 4096, 16384), ((32, 8), (4, 1), (256, 64))):
+        given = replace(problem("cpu", 1, keys, heads), dtype=float32, mask=bool_)
+        assert given.has_block_map
+        choice, unmapped = (CHOICES["cpu"][0].attention(p) for p in (given, replace(given, mask=None)))
+        assert choice.splits <= min(unmapped.splits, -(-2 * cpu_choices.cores() // heads[1])) and choice.splits != 1
+        assert covers(choice, given)
 
 
 def test_splits_fill_the_slots() -> None:

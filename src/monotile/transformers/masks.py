@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import BadOption, KernelError
+from ..errors import KernelError
 from ..library.block_maps import depends_on
+from .replaceable import check_config
 
 MaskFunction = Callable[..., Any]
 
@@ -103,7 +104,7 @@ def make_mask(
         mask: Tensor | None = sdpa_mask(**skips, **given)
         return mask
     config: Any = type(given.get("config"))
-    _check_replaceable(config)
+    check_config(config)
     given.setdefault("mask_function", causal_mask_function)
     if allow_is_causal_skip and given["mask_function"] is causal_mask_function and _sees_all(**given):
         return None
@@ -127,20 +128,6 @@ def make_mask(
         return make_dense()
     shape = request.batch_size, 1, rows, request.kv_length
     return LazyMask(shape, request.device, visible, make_dense)
-
-
-@cache
-def _check_replaceable(config: type) -> None:
-    """Raise an error for a model whose attention cannot be replaced: it would read this mask with another meaning."""
-    from transformers import MODEL_MAPPING
-
-    models = MODEL_MAPPING.get(config, ())
-    for model in models if isinstance(models, tuple | list) else (models,):
-        if not model._can_set_attn_implementation():
-            raise BadOption(
-                f"{model.__name__} computes attention by itself and takes no other implementation; load it with "
-                'attn_implementation="eager"'
-            )
 
 
 # ---- from functions to options ---------------------------------------------------------------------------------------

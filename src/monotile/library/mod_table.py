@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..launch.captures import captures, frozen
 from .block_mask import unwrapped
-from .torch_calls import refuse_captured_gradients
+from .torch_calls import is_recorded, refuse_captured_gradients
 
 Mod = Callable[..., Any]
 
@@ -99,6 +99,8 @@ def number_of(score_mod: Any, mask_mod: Any) -> tuple[int, Mods]:
     mods = Mods(frozen(score_mod), frozen(mask_mod))
     functions = [mod for mod in (mods.score_mod, unwrapped(mods.mask_mod)[0]) if mod is not None]
     refuse_captured_gradients(captures(functions).arrays.values())
+    if is_recorded():
+        return _number_in_graph(score_mod, -1, mask_mod, -1), NONE
     return _enter(mods), mods
 
 

@@ -50,6 +50,18 @@ def test_they_are_broadcast(case: tuple[Lead, Lead, Lead, Lead | None]) -> None:
     np.testing.assert_array_equal(monotile.attention(q, spread, v, mask=mask, return_lse=True)[0], o)
 
 
+@pytest.mark.parametrize("case", CASES[:4], ids=str)
+@pytest.mark.parametrize("queries", [2, 40])
+def test_they_are_broadcast_where_heads_lie_behind_positions(
+    case: tuple[Lead, Lead, Lead, Lead | None], queries: int
+) -> None:
+    """The rows of few queries are copied then, under their own number of dimensions."""
+    of_q, of_k, of_v, _ = case
+    q = np.swapaxes(array(*of_q, queries, 4, 8), -2, -3)
+    k, v = (np.swapaxes(array(*lead, 7, 2, 8), -2, -3) for lead in (of_k, of_v))
+    np.testing.assert_allclose(monotile.attention(q, k, v), formula(q, k, v, None), rtol=2e-5, atol=2e-5)
+
+
 FORMATS = [("int8", "aura3"), ("int4_zero_point", None), (None, "fp8_e5m2")]
 
 

@@ -192,6 +192,22 @@ SEQ2SEQ: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+# Models that do not take `sdpa`, whose decoders' layers say that they are not causal.
+SILENT_DECODERS: dict[str, dict[str, Any]] = {
+    "nllb-moe": {"num_experts": 2}, "bigbird_pegasus": {}, "pegasus_x": {"block_size": 4, "num_global_tokens": 4}
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SILENT_DECODERS)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_tokens_that_follow_are_not_seen(name: str, compiled: bool) -> None:
+    eager, ours = pair(transformers.AutoModelForSeq2SeqLM, name, **SEQ2SEQ["bart"], **SILENT_DECODERS[name])
+    run = torch.compile(ours, backend="eager") if compiled else ours
+    x, y = tokens(), tokens(length=6)
+    with torch.no_grad():
+        close(run(x, decoder_input_ids=y).logits, eager(x, decoder_input_ids=y).logits)
+
+
 @pytest.mark.parametrize("name", SEQ2SEQ)
 def test_cross_attention(name: str) -> None:
     """An encoder with padding, a decoder that reads it; T5 with its learned bias for each distance."""
@@ -275,8 +291,9 @@ def asked(function: Any, queries: int, keys: int, first: int = 0, **options: Any
 
 def test_masks_become_options() -> None:
     """Causal and windowed masks are options of attention; padding is of order N; documents are a mask_mod."""
-    made = transformers.masking_utils
-    assert asked(made.causal_mask_function, 9, 9) is None
+    made, llama = transformers.masking_utils, {"config": transformers.LlamaConfig()}
+    assert asked(made.causal_mask_function, 9, 9, **llama) is None
+    assert asked(made.causal_mask_function, 9, 9).visible == masks.Visible(9, True, None, None, None)  # of any model
     assert asked(made.causal_mask_function, 1, 9, 8) is None
     assert asked(made.bidirectional_mask_function, 9, 9, allow_is_bidirectional_skip=True) is None
     assert asked(made.causal_mask_function, 4, 9, 5).visible == masks.Visible(9, True, None, None, None)
@@ -286,7 +303,7 @@ def test_masks_become_options() -> None:
     both = made.sliding_window_bidirectional_mask_function(3)
     assert asked(both, 9, 9).visible == masks.Visible(9, False, (3, 3), None, None)
     seen = torch.ones(2, 9, dtype=torch.bool)
-    assert asked(made.causal_mask_function, 9, 9, attention_mask=seen) is None
+    assert asked(made.causal_mask_function, 9, 9, attention_mask=seen, **llama) is None
     seen[1, :2] = False
     padded = asked(made.causal_mask_function, 9, 9, attention_mask=seen).visible
     assert padded.causal and padded.padding.shape == (2, 9) and padded.mask_mod is None

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from monotile.backends.nvidia.triton import unpacking
-from monotile.library import aura, quantized
+from monotile.library import aura, formats
 
 Registers = dict[str, int]
 BYTES = np.arange(256, dtype=np.uint8)
@@ -94,5 +94,5 @@ def test_nibbles(name: str) -> None:
 def test_levels_are_odd_numbers_of_bfloat16() -> None:
     """What the assembly of aura's levels relies on."""
     for size in (64, 80, 128, 256):
-        levels = np.array(quantized.codec("aura4", size, size).levels)
+        levels = np.array(formats.codec("aura4", size, size).levels)
         assert (levels == -levels[::-1]).all() and (levels.astype(ml_dtypes.bfloat16) == levels).all()

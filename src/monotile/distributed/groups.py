@@ -112,7 +112,7 @@ def fingerprint_text(value: Any) -> str:
     for cell in getattr(value, "__closure__", None) or ():
         if is_function(cell.cell_contents):
             digest.update(fingerprint_text(cell.cell_contents).encode())
-    found = captures((value,))
+    found = captures((value,)).beside(())
     digest.update(repr(list(found.numbers.values())).encode())
     for array in found.arrays.values():
         host = array.detach().cpu().contiguous() if isinstance(array, Tensor) else array

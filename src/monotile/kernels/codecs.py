@@ -6,9 +6,9 @@ multiply their products by it, values their weights."""
 
 from typing import Any, NamedTuple
 
-from monotile.language import arange, dot, float16, float32, int32
+from monotile.language import arange, dot, float16, float32, int32, minimum, where
 
-from .key_sources import keys_at, places, values_at
+from .key_sources import keys_at, values_at
 
 
 class Codec(NamedTuple):
@@ -26,7 +26,7 @@ def products(codec, Q, source, g, first, cols):
     """Queries times the keys at `cols`, `first` and those behind it."""
     if codec is None:
         return dot(Q, keys_at(source, g, first, cols).T)
-    rows, of = places(source, first, cols), source.fields
+    rows, of = places(source, source.k, first, cols), source.fields
     K, factor = tile(codec, source.k, of.k_scales, of.k_zeros, source.b, g, rows, Q.dtype, factors=True)
     return dot(Q, K.T) if factor is None else dot(Q, K.T) * factor[None, :]
 
@@ -36,8 +36,27 @@ def values(codec, dtype, source, g, first, cols, Dv):
     if codec is None:
         return values_at(source, g, first, cols, arange(Dv)), None
     factors = dtype != float16  # in which weights times scales may be too small to be numbers
-    rows, of = places(source, first, cols), source.fields
+    rows, of = places(source, source.v, first, cols), source.fields
     return tile(codec, source.v, of.v_scales, of.v_zeros, source.b, g, rows, dtype, factors)
+
+
+def places(source, stored, first, positions):
+    """Where the fields of quantised keys at some positions are, `first` and those behind it. `stored` are their
+    codes."""
+    if source.table is None:
+        return positions
+    page, count = source.page, positions.shape[0]
+    if page % count == 0:
+        return page_start(source, stored, first // page) + first % page + arange(count)
+    known = minimum(positions, source.count - 1)
+    return page_start(source, stored, known // page) + known % page
+
+
+def page_start(source, stored, n):
+    """Where page n of the sequence begins among the positions of all pages. An entry of the table that is no page
+    counts as -1, before the first position: its product with the page could wrap to another page."""
+    entry = source.table[source.row, n]
+    return where((entry >= 0) & (entry < stored.shape[2] // source.page), entry, -1) * source.page
 
 
 def tile(codec, stored, scales, zeros, b, g, cols, dtype, factors):

@@ -78,17 +78,6 @@ def values_at(source, head, first, positions, columns):
     return paged_tile(source, source.v, head, first, positions, columns)
 
 
-def places(source, first, positions):
-    """Where the fields of quantised keys at some positions are, `first` and those behind it."""
-    if source.table is None:
-        return positions
-    page, count = source.page, positions.shape[0]
-    if page % count == 0:
-        return source.table[source.row, first // page] * page + first % page + arange(count)
-    known = minimum(positions, source.count - 1)
-    return source.table[source.row, known // page] * page + known % page
-
-
 def paged_tile(source, tensor, head, first, positions, columns):
     """Positions and columns of one head. A block that divides the page lies in one page; else each position is looked
     up, and those past the last key count as the last: their pages are never asked for."""

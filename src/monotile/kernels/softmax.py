@@ -68,8 +68,7 @@ def combine(state, m, l, O):
 
 
 def in_natural_units(state, score_scale):
-    """The state with its maximum in natural units, at most LARGEST in size: -inf is that of a row that has seen no
-    key alone."""
+    """The state with its maximum in natural units, which is -inf where a row has seen no key, and nowhere else."""
     m = minimum(maximum(state.m * score_scale, -LARGEST), LARGEST)
     return State(where(state.m == -inf, -inf, m), state.l, state.acc)
 

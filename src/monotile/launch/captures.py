@@ -22,7 +22,7 @@ from ..errors import KernelError
 from ..frontend.functions import ABSENT, attribute, call_of, code_of, is_object
 from ..ir.builder import LARGEST, GlobalRead
 from ..runtime.arrays import host_view
-from ..runtime.tensors import is_array
+from ..runtime.tensors import View, is_array, is_mlx
 
 MAX_NESTING = 8  # of functions captured by functions
 PLAIN = frozenset([bool, int, str, type(None)])  # constants that are equal if their types and values are
@@ -40,6 +40,20 @@ class Captures(NamedTuple):
     arrays: dict[int, Any]  # by the id of what is referred to; those of other libraries as NumPy arrays
     numbers: dict[Any, Number]  # by where they are bound
     pattern: tuple[Any, ...]  # which of them each reference is
+
+    def beside(self, given: Iterable[Any]) -> Captures:
+        """Return the captures of a call on `given`, arrays or views of such. Arrays of MLX are read in this machine's
+        memory, where JAX's are, unless the call's own arrays are MLX's."""
+        if not self.arrays or "mlx.core" not in sys.modules:
+            return self
+        if not any(map(is_mlx, self.arrays.values())) or any(map(_is_of_mlx, given)):
+            return self
+        found = {place: host_view("captured", a) if is_mlx(a) else a for place, a in self.arrays.items()}
+        return self._replace(arrays=found)
+
+
+def _is_of_mlx(item: Any) -> bool:
+    return item.device == "mlx" if isinstance(item, View) else is_mlx(item)
 
 
 NOTHING = Captures({}, {}, ())

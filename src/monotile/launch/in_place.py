@@ -24,7 +24,8 @@ def plan(
     def attempt() -> Any:
         from ..passes import in_place
 
-        call = Arguments(kernel.signature, args[: len(kernel.parameters)], captures(consts.values()), consts)
+        given = args[: len(kernel.parameters)]
+        call = Arguments(kernel.signature, given, captures(consts.values()).beside(given), consts)
         built = in_place.prepared(kernel.build(call.specialisation()))
         for output, source in pairs:
             read, written = built.tensors[source], built.tensors[output]

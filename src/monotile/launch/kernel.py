@@ -25,7 +25,6 @@ from ..errors import (
     InternalError,
     KernelError,
     MonotileError,
-    NoGradient,
     OverlappingOutput,
     ReadOnlyOutput,
 )
@@ -36,6 +35,7 @@ from ..runtime.tensors import numpy_address
 from . import in_place, source_keys
 from .arguments import Arguments, Specialisation
 from .captures import NOTHING, Captures, captures, const_key, note_rebound, with_constants
+from .gradients import refuse_gradients
 from .in_place import Pairs
 from .layouts import ArgumentLayout, LayoutReader
 from .plans import Plan, PlanTemplate, user_globals
@@ -88,7 +88,7 @@ class Kernel:
             raise error.with_traceback(None) from None
         given = args if plan.all_arrays else [args[n] for n in plan.array_positions]
         if "torch" in sys.modules:
-            self._refuse_gradients(given)
+            refuse_gradients(self.name, given)
         addresses = [numpy_address(a) if type(a) is np.ndarray else tensors.address(a) for a in given]
         pairs = self._check_memory(plan, given, addresses)
         if pairs:
@@ -99,24 +99,13 @@ class Kernel:
         except KernelError as error:  # a race that the interpreter found
             raise error.with_traceback(None) from None
 
-    def _refuse_gradients(self, given: Sequence[Any]) -> None:
-        """Raise an error where autograd would record nothing of what the kernel does to a tensor."""
-        if any([type(a) is not np.ndarray and getattr(a, "requires_grad", False) for a in given]):
-            torch = sys.modules["torch"]
-            if torch.is_grad_enabled():
-                raise NoGradient(
-                    f"the kernel {self.name!r} has no gradient, and a tensor given to it or read by its functions "
-                    "requires grad; call it under torch.no_grad(), pass detached tensors, or launch it from a "
-                    "torch.autograd.Function with a backward pass of its own"
-                )
-
     def _planned(
         self, given: tuple[Any, ...], consts: Mapping[str, Any], backend: str | None, schedule: Any
     ) -> tuple[Plan, tuple[Any, ...]]:
         """Return the plan of a call, and its arguments with the arrays and numbers that its constants capture."""
         captured, args = NOTHING, given
         if consts:
-            captured = captures(consts.values())
+            captured = captures(consts.values()).beside(given)
             args = (*given, *captured.arrays.values(), *captured.numbers.values())
         shapes = [(a.shape, a.strides, a.dtype) if type(a) is np.ndarray else tensors.signature(a) for a in args]
         key: Any = (backend, schedule, *shapes)
@@ -256,7 +245,7 @@ class Kernel:
 
     def ir_with_arguments(self, *args: Any, **consts: Any) -> KernelIR:
         """Return the IR of a call, with captured numbers as arguments; raise an error where they must be constants."""
-        call = Arguments(self.signature, args, captures(consts.values()), consts)
+        call = Arguments(self.signature, args, captures(consts.values()).beside(args), consts)
         return self.build(call.specialisation())
 
     def build(self, spec: Specialisation, globals_read: list[GlobalRead] | None = None) -> KernelIR:

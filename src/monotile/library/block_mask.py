@@ -53,8 +53,8 @@ class BlockMask:
 
     @property
     def captured(self) -> tuple[Any, ...]:
-        """The arrays that the function refers to."""
-        return tuple(captures((self.mask_mod,)).arrays.values())
+        """The arrays that the function refers to; those of MLX as NumPy arrays."""
+        return tuple(captures((self.mask_mod,)).beside(()).arrays.values())
 
     def check(self, scores: tuple[int, ...]) -> None:
         """Raise MaskShape unless the mask fits scores (batch, query heads, queries, keys)."""

@@ -73,6 +73,7 @@ class CallBuilder:
         self.device = next(iter(self.inputs.values())).view.device
         self.choices: Choices = backends.get(backends.resolve(backend, self.device)).choices
         self.copies: dict[int, tuple[int, ...]] = {}  # inputs by position, and the shape they are broadcast to
+        self.broadcast: dict[int, tuple[int, ...]] = {}  # the same, where leading dimensions then count as one
         self.results: list[View] = []
         self.temporaries: list[View] = []
         self.kept_views: list[View] = []
@@ -109,7 +110,7 @@ class CallBuilder:
     def contiguous(self, array: ArrayRef, shape: tuple[int, ...] | None = None) -> ArrayRef:
         """An input, copied at every call, where it is broadcast to another shape."""
         shape = array.shape if shape is None else shape
-        self.copies[array.place[1]] = shape
+        self.copies[array.place[1]] = self.broadcast.get(array.place[1], shape)
         return ArrayRef(array.place, View(array.dtype, shape, tensors.dense(shape), self.device))
 
     def reshaped(self, array: ArrayRef, *shape: int) -> ArrayRef:
@@ -126,8 +127,8 @@ class CallBuilder:
     def launch(self, kernel: Kernel, *args: Any, choice: Choice, threads: int | None, **consts: Any) -> None:
         """Add a launch of arrays, None for a tensor that is left out, and scalars, of which SCALE may be one."""
         consts = {**choice.blocks, **consts}
-        captured = captures(consts.values())
         views = [a.view if type(a) is ArrayRef else 1.0 if a is SCALE else a for a in args]
+        captured = captures(consts.values()).beside(views)
         plan = kernel.plan(views, captured, consts, self.backend, choice.schedule)
         index = {place: n for n, place in enumerate(self.captured.arrays)}
         places = [a.place if type(a) is ArrayRef else ("", -1) for a in args]
@@ -299,7 +300,7 @@ class LibraryFunction:
     ) -> Any:  # fmt: skip
         """Find a call by what its functions compile to and capture."""
         signatures, addresses = layouts
-        found = captures(functions)
+        found = captures(functions).beside(given[:1])
         given_arrays = list(found.arrays.values())
         if given_arrays:
             refuse_captured_gradients(given_arrays)
@@ -328,8 +329,8 @@ class LibraryFunction:
         arrays.check_one_library(zip(self.names, given, strict=False))
         adopted = [None if a is None else lib.adopt(n, a) for n, a in zip(self.names, given, strict=False)]
         if any(a is not b for a, b in zip(adopted, given, strict=True)):
-            block_mask = captured.block_mask if captured is not None else None
-            return arrays.given_back(lib, self.call(adopted, tensors.layouts(adopted), options, scale, block_mask))
+            results = self.call(adopted, tensors.layouts(adopted), options, scale, captured and captured.block_mask)
+            return arrays.given_back(lib, results, [*given, *(captured.arrays if captured is not None else ())])
         try:
             views = {n: None if a is None else tensors.read(n, a) for n, a in zip(self.names, given, strict=False)}
             prepared, family = self._prepare(lib, views, captured, options)

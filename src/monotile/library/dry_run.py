@@ -27,7 +27,7 @@ class _Recorder(CallBuilder):
     """Lists launches where a call would compile them."""
 
     def __init__(self, inputs: Mapping[str, View], options: Any) -> None:
-        super().__init__(inputs, captures(options), options.backend, options.threads)
+        super().__init__(inputs, captures(options).beside(inputs.values()), options.backend, options.threads)
         self.recorded: list[DryLaunch] = []
 
     def launch(self, kernel: Kernel, *args: Any, choice: Choice, threads: int | None, **consts: Any) -> None:
@@ -44,7 +44,8 @@ class _DryBuilder(CallBuilder):
 
 def check(function: str, inputs: Mapping[str, View | None], options: Any) -> None:
     """Raise the error that a call with arrays like `inputs` would raise; None stands for one that is left out."""
-    FUNCTIONS[function].plan(_DryBuilder(inputs, captures(options), options.backend, options.threads), options)
+    captured = captures(options).beside(inputs.values())
+    FUNCTIONS[function].plan(_DryBuilder(inputs, captured, options.backend, options.threads), options)
 
 
 def launches(function: str, inputs: Mapping[str, View], options: Any) -> list[DryLaunch]:

@@ -44,7 +44,9 @@ def as_one_batch(builder: CallBuilder, array: ArrayRef, lead: Lead) -> ArrayRef:
         return array
     whole = *lead, *rest
     wide = array.reshaped(*(1,) * (len(lead) - len(own)), *array.shape)
-    wide = wide if own == lead else wide.broadcast(whole)
+    if own != lead:
+        wide = wide.broadcast(whole)
+        builder.broadcast[array.place[1]] = whole
     shape = (math.prod(lead), *rest)
     view = wide.view.reshaped(shape)
     return ArrayRef(array.place, view) if view is not None else builder.contiguous(array, whole).reshaped(*shape)

@@ -103,7 +103,8 @@ def merge_lse(
         for name, a, axis in (("outs", outs, -2), ("lses", lses, -1))
     )
     out, total = MERGE_LSE.call((outs, lses), tensors.layouts((outs, lses)), (backend, threads))
-    return lib.give_back(out), lib.give_back(total)
+    found: tuple[Array, Array] = arrays.given_back(lib, (out, total), [part for _, part in parts])
+    return found
 
 
 def _plan_merge_lse(builder: CallBuilder, given: MergeLseOptions) -> Finish:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..launch.captures import captures, frozen
 from .block_mask import unwrapped
-from .torch_calls import is_recorded, refuse_captured_gradients
+from .torch_calls import is_recorded, no_captured_gradient, refuse_captured_gradients
 
 Mod = Callable[..., Any]
 
@@ -95,13 +95,26 @@ def number_of(score_mod: Any, mask_mod: Any) -> tuple[int, Mods]:
     if score_mod is None and mask_mod is None:
         return 0, NONE
     if torch.compiler.is_compiling():
+        plain = [None if isinstance(mod, ArrayMod) else mod for mod in (score_mod, mask_mod)]
+        if torch.is_grad_enabled() and _reads_gradients_in_graph(*plain):
+            raise no_captured_gradient()
         return _number_in_graph(*_constant_part(score_mod), *_constant_part(mask_mod)), NONE
     mods = Mods(frozen(score_mod), frozen(mask_mod))
-    functions = [mod for mod in (mods.score_mod, unwrapped(mods.mask_mod)[0]) if mod is not None]
-    refuse_captured_gradients(captures(functions).arrays.values())
+    refuse_captured_gradients(_captured(mods.score_mod, mods.mask_mod))
     if is_recorded():
         return _number_in_graph(score_mod, -1, mask_mod, -1), NONE
     return _enter(mods), mods
+
+
+def _captured(*mods: Any) -> list[Any]:
+    """The arrays that the functions of a call read."""
+    functions = [unwrapped(mod)[0] for mod in mods if mod is not None]
+    return list(captures(functions).arrays.values())
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _reads_gradients_in_graph(score_mod: Any, mask_mod: Any) -> bool:
+    return any([getattr(array, "requires_grad", False) for array in _captured(score_mod, mask_mod)])
 
 
 def _constant_part(mod: Any) -> tuple[Any, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from ..kernels.paged_append import paged_append as paged_append_kernel
 from ..kernels.scores import Options
 from ..runtime import tensors
 from ..runtime.arrays import check_one_library
+from ..runtime.tensors import View
 from . import torch_calls
 from .balancing import NOT_BALANCED, Balanced, Lengths, add_balance, add_merge_slots, is_balanced
 from .calls import ArrayRef, CallBuilder, Finish, LibraryFunction
@@ -229,15 +230,19 @@ def check_contents(q: Array, table: Array, lengths: Array, q_offsets: Array | No
         check_rising("q_offsets", contents("q_offsets", q_offsets), q.shape[0])
 
 
-def check_pages(table: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any], pages: tuple[int, ...]) -> None:
-    """Raise BadPages unless lengths fit the table and every entry in use is a page."""
+def check_pages(
+    table: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any], pages: tuple[int, ...], *, new: int = 0
+) -> None:
+    """Raise BadPages unless lengths, and `new` more tokens of each sequence, fit the table, and every entry in use is
+    a page."""
     if table.ndim != 2 or lengths.shape != table.shape[:1] or len(pages) != 4 or not pages[1]:
         return  # which the plan will say
-    capacity = table.shape[1] * pages[1]
-    for b in np.flatnonzero((lengths < 0) | (lengths > capacity)):
-        found = f"lengths[{b}] is {lengths[b]}"
-        raise BadPages(f"{found}; the table holds {table.shape[1]} pages of {pages[1]} positions: 0 to {capacity}")
-    used = np.arange(table.shape[1]) * pages[1] < lengths[:, None]
+    capacity, ends = table.shape[1] * pages[1], lengths.astype(np.int64) + new
+    for b in np.flatnonzero((lengths < 0) | (ends > capacity)):
+        more = f", with the new tokens (N = {new}) {ends[b]}" if new and lengths[b] >= 0 else ""
+        holds = f"the table holds {table.shape[1]} pages of {pages[1]} positions: 0 to {capacity}"
+        raise BadPages(f"lengths[{b}] is {lengths[b]}{more}; {holds}")
+    used = np.arange(table.shape[1]) * pages[1] < ends[:, None]
     for b, n in np.argwhere(used & ((table < 0) | (table >= pages[0]))):
         raise BadPages(f"page_table[{b}, {n}] is {table[b, n]}; there are {pages[0]} pages: 0 to {pages[0] - 1}")
 
@@ -254,15 +259,20 @@ def paged_append(
     views = {"k_pages": k_pages, "v_pages": v_pages, "k_new": k_new, "v_new": v_new}
     check_one_library([*views.items(), ("page_table", page_table), ("lengths", lengths)])
     found = {name: tensors.read(name, array) for name, array in views.items()}
-    if len({view.dtype for view in found.values()}) > 1:
-        listing = ", ".join(f"{name} {view.dtype}" for name, view in found.items())
-        raise MixedDTypes(f"pages and what is appended must have one element type, found {listing}; cast it")
+    check_one_dtype(found)
     check_new_tokens({name: view.shape for name, view in found.items()})
     check_places(page_table, lengths, found["k_new"].shape, found["k_pages"].shape, check=check)
     if tensors.same_view(k_pages, v_pages) and 0 not in found["k_pages"].shape:
         raise OverlappingOutput("'k_pages' and 'v_pages' are one array, and both are written; pass separate arrays")
     arrays = k_pages, v_pages, page_table, lengths, k_new, v_new
     paged_append_kernel(*arrays, backend=backend, threads=threads)
+
+
+def check_one_dtype(found: Mapping[str, View]) -> None:
+    """Raise an error unless pages and new tokens have one element type."""
+    if len({view.dtype for view in found.values()}) > 1:
+        listing = ", ".join(f"{name} {view.dtype}" for name, view in found.items())
+        raise MixedDTypes(f"pages and what is appended must have one element type, found {listing}; cast it")
 
 
 def check_new_tokens(shapes: dict[str, tuple[int, ...]]) -> None:
@@ -283,10 +293,7 @@ def check_places(
         if tensors.read(name, array).dtype is not int32:
             raise MixedDTypes(f"{name!r} must be int32, found {tensors.read(name, array).dtype}; cast it")
     if check:
-        table, ends = contents("page_table", page_table), contents("lengths", lengths)
-        if (ends < 0).any():
-            raise BadPages(f"lengths[{int(np.argmax(ends < 0))}] is negative; lengths are from 0 up")
-        check_pages(table, ends + new[2], pages)
+        check_pages(contents("page_table", page_table), contents("lengths", lengths), pages, new=new[2])
 
 
 NAMES = ("q", "k_pages", "v_pages", "page_table", "lengths", "sinks", "q_offsets")

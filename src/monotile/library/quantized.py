@@ -6,27 +6,38 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..dtypes import BY_NAME, float8_e4m3fn, float8_e5m2, to_numpy
-from ..errors import ArgumentKind, ArgumentRank, ArgumentShape, BadOption, MixedDTypes
+from ..dtypes import BY_NAME, to_numpy
+from ..errors import ArgumentKind, ArgumentRank, BadOption, MixedDTypes
 from ..kernels.codecs import Codec
 from ..runtime import tensors
 from . import aura
+from .formats import (
+    AURA,
+    FINITE,
+    FP8,
+    check_field,
+    check_format,
+    check_kinds,
+    check_rows,
+    check_size,
+    checked_codec,
+    codec_without_levels,
+    dtype_name,
+    named_fields,
+    read_group,
+    width,
+)
 from .readable import check_readable
-from .torch_calls import is_tensor, is_traced
+from .torch_calls import is_tensor, is_traced, refuse_gradients
 
 Array = Any
 Numbers = npt.NDArray[Any]
-FP8 = {"fp8_e4m3": (float8_e4m3fn, 448.0), "fp8_e5m2": (float8_e5m2, 57344.0)}
-AURA = {f"aura{bits}": bits for bits in (2, 3, 4, 6, 8)}
-FINITE = {"float32": 3.4028234663852886e38, "float16": 65504.0, "bfloat16": 3.3895313892515355e38}  # the largest
-INTEGERS = ("int8", "int4", "int4_zero_point")
-FORMATS = (*INTEGERS, *FP8, *AURA)
+DETACH_FIELDS = "call it under torch.no_grad(), or make the fields of detached tensors"
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,30 +53,18 @@ class Quantized:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        check_size(self.size)
+        check_field("codes", self.codes)
         return (*self.codes.shape[:-1], self.size)
 
     @property
     def codec(self) -> Codec:
-        """The compile-time description that kernels get, after a check of the fields' shapes."""
-        check_format(self.format)
-        groups = int(self.scales.shape[-1])
-        if groups < 1 or self.size % groups:
-            raise ArgumentShape(f"scales {tuple(self.scales.shape)} do not divide rows of {self.size} into groups")
-        found = codec(self.format, self.size, self.size // groups)
-        wanted = (*self.codes.shape[:-1], width(self.format, self.size))
-        if tuple(self.codes.shape) != wanted:
-            raise ArgumentShape(f"codes of {self.format} have shape {wanted}, found {tuple(self.codes.shape)}")
-        for name, field in (("scales", self.scales), ("zeros", self.zeros)):
-            if name == "zeros" and (field is not None) != found.zeros:
-                raise BadOption(f"{self.format} has {'' if found.zeros else 'no '}zeros; make it with quantize")
-            if field is not None and tuple(field.shape) != (*wanted[:-1], groups):
-                raise ArgumentShape(f"{name} must have shape {(*wanted[:-1], groups)}, found {tuple(field.shape)}")
-        return found
+        """The compile-time description that kernels get, after a check of the fields' types and shapes."""
+        return checked_codec(self)
 
     def fields(self) -> dict[str, Array]:
         """The arrays by name."""
-        found = {"codes": self.codes, "scales": self.scales, "zeros": self.zeros}
-        return {name: array for name, array in found.items() if array is not None}
+        return named_fields(self)
 
     def with_fields(self, fields: dict[str, Array]) -> Quantized:
         """The same numbers in other arrays."""
@@ -73,15 +72,18 @@ class Quantized:
 
     def dequantize(self) -> Array:
         """The numbers that the fields stand for, as an array of the type they were made from."""
-        if all(is_traced(field) for field in self.fields().values()):
+        fields = self.fields()
+        refuse_gradients("dequantize", *fields.values(), cure=DETACH_FIELDS)
+        if all(is_traced(field) for field in fields.values()):
             from . import quantize_operators
 
-            plain = _codec_facts(self.format, self.size, self.size // self.scales.shape[-1])
+            check_kinds(self)
+            plain = codec_without_levels(self.format, self.size, self.size // check_rows(self))
             return quantize_operators.decode(self.codes, self.scales, self.zeros, plain, self.dtype)
-        check_readable(**self.fields())
+        check_readable(**fields)
         found = self.codec
         if is_jax(self.codes):
-            host = {name: as_numpy(name, field) for name, field in self.fields().items()}
+            host = {name: as_numpy(name, field) for name, field in fields.items()}
             return like_jax(self.with_fields(host).dequantize())
         if is_tensor(self.codes):
             from . import quantized_torch
@@ -117,11 +119,12 @@ def quantize(x: Array, format: str, *, group: int | None = None, check: bool = F
         (1, 2, 9, 64)
     """
     check_format(format)
+    refuse_gradients("quantize", x, cure="pass x.detach()")
     if is_jax(x):
         found = quantize(as_numpy("x", x), format, group=group, check=check)
         return found.with_fields({name: like_jax(field) for name, field in found.fields().items()})
     traced = is_traced(x)
-    dtype, shape = (str(x.dtype).removeprefix("torch."), x.shape) if traced else _read(x)
+    dtype, shape = (dtype_name(x), x.shape) if traced else _read(x)
     if dtype not in FINITE:
         raise MixedDTypes(f"quantize takes float32, float16 or bfloat16, found {dtype}; cast it")
     if len(shape) < 2 or shape[-1] < 1:
@@ -187,44 +190,6 @@ def quantize_like(x: Array, other: Quantized) -> Quantized:
 
 def is_quantized(*arrays: Array) -> bool:
     return any(type(array) is Quantized for array in arrays)
-
-
-def check_format(format: Any) -> None:
-    if format not in FORMATS:
-        raise BadOption(f"format must be one of {', '.join(FORMATS)}; found {format!r}")
-
-
-def read_group(group: Any, size: int, format: str) -> int:
-    integral = isinstance(group, int | np.integer) and not isinstance(group, bool)
-    if not integral or group < 1 or size % group:
-        raise BadOption(f"group must divide the {size} numbers of a row, found {group!r}; leave it out for one scale")
-    if format in AURA and group != size:
-        raise BadOption(f"{format} has one norm for a row of {size}, found group {group}; leave group out")
-    return int(group)
-
-
-def width(format: str, size: int) -> int:
-    """Codes of a row, as stored."""
-    bits = {"int4": 4, "int4_zero_point": 4, **AURA}.get(format, 8)
-    unit = 32 if format in AURA else 8
-    return -(-size * bits // unit)
-
-
-@cache
-def codec(format: str, size: int, group: int) -> Codec:
-    found = _codec_facts(format, size, group)
-    return found._replace(levels=aura.levels(size, found.bits)) if found.kind == "aura" else found
-
-
-def _codec_facts(format: str, size: int, group: int) -> Codec:
-    """A codec without the levels of aura."""
-    if format in AURA:
-        return Codec("aura", size, size, AURA[format])
-    if format in FP8:
-        return Codec("fp8", size, group)
-    if format == "int8":
-        return Codec("integers", size, group)
-    return Codec("nibbles", size, group, 4, zeros=format == "int4_zero_point")
 
 
 def _limit(largest: float, factors: Any) -> Numbers:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..dtypes import DType
-from ..errors import ArgumentShape, MixedDTypes
+from ..errors import ArgumentShape
 from ..ir.ops import MAX_LENGTH
 from ..kernels.codecs import Codec
 from ..runtime import tensors
@@ -18,7 +18,6 @@ from .leading import Lead
 Codecs = tuple[Codec | None, Codec | None]  # of keys and of values; None: plain
 PLAIN: Codecs = (None, None)
 FIELDS = ("k_scales", "k_zeros", "v_scales", "v_zeros")
-STORED = {"integers": ("int8",), "nibbles": ("uint8",), "fp8": ("float8_e4m3fn", "float8_e5m2"), "aura": ("uint32",)}
 
 
 def codecs_of(options: Any) -> Codecs:
@@ -61,7 +60,6 @@ def read_fields(builder: CallBuilder, codecs: Codecs, batched: Callable[[ArrayRe
         if codec is not None:
             refs = [builder.inputs.get(n) for n in (name, f"{name}_scales", f"{name}_zeros")]
             refs = [None if a is None else batched(_unit_last(builder, a)) for a in refs]
-            _check_types(name, codec, refs)
         found.append(tuple(refs))
     return StoredFields(found[0], found[1], codecs)
 
@@ -75,7 +73,6 @@ def read_paged_fields(builder: CallBuilder, codecs: Codecs, batch: int) -> Store
         if codec is not None:
             refs = [builder.inputs.get(n) for n in (f"{name}_pages", f"{name}_scales", f"{name}_zeros")]
             refs = [None if a is None else _in_a_row(name, a, batch) for a in refs]
-            _check_types(f"{name}_pages", codec, refs)
         found.append(tuple(refs))
     return StoredFields(found[0], found[1], codecs)
 
@@ -108,11 +105,3 @@ def numbers_in_one_batch(numbers: ArrayRef, lead: Lead) -> ArrayRef:
 def _unit_last(builder: CallBuilder, array: ArrayRef) -> ArrayRef:
     last = array.view.strides[-1] if array.shape else 1
     return array if array.shape[-1] <= 1 or 0 in array.shape or last == 1 else builder.contiguous(array)
-
-
-def _check_types(name: str, codec: Codec, refs: Sequence[ArrayRef | None]) -> None:
-    wanted = STORED[codec.kind], ("float32",), ("uint8",)
-    for field, ref, names in zip(("codes", "scales", "zeros"), refs, wanted, strict=True):
-        if ref is not None and ref.dtype.name not in names:
-            expected = " or ".join(names)
-            raise MixedDTypes(f"the {field} of {name!r} must be {expected}, found {ref.dtype}; make them with quantize")

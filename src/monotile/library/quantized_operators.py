@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..backends.choices import KEYS_PER_SPLIT
 from . import quantized_ops, quantized_paged, quantized_varlen
+from .formats import check_kinds
 from .merging import Partials
 from .quantized import Quantized
 from .torch_calls import refuse_gradients
@@ -47,6 +48,11 @@ class StoredPair(NamedTuple):
         """Keys and values as functions of the library take them."""
         return _stored(*self[:6]), _stored(*self[6:])
 
+    def refuse_gradients(self, function: str, *others: Tensor | None) -> None:
+        """Raise an error where a field or one of the other tensors of a call requires grad."""
+        fields = self.k, self.k_scales, self.k_zeros, self.v, self.v_scales, self.v_zeros
+        refuse_gradients(f"{function} on Quantized keys and values", *others, *fields)
+
     @property
     def value_size(self) -> int:
         return self.v_size if self.v_format else self.v.shape[-1]
@@ -54,6 +60,7 @@ class StoredPair(NamedTuple):
 
 def _fields(x: Any) -> tuple[Any, ...]:
     if type(x) is Quantized:
+        check_kinds(x)
         return x.codes, x.scales, x.zeros, x.format, x.size, x.dtype
     return x, None, None, PLAIN, 0, ""
 
@@ -72,7 +79,7 @@ def attention(
     q: Tensor, k: Any, v: Any, *, mask: Tensor | None, sinks: Tensor | None, return_lse: bool, **scoring: Any
 ) -> Any:
     stored = StoredPair.of(k, v)
-    refuse_gradients("attention on Quantized keys and values", q, stored.k, stored.v)
+    stored.refuse_gradients("attention", q, mask, sinks)
     options, held = scoring_of(**scoring)
     o, lse = torch.ops.monotile.attention_quantized(q, *stored, mask, sinks, *options)
     del held
@@ -93,7 +100,7 @@ def _attention_shapes(q: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
 
 def decode_partials(q: Tensor, k: Any, v: Any, *, splits: int | None, mask: Tensor | None, **scoring: Any) -> Partials:
     stored = StoredPair.of(k, v)
-    refuse_gradients("decode_partials on Quantized keys and values", q, stored.k, stored.v)
+    stored.refuse_gradients("decode_partials", q, mask)
     options, held = scoring_of(**scoring)
     found = torch.ops.monotile.decode_partials_quantized(q, *stored, mask, splits, *options)
     del held
@@ -122,7 +129,7 @@ def attention_varlen(
 ) -> Any:  # fmt: skip
     refuse_check(check)
     stored = StoredPair.of(k, v)
-    refuse_gradients("attention_varlen on Quantized keys and values", q, stored.k, stored.v, sinks)
+    stored.refuse_gradients("attention_varlen", q, sinks)
     options, held = scoring_of(**scoring)
     o, lse = torch.ops.monotile.attention_varlen_quantized(q, *stored, q_offsets, k_offsets, sinks, *options)
     del held
@@ -150,7 +157,7 @@ def attention_paged(
 ) -> Any:  # fmt: skip
     refuse_check(check)
     stored = StoredPair.of(k_pages, v_pages)
-    refuse_gradients("attention_paged", q, stored.k, stored.v, sinks)
+    stored.refuse_gradients("attention_paged", q, sinks)
     options, held = scoring_of(**scoring)
     places = page_table, lengths, sinks, q_offsets
     o, lse = torch.ops.monotile.attention_paged_quantized(q, *stored, *places, *options)
@@ -174,8 +181,9 @@ def paged_append(
     backend: str | None, threads: int | None,
 ) -> None:  # fmt: skip
     refuse_check(check)
-    refuse_gradients("paged_append", k_new, v_new)
-    written = *_fields(k_pages)[:5], *_fields(v_pages)[:5]
+    stored = StoredPair.of(k_pages, v_pages)
+    stored.refuse_gradients("paged_append", k_new, v_new)
+    written = *stored[:5], *stored[6:11]
     torch.ops.monotile.paged_append_quantized(*written, page_table, lengths, k_new, v_new, backend, threads)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..runtime import tensors
 from . import torch_calls
 from .block_mask import unwrapped
@@ -52,7 +54,7 @@ class QuantizedPartialsOptions(NamedTuple):
 
 def attention(q: Array, k: Array, v: Array, *, mask: Array, sinks: Array, return_lse: bool, **given: Any) -> Any:
     """`attention` on quantised keys or values."""
-    (k, v), fields, codecs = read_quantized("attention", q, k, v)
+    (k, v), fields, codecs = read_quantized("attention", q, k, v, mask, sinks)
     scale, blocks, options = read_quantized_options(given)
     arrays = (q, k, v, mask, sinks, *fields)
     options = (*options, return_lse, codecs, given["backend"], given["threads"])
@@ -63,7 +65,7 @@ def decode_partials(q: Array, k: Array, v: Array, *, mask: Array, splits: int | 
     """`decode_partials` on quantised keys or values."""
     if splits is not None:
         splits = read_count("splits", splits)
-    (k, v), fields, codecs = read_quantized("decode_partials", q, k, v)
+    (k, v), fields, codecs = read_quantized("decode_partials", q, k, v, mask)
     scale, blocks, options = read_quantized_options(given)
     arrays = (q, k, v, mask, *fields)
     options = (splits, *options, codecs, given["backend"], given["threads"])
@@ -81,16 +83,20 @@ def read_quantized_options(given: dict[str, Any]) -> tuple[float | None, Any, tu
     return scale, blocks, (causal, window, softcap, given["score_mod"], mask_mod, negative)
 
 
-def read_quantized(function: str, q: Array, k: Array, v: Array) -> tuple[tuple[Array, ...], tuple[Array, ...], Codecs]:
+def read_quantized(
+    function: str, q: Array, k: Array, v: Array, *others: Array | None
+) -> tuple[tuple[Array, ...], tuple[Array, ...], Codecs]:
     """Return k and v as kernels take them, the other fields and the rotations in the order of FIELDS and ROTATIONS, and
-    the codecs."""
+    the codecs. Refuse gradients of all of them and of `others`."""
     fields, codecs = [], []
     for x in (k, v):
         quantized = type(x) is Quantized
         codecs.append(x.codec if quantized else None)
         fields.append((x.codes, x.scales, x.zeros) if quantized else (x, None, None))
     (k, *k_fields), (v, *v_fields) = fields
-    torch_calls.refuse_gradients(f"{function} on Quantized keys and values", q, k, v)
+    if type(q) is not np.ndarray:  # beside which tensors are an error
+        given = q, k, v, *k_fields, *v_fields, *others
+        torch_calls.refuse_gradients(f"{function} on Quantized keys and values", *given)
     pair = codecs[0], codecs[1]
     return (k, v), (*k_fields, *v_fields, *matrices(q, pair)), pair
 

@@ -22,7 +22,7 @@ def attention_varlen(
     refuse_block_mask("attention_varlen", given["mask_mod"])
     if check:
         check_offsets(q, k, q_offsets, k_offsets)
-    (k, v), fields, codecs = read_quantized("attention_varlen", q, k, v)
+    (k, v), fields, codecs = read_quantized("attention_varlen", q, k, v, sinks)
     scale, _, options = read_quantized_options(given)
     arrays = (q, k, v, q_offsets, k_offsets, sinks, *fields)
     options = (*options, return_lse, codecs, given["backend"], given["threads"])

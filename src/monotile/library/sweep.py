@@ -16,8 +16,9 @@ import numpy as np
 
 from .. import backends, dtypes
 from . import ops, registry
+from .formats import FORMATS
 from .guarded import GuardedArray, Placement, guarded_results, with_captured
-from .quantized import FORMATS, Quantized, quantize
+from .quantized import Quantized, quantize
 from .registry import Inputs, Results, Sizes, Verdict
 
 DTYPES = ("float32", "float16", "bfloat16")

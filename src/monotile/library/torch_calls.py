@@ -120,7 +120,10 @@ def _are_alike(given: list[Any]) -> bool:
     return alike and (len(traced) in (0, len(given)) or traced[0].fake_mode.allow_non_fake_inputs)
 
 
-def refuse_gradients(function: str, *given: Array | None) -> None:
+USE_ATTENTION = "call it under torch.no_grad(), pass detached tensors, or use attention, which has one"
+
+
+def refuse_gradients(function: str, *given: Array | None, cure: str = USE_ATTENTION) -> None:
     """Raise an error where gradients would be lost in silence."""
     torch = sys.modules.get("torch")
     if torch is None:
@@ -129,10 +132,7 @@ def refuse_gradients(function: str, *given: Array | None) -> None:
     if not torch.is_grad_enabled():
         return
     if any([isinstance(t, torch.Tensor) and t.requires_grad for t in given]):
-        raise NoGradient(
-            f"{function} has no gradient, and a tensor given to it requires grad; call it under torch.no_grad(), pass "
-            "detached tensors, or use attention, which has one"
-        )
+        raise NoGradient(f"{function} has no gradient, and a tensor given to it requires grad; {cure}")
 
 
 def refuse_captured_gradients(captured: Iterable[Array]) -> None:
@@ -142,10 +142,14 @@ def refuse_captured_gradients(captured: Iterable[Array]) -> None:
         return
     refuse_tangents("a score_mod or mask_mod", *captured)
     if torch.is_grad_enabled() and any([getattr(a, "requires_grad", False) for a in captured]):
-        raise NoGradient(
-            "score_mod or mask_mod reads a tensor that requires grad, and attention has no gradient for it; "
-            "pass it detached (bias.detach()), or as an additive mask, which has one"
-        )
+        raise no_captured_gradient()
+
+
+def no_captured_gradient() -> NoGradient:
+    return NoGradient(
+        "score_mod or mask_mod reads a tensor that requires grad, and attention has no gradient for it; "
+        "pass it detached (bias.detach()), or as an additive mask, which has one"
+    )
 
 
 def refuse_tangents(function: str, *given: Array | None) -> None:

@@ -16,6 +16,7 @@ from . import merging, ops, paged
 from .inputs import read_window
 from .merging import Partials
 from .mod_table import arrays_of, number_of
+from .torch_calls import refuse_gradients
 from .torch_operator import LIBRARY, OPTIONS, READING, scoring_options
 
 Pair = tuple[Any, Any]
@@ -55,6 +56,7 @@ def attention_paged(
     q_offsets: Tensor | None, return_lse: bool, check: bool, **scoring: Any,
 ) -> Any:  # fmt: skip
     refuse_check(check)
+    refuse_gradients("attention_paged", sinks)
     options, held = scoring_of(**scoring)
     arrays = q, k_pages, v_pages, page_table, lengths, sinks, q_offsets
     o, lse = torch.ops.monotile.attention_paged(*arrays, *options)

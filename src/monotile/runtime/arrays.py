@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from .. import dtypes
 from ..errors import ArgumentKind, OutOfDeviceMemory
-from . import tensors
+from . import mlx_graph, tensors
 from .tensors import View, numpy_address
 
 MAX_TEMPLATES = 1024
@@ -199,11 +199,14 @@ def _kind(array: Any) -> str:
     return f"of type {type(array).__name__}"
 
 
-def given_back(lib: Library, result: Any) -> Any:
-    """Results as arrays of the caller's library."""
-    if not isinstance(result, tuple):
-        return lib.give_back(result)
-    found: list[Any] = [None if array is None else lib.give_back(array) for array in result]
+def given_back(lib: Library, result: Any, sources: Sequence[Any]) -> Any:
+    """Results as arrays of the caller's library. `sources` are the arrays that they were computed from."""
+    several = isinstance(result, tuple)
+    found = [None if array is None else lib.give_back(array) for array in (result if several else (result,))]
+    if isinstance(lib, Numpy) and lib.home is sys.modules.get("mlx.core", lib):
+        found = mlx_graph.without_derivatives(found, sources)
+    if not several:
+        return found[0]
     return type(result)(*found) if hasattr(result, "_fields") else tuple(found)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import KernelError
 from ..library.block_maps import depends_on
-from .replaceable import check_config
+from .replaceable import check_config, models_of
 
 MaskFunction = Callable[..., Any]
 
@@ -94,16 +94,17 @@ def make_mask(
     *, allow_is_causal_skip: bool = True, allow_is_bidirectional_skip: bool = False, **given: Any
 ) -> Tensor | None:
     """The mask of a forward pass, in place of Transformers' `sdpa_mask` and with its arguments. None stands for causal
-    attention of as many keys as queries, or of one query to all keys, or for no mask in an encoder, where allowed."""
+    attention of as many keys as queries, where layers say that they are causal, or of one query to all keys, or for no
+    mask in an encoder, where allowed."""
     from transformers.masking_utils import causal_mask_function, sdpa_mask
     from transformers.utils.import_utils import is_tracing
 
+    config: Any = type(given.get("config"))
     if is_tracing(given.get("attention_mask")) or is_tracing(given.get("q_offset")):
-        skips = {"allow_is_causal_skip": allow_is_causal_skip}
+        skips = {"allow_is_causal_skip": allow_is_causal_skip and _layers_are_causal(config)}
         skips["allow_is_bidirectional_skip"] = allow_is_bidirectional_skip
         mask: Tensor | None = sdpa_mask(**skips, **given)
         return mask
-    config: Any = type(given.get("config"))
     check_config(config)
     given.setdefault("mask_function", causal_mask_function)
     if allow_is_causal_skip and given["mask_function"] is causal_mask_function and _sees_all(**given):
@@ -113,7 +114,7 @@ def make_mask(
     rows, whole = request.q_length, request.kv_length == getattr(visible, "keys", None)
     if visible is not None and allow_is_causal_skip:
         plain = visible.window is None is visible.padding is visible.mask_mod
-        if plain and visible.causal and rows == visible.keys:
+        if plain and visible.causal and rows == visible.keys and _layers_are_causal(config):
             return None
         if whole and rows == 1 and visible.hides_nothing:
             return None
@@ -128,6 +129,14 @@ def make_mask(
         return make_dense()
     shape = request.batch_size, 1, rows, request.kv_length
     return LazyMask(shape, request.device, visible, make_dense)
+
+
+@cache
+def _layers_are_causal(config: type) -> bool:
+    """True if the layers of a model surely have a true `is_causal` where they are causal: `sdpa` needs it, and in
+    models that do not take `sdpa` layers of decoders may say the contrary."""
+    models = models_of(config)
+    return bool(models) and all(model._supports_sdpa for model in models)
 
 
 # ---- from functions to options ---------------------------------------------------------------------------------------

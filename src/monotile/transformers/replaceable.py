@@ -26,12 +26,17 @@ def check_model(model: Any) -> None:
 @cache
 def check_config(config: type) -> None:
     """Raise an error for a model whose attention cannot be replaced: it would read a LazyMask with another meaning."""
+    for model in models_of(config):
+        if not model._can_set_attn_implementation():
+            raise _computes_by_itself(model)
+
+
+def models_of(config: type) -> tuple[Any, ...]:
+    """Return the classes of models that Transformers loads for a configuration."""
     from transformers import MODEL_MAPPING
 
     models: Any = MODEL_MAPPING.get(config, ())
-    for model in models if isinstance(models, tuple | list) else (models,):
-        if not model._can_set_attn_implementation():
-            raise _computes_by_itself(model)
+    return tuple(models) if isinstance(models, tuple | list) else (models,)
 
 
 def _computes_by_itself(model: type) -> BadOption:

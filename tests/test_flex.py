@@ -95,7 +95,9 @@ def without_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchs, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
 
 
-@pytest.mark.parametrize("score_mod", [relative, alibi, capped, hiding, distance, hiding_by_a_tensor, filled, stepped, counted])
+@pytest.mark.parametrize(
+    "score_mod", [relative, alibi, capped, hiding, distance, hiding_by_a_tensor, filled, stepped, counted]
+)
 def test_score_mods(score_mod: Any) -> None:
     wanted = torchs.flex_attention(Q, K, V, score_mod, enable_gqa=True, scale=0.2)
     assert torch.allclose(flex_attention(Q, K, V, score_mod, enable_gqa=True, scale=0.2), wanted, atol=1e-5)

@@ -102,7 +102,7 @@ def number_of(score_mod: Any, mask_mod: Any) -> tuple[int, Mods]:
     mods = Mods(frozen(score_mod), frozen(mask_mod))
     refuse_captured_gradients(_captured(mods.score_mod, mods.mask_mod))
     if is_recorded():
-        return _number_in_graph(score_mod, -1, mask_mod, -1), NONE
+        return _number_in_graph(mods.score_mod, -1, mods.mask_mod, -1), NONE
     return _enter(mods), mods
 
 

@@ -65,7 +65,8 @@ def flex_attention(
 ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, AuxOutput]:  # fmt: skip
     """`torch.nn.attention.flex_attention.flex_attention`. `block_mask` is what `create_block_mask` gives, here or in
     torch. `kernel_options` tune torch's kernels and are not read."""
-    check_kinds(query=query, key=key, value=value)
+    if not type(query) is type(key) is type(value) is Tensor:
+        check_kinds(query=query, key=key, value=value)
     if return_lse and return_aux is not None:
         raise BadOption("return_lse and return_aux are given together; use return_aux=AuxRequest(lse=True)")
     if return_aux is not None and return_aux.max_scores:

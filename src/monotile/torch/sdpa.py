@@ -18,6 +18,7 @@ from ..library.readable import check_kinds, check_readable
 from ..library.torch_calls import is_causal_bias, with_clear_errors
 
 TORCHS = torch._C._nn.scaled_dot_product_attention  # torch's own, also where its name in torch.nn.functional is not
+PLAIN_MASKS = Tensor, type(None)
 DEFAULTS = {"dropout_p": 0.0, "is_causal": False, "enable_gqa": False}
 
 
@@ -35,7 +36,7 @@ def scaled_dot_product_attention(
     none.
     """
     causal: bool | str = "upper_left" if is_causal else False
-    if not _are_plain(query, key, value, attn_mask):
+    if not type(query) is type(key) is type(value) is Tensor or type(attn_mask) not in PLAIN_MASKS:
         if handlers := _handlers(query, key, value, attn_mask):
             given = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
             return _handled(handlers, (query, key, value), {**given, "enable_gqa": enable_gqa})
@@ -50,20 +51,15 @@ def scaled_dot_product_attention(
         raise ArgumentKind(
             "query, key or value is a nested tensor; pass torch.nested.to_padded_tensor(...) and a mask, or each part"
         )
-    rank = max(t.dim() for t in (query, key, value))
-    if min(t.dim() for t in (query, key, value)) < 2:
+    ranks = query.dim(), key.dim(), value.dim()
+    if min(ranks) < 2:
         shapes = ", ".join(str(tuple(t.shape)) for t in (query, key, value))
         raise ArgumentRank(f"query, key and value have at least 2 dimensions (length, head size), found {shapes}")
     q, k, v = (t if t.dim() > 2 else t.unsqueeze(0) for t in (query, key, value))
     heads = _query_heads(q.shape[-3], k.shape[-3], v.shape[-3], enable_gqa)
     q, k, v = q.expand(*q.shape[:-3], heads, -1, -1), *_same_heads(k, v, heads)
     o: Tensor = attention(q, k, v, mask=attn_mask, causal=causal, scale=scale)
-    return o if rank > 2 else o.squeeze(0)
-
-
-def _are_plain(query: Any, key: Any, value: Any, attn_mask: Any) -> bool:
-    """True for tensors of torch's own class, and a mask that may be left out: the common case, in few questions."""
-    return type(query) is type(key) is type(value) is Tensor and (attn_mask is None or type(attn_mask) is Tensor)
+    return o if max(ranks) > 2 else o.squeeze(0)
 
 
 def _handlers(*given: Any) -> tuple[Any, ...]:

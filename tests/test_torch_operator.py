@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import monotile
-from monotile.errors import MonotileError, NoGradient
+from monotile.errors import CapturedChanged, MonotileError, NoGradient
 from monotile.language import tanh, where
 from usable import DEVICE, ON_GPU
 
@@ -279,6 +279,26 @@ def test_what_torch_jit_trace_would_not_record() -> None:
         torch.jit.trace(lambda *t: monotile.attention(*t), [t[None] for t in tensors])
 
 
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+def test_gradients_of_a_recorded_mod() -> None:
+    """The graph reads arrays as they are when it runs; it has gradients until they change."""
+    tensors, bias = leaves(), torch.randn(13)
+
+    def biased(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return score * bias[j]
+
+    def call(q: Any, k: Any, v: Any) -> Any:
+        return monotile.attention(q, k, v, score_mod=biased)
+
+    traced = torch.jit.trace(call, tensors, check_trace=False)
+    close(gradients(weighted(traced(*tensors)), tensors), gradients(weighted(call(*tensors)), tensors))
+    bias += 1.0
+    found = traced(*tensors)
+    assert torch.equal(found, call(*tensors))
+    with pytest.raises(CapturedChanged, match="record it again"):
+        gradients(weighted(found), tensors)
+
+
 @pytest.mark.parametrize("grad", [False, True])
 def test_autocast(grad: bool) -> None:
     tensors = leaves() if grad else [t.detach() for t in leaves()]
@@ -328,6 +348,41 @@ def test_functions_without_a_gradient_say_so() -> None:
         monotile.decode_partials(q, k, v)
     with torch.no_grad():
         monotile.decode_partials(q, k, v)
+
+
+def test_gradients_themselves_have_none() -> None:
+    """Called directly, as in the backward of a function of one's own."""
+    x, do = leaves(Hkv=4, Nk=9)[0], torch.ones(2, 4, 9, 16)
+    offsets = torch.tensor([0, 9], dtype=torch.int32)
+    with torch.no_grad():
+        o, lse = monotile.attention(x, x, x, return_lse=True)
+        dense = monotile.attention_backward(do, x, x, x, o, lse)
+        rows = [t[0].transpose(0, 1) for t in (do, x, x, x, o)]
+        ragged = monotile.attention_varlen_backward(*rows, lse[0], offsets, offsets)
+    close([t.transpose(0, 1) for t in ragged[:3]], [t[0] for t in dense[:3]])
+    plain = x.detach()
+    for given in ((do, x, plain, plain, o), (do.requires_grad_(), plain, plain, plain, o)):
+        with pytest.raises(NoGradient, match="attention_backward has no gradient"):
+            monotile.attention_backward(*given, lse)
+        with pytest.raises(NoGradient, match="attention_varlen_backward has no gradient"):
+            monotile.attention_varlen_backward(*[t[0].transpose(0, 1) for t in given], lse[0], offsets, offsets)
+
+
+def test_a_function_of_ones_own() -> None:
+    class Own(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, q: Any, k: Any, v: Any) -> Any:
+            o, lse = monotile.attention(q, k, v, return_lse=True)
+            ctx.save_for_backward(q, k, v, o, lse)
+            return o
+
+        @staticmethod
+        def backward(ctx: Any, do: Any) -> Any:
+            return tuple(monotile.attention_backward(do, *ctx.saved_tensors)[:3])
+
+    tensors = leaves()
+    found = gradients(weighted(Own.apply(*tensors)), tensors)
+    close(found, gradients(weighted(monotile.attention(*tensors)), tensors))
 
 
 # ---- forward mode ----------------------------------------------------------------------------------------------------

@@ -282,3 +282,32 @@ def test_the_module() -> None:
     assert (compiled(x) - wanted).abs().max() < 1e-5
     with pytest.raises(HeadsDoNotDivide, match="divisor"):
         monotile.torch.Attention(32, 4, kv_heads=3)
+
+
+class Bias(torch.nn.Module):  # type: ignore[misc]
+    """A score_mod with a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.arange(9.0))
+
+    def forward(self, score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return score + self.table[j]
+
+
+def test_options_of_the_module_are_registered() -> None:
+    sinks = torch.nn.Parameter(torch.ones(4))
+    module = monotile.torch.Attention(32, 4, sinks=sinks, score_mod=Bias())
+    assert dict(module.named_parameters())["sinks"] is sinks
+    assert {"sinks", "score_mod.table"} <= set(module.state_dict())
+    module(draw(2, 9, 32)).sum().backward()
+    assert sinks.grad is not None
+    fixed = monotile.torch.Attention(32, 4, sinks=torch.zeros(4))
+    assert "sinks" in dict(fixed.named_buffers()) and "sinks" not in dict(fixed.named_parameters())
+    fixed.load_state_dict({**fixed.state_dict(), "sinks": torch.full((4,), 9.0)})
+    plain = monotile.torch.Attention(32, 4)
+    plain.load_state_dict({name: value for name, value in fixed.state_dict().items() if name != "sinks"})
+    x = draw(2, 9, 32)
+    assert not torch.equal(fixed(x), plain(x))
+    assert fixed.to(torch.bfloat16).sinks.dtype is torch.bfloat16
+    assert fixed(x.to(torch.bfloat16)).dtype is torch.bfloat16

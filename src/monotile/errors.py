@@ -330,6 +330,10 @@ class NoGradient(CallError):
     """A gradient that monotile does not compute, where leaving it out would lose it in silence."""
 
 
+class CapturedChanged(CallError):
+    """Something that a score_mod or mask_mod reads and that was changed between a call and its gradients."""
+
+
 # ---- mistakes between ranks ------------------------------------------------------------------------------------------
 
 

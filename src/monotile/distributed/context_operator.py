@@ -126,10 +126,11 @@ def _backward(do: Tensor, dlse: Tensor | None, o: Tensor, lse: Tensor, *args: An
         dlse = torch.zeros_like(lse) if dlse is None else dlse
     rows = RowTensors(do.contiguous(), o, lse, dlse if given.return_lse else None)
     part = given.part(backward=True)
-    if given.method == "all_to_all":
-        *found, dsinks = heads.backward(part, rows, kept)
-    else:
-        *found, dsinks = given.sent_method.backward(part, rows)
+    with mods_of(given.mods).as_called():
+        if given.method == "all_to_all":
+            *found, dsinks = heads.backward(part, rows, kept)
+        else:
+            *found, dsinks = given.sent_method.backward(part, rows)
     return *found, given.q.new_empty(0) if dsinks is None else dsinks
 
 

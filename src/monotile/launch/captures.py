@@ -9,20 +9,23 @@ compiled (a length, a range, a position in a tuple) is remembered by its code, a
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
+import threading
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from ..dtypes import DType, float32, int32, int64
-from ..errors import KernelError
+from ..errors import CapturedChanged, KernelError
 from ..frontend.functions import ABSENT, attribute, call_of, code_of, is_object
 from ..ir.builder import LARGEST, GlobalRead
 from ..runtime.arrays import host_view
 from ..runtime.tensors import View, is_array, is_mlx
+from .reads import Read, cells, globals_loaded, names_in, reads_of
 
 MAX_NESTING = 8  # of functions captured by functions
 PLAIN = frozenset([bool, int, str, type(None)])  # constants that are equal if their types and values are
@@ -31,6 +34,15 @@ Result = TypeVar("Result")
 
 _compiled_in: dict[int, types.CodeType] = {}  # code whose numbers are constants, by its id
 _rebound: set[tuple[int, str]] = set()  # globals that were bound to another number
+
+
+class _Earlier(threading.local):
+    """Numbers that this thread reads in place of those bound now, by where they are bound."""
+
+    numbers: Mapping[Any, Number] = {}
+
+
+_earlier = _Earlier()
 
 
 class Captures(NamedTuple):
@@ -71,10 +83,24 @@ def captures(values: Iterable[Any]) -> Captures:
     return NOTHING if walk is None else Captures(walk.arrays, walk.numbers, tuple(walk.pattern))
 
 
-class _References:
-    """Follow functions to the arrays and numbers that they refer to."""
+def captures_and_reads(values: Iterable[Any]) -> tuple[Captures, dict[Any, Read]]:
+    """Return what `captures` does, and every value that functions read, by where it is bound: in a closure's cell, as
+    an attribute of an object or of a module, as a global."""
+    reads: dict[Any, Read] = {}
+    walk = None
+    for value in values:
+        plain = type(value) is types.FunctionType and not value.__closure__ and not value.__code__.co_names
+        if not plain or globals_loaded(value.__code__):
+            walk = walk or _References(reads)
+            walk.visit(value, 0)
+    return NOTHING if walk is None else Captures(walk.arrays, walk.numbers, tuple(walk.pattern)), reads
 
-    def __init__(self) -> None:
+
+class _References:
+    """Follow functions to the arrays and numbers that they refer to; `reads` takes all that they read."""
+
+    def __init__(self, reads: dict[Any, Read] | None = None) -> None:
+        self.reads, self.earlier = reads, _earlier.numbers
         self.arrays: dict[int, Any] = {}
         self.numbers: dict[Any, Number] = {}
         self.pattern: list[Any] = []
@@ -87,8 +113,8 @@ class _References:
         if kind is bool or kind is str or value is None:
             return
         if kind is int or kind is float:
-            if place is not None and id(code) not in _compiled_in and number_dtype(value) is not None:
-                self._add(place, self.numbers, value)
+            if place is not None and number_dtype(value) is not None:
+                self._number(place, value, code)
         elif isinstance(value, tuple):
             for item in value:
                 self.visit(item, depth, code)
@@ -102,14 +128,14 @@ class _References:
                 for name, item in _partial_items(value):
                     self.visit(item, depth + 1, of, (id(value), name))
         elif depth and is_array(value):
-            number = None if id(code) in _compiled_in else number_of(value)
-            self._add(id(value), self.arrays if number is None else self.numbers, value if number is None else number)
+            number = number_of(value)
+            if number is None or not self._number(id(value), number, code):
+                self._add(id(value), self.arrays, value)
         elif isinstance(value, types.MethodType):
             self.visit(value.__func__, depth)
             self._object(value.__self__, code_of(value), depth)
         elif place is not None and (number := number_of(value)) is not None:
-            if id(code) not in _compiled_in:
-                self._add(place, self.numbers, number)
+            self._number(place, number, code)
         elif depth and hasattr(value, "__dlpack__") and not isinstance(value, np.generic):
             self._add(id(value), self.arrays, host_view("captured", value))
         elif is_object(value):
@@ -119,7 +145,9 @@ class _References:
 
     def _function(self, function: types.FunctionType, depth: int) -> None:
         code = function.__code__
-        for cell, content in _cells(function):
+        if self.reads is not None:
+            self.reads.update(reads_of(function))
+        for cell, content in cells(function):
             if content is not ABSENT:
                 self.visit(content, depth, code, id(cell))
         names = function.__globals__
@@ -135,13 +163,42 @@ class _References:
             return
         self._objects.add((id(owner), code))
         for name, value in _attributes(owner, code):
+            if self.reads is not None:
+                self.reads[id(owner), name] = Read(value, name, owner)
             self.visit(value, depth + 1, code, (id(owner), name))
+
+    def _number(self, place: Any, number: Number, code: types.CodeType | None) -> bool:
+        """Add a number, unless it is a constant of the code that refers to it. True if it was added."""
+        if self.earlier:
+            earlier = self.earlier.get(place, number)
+            if id(code) in _compiled_in and earlier != number:
+                raise CapturedChanged(
+                    f"a number that score_mod or mask_mod reads was {earlier} in the call whose gradients are computed "
+                    f"and is {number} now, and the function is compiled for one number; change it after backward, or "
+                    "read it from a closure"
+                )
+            number = earlier
+        if id(code) in _compiled_in:
+            return False
+        self._add(place, self.numbers, number)
+        return True
 
     def _add(self, place: Any, found: dict[Any, Any], value: Any) -> None:
         found.setdefault(place, value)
         self.pattern.append(self._order.setdefault(place, len(self._order)))
         if found is self.numbers:
             self.pattern.append(number_dtype(value))
+
+
+@contextlib.contextmanager
+def reading_earlier(numbers: Mapping[Any, Number]) -> Iterator[None]:
+    """Let functions be read with earlier numbers, by where these are bound. It is an error if one of them is bound to
+    another number by now and is a constant of the compiled function."""
+    before, _earlier.numbers = _earlier.numbers, numbers
+    try:
+        yield
+    finally:
+        _earlier.numbers = before
 
 
 def number_of(value: Any) -> Number | None:
@@ -211,7 +268,7 @@ def _function_key(function: types.FunctionType, depth: int) -> Any:
     code = function.__code__
     # Code objects of different files may be equal, so the file and its globals belong to the key.
     key = [code, code.co_filename, id(function.__globals__)]
-    for _, content in _cells(function):
+    for _, content in cells(function):
         key.append(ABSENT if content is ABSENT else _key_of(content, depth, code))
     key += [const_key(v, depth, code) for v in function.__defaults__ or ()]
     key += [(n, const_key(v, depth, code)) for n, v in (function.__kwdefaults__ or {}).items()]
@@ -232,14 +289,6 @@ def _key_of(value: Any, depth: int, code: types.CodeType | None) -> Any:
     return const_key(value, depth, code)
 
 
-def _cells(function: types.FunctionType) -> Iterator[tuple[types.CellType, Any]]:
-    for cell in function.__closure__ or ():
-        try:
-            yield cell, cell.cell_contents
-        except ValueError:  # a variable that is not bound yet
-            yield cell, ABSENT
-
-
 def _partial_items(value: functools.partial[Any]) -> list[tuple[Any, Any]]:
     return [*enumerate(value.args), *value.keywords.items()]
 
@@ -250,24 +299,16 @@ def _attributes(owner: Any, code: types.CodeType) -> list[tuple[str, Any]]:
         return []
     found: list[tuple[str, Any]] = []
     called = call_of(owner)
-    names = dict.fromkeys([*_names(code), *(_names(called.__code__) if called is not None else ())])
+    names = dict.fromkeys([*names_in(code), *(names_in(called.__code__) if called is not None else ())])
     for name in (pending := list(names)):
         value = attribute(owner, name)
         if isinstance(value, types.MethodType) and value.__self__ is owner:
             value = value.__func__
-            pending += [n for n in _names(value.__code__) if n not in names]
+            pending += [n for n in names_in(value.__code__) if n not in names]
             names.update(dict.fromkeys(pending))
         if value is not ABSENT:
             found.append((name, value))
     return found
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    """Yield the names in code and in functions nested in it."""
-    yield from code.co_names
-    for item in code.co_consts:
-        if isinstance(item, types.CodeType):
-            yield from _names(item)
 
 
 def frozen(function: Any) -> Any:
@@ -277,9 +318,9 @@ def frozen(function: Any) -> Any:
         return functools.partial(frozen(function.func), *function.args, **function.keywords)
     if type(function) is not types.FunctionType or not function.__closure__:
         return function
-    cells = [cell if content is ABSENT else types.CellType(frozen(content)) for cell, content in _cells(function)]
+    held = [cell if content is ABSENT else types.CellType(frozen(content)) for cell, content in cells(function)]
     names, defaults = function.__globals__, function.__defaults__
-    found = types.FunctionType(function.__code__, names, function.__name__, defaults, tuple(cells))
+    found = types.FunctionType(function.__code__, names, function.__name__, defaults, tuple(held))
     found.__kwdefaults__ = function.__kwdefaults__
     return found
 
@@ -295,6 +336,11 @@ def note_rebound(reads: Sequence[GlobalRead]) -> bool:
         if now is not value and type(value) in (int, float) and type(now) in (int, float):
             _rebound.add((id(names), name))
     return len(_rebound) > before
+
+
+def make_argument(place: tuple[int, str]) -> None:
+    """Make the global at this place an argument of later calls."""
+    _rebound.add(place)
 
 
 def with_constants(values: Sequence[Any], attempt: Callable[[], Result]) -> Result:
@@ -332,4 +378,4 @@ def _codes(values: Iterable[Any], depth: int = 0) -> Iterator[types.CodeType]:
             yield code
             inner = value.func if isinstance(value, functools.partial) else value
             if isinstance(inner, types.FunctionType):
-                yield from _codes([content for _, content in _cells(inner)], depth + 1)
+                yield from _codes([content for _, content in cells(inner)], depth + 1)

@@ -75,7 +75,8 @@ def attention_backward(
 ) -> Gradients:  # fmt: skip
     """Return the gradients of `attention` with these arguments, where it returned `o` and `lse`.
 
-    torch tensors that require grad need no call of it: `attention` is differentiable there.
+    torch tensors that require grad need no call of it: `attention` is differentiable there. The gradients themselves
+    have none: call it under `torch.no_grad()`, or in the backward of a `torch.autograd.Function`.
 
     Args:
         do: gradient of the output (..., Hq, Nq, Dv).
@@ -104,7 +105,8 @@ def attention_backward(
     if mask_mod is not None:
         mask_mod, blocks = unwrapped(mask_mod)
     arrays = q, k, v, do, o, lse, dlse, mask, sinks
-    torch_calls.refuse_tangents("attention_backward", *arrays)
+    if torch_calls.is_tensor(q):
+        torch_calls.refuse_gradients("attention_backward", *arrays)
     options = causal, window, softcap, score_mod, mask_mod, negative, mask_grad, backend, threads
     found: Gradients = ATTENTION_BACKWARD.call(arrays, tensors.layouts(arrays), options, scale, blocks)
     return found

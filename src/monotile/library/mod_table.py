@@ -7,6 +7,7 @@ makes it, and the tensors as arguments of the operator."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
@@ -16,9 +17,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..launch.captures import captures, frozen
+from ..errors import CapturedChanged, NoGradient
+from ..launch.captures import frozen
 from .block_mask import unwrapped
-from .torch_calls import is_recorded, no_captured_gradient, refuse_captured_gradients
+from .snapshots import Snapshot
+from .torch_calls import CAPTURED_GRADIENT, is_recorded, refuse_captured_gradients
 
 Mod = Callable[..., Any]
 
@@ -43,11 +46,22 @@ def mod_of_arrays(make: Callable[..., Mod], *arrays: Tensor) -> Any:
     return ArrayMod(make, arrays) if torch.compiler.is_compiling() else make(*arrays)
 
 
+UNCHANGED = contextlib.nullcontext()
+
+
 class Mods:
-    """The functions of a call, each a function, a Maker or None."""
+    """The functions of a call, each a function, a Maker or None, with a snapshot of what they read: that of the call,
+    in a compiled graph that of its last run."""
 
     def __init__(self, score_mod: Any, mask_mod: Any) -> None:
         self.score_mod, self.mask_mod = score_mod, mask_mod
+        self.snapshot: Snapshot | None = None
+        self.recorded = False  # by make_fx or torch.jit.trace, with the snapshot of then
+        self.changes: dict[str, Tensor] = {}  # by device; the version of each counts changes between runs of a graph
+
+    def read_now(self) -> Snapshot:
+        given = self.score_mod, unwrapped(self.mask_mod)[0]
+        return Snapshot([mod for mod in given if mod is not None and not isinstance(mod, Maker)])
 
     def with_arrays(self, arrays: Sequence[Tensor]) -> tuple[Mod | None, Mod | None]:
         """Both functions, made of the arrays that an operator was given for them."""
@@ -57,6 +71,32 @@ class Mods:
             for mod in (self.score_mod, self.mask_mod)
         )
         return score_mod, mask_mod
+
+    def note_run(self, read: Sequence[Tensor]) -> None:
+        """Take a snapshot for the gradients of a compiled graph that runs now. If something has changed since the last
+        run, torch shall refuse the gradients of earlier ones: they have saved the version of a tensor."""
+        if not read:
+            return
+        made_of = sum(mod.arrays for mod in (self.score_mod, self.mask_mod) if isinstance(mod, Maker))
+        if len(read) == made_of:
+            return
+        if self.snapshot is None:
+            self.snapshot = self.read_now()
+        elif not self.snapshot.is_current():
+            self.snapshot = self.read_now()
+            for tensor in self.changes.values():
+                torch.autograd.graph.increment_version(tensor)
+        refuse_captured_gradients(self.snapshot.arrays, computed=True)
+
+    def as_called(self) -> contextlib.AbstractContextManager[None]:
+        """A context in which the functions read what they read in the call whose gradients are computed. A recorded
+        graph does not tell its runs apart: it has gradients as long as nothing has changed."""
+        if self.recorded and self.snapshot and not self.snapshot.is_current():
+            raise CapturedChanged(
+                "something that score_mod or mask_mod reads has changed since make_fx or torch.jit.trace recorded the "
+                "call; record it again before its gradients are computed"
+            )
+        return self.snapshot.restored() if self.snapshot else UNCHANGED
 
 
 NONE = Mods(None, None)
@@ -82,6 +122,24 @@ def _number_in_graph(score_mod: Any, score_arrays: int, mask_mod: Any, mask_arra
     return _kept[key][0]
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _reads_gradients(number: int) -> bool:
+    """True if functions of a compiled graph read a tensor that requires grad."""
+    return any([getattr(array, "requires_grad", False) for array in _table[number].read_now().arrays])
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _may_change(number: int) -> bool:
+    """True if functions of a compiled graph read something."""
+    return bool(_table[number].read_now())
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _changes_on(number: int, device: str) -> Tensor:
+    """A tensor without elements, whose version counts changes of what functions of a compiled graph read."""
+    return _table[number].changes.setdefault(device, torch.empty(0, device=device))
+
+
 def _identity(mod: Any) -> Any:
     """What tells a function from others: its code, where nothing else belongs to it, so that a lambda made anew in
     every trace takes no further entry."""
@@ -95,26 +153,18 @@ def number_of(score_mod: Any, mask_mod: Any) -> tuple[int, Mods]:
     if score_mod is None and mask_mod is None:
         return 0, NONE
     if torch.compiler.is_compiling():
-        plain = [None if isinstance(mod, ArrayMod) else mod for mod in (score_mod, mask_mod)]
-        if torch.is_grad_enabled() and _reads_gradients_in_graph(*plain):
-            raise no_captured_gradient()
-        return _number_in_graph(*_constant_part(score_mod), *_constant_part(mask_mod)), NONE
+        number = _number_in_graph(*_constant_part(score_mod), *_constant_part(mask_mod))
+        if torch.is_grad_enabled() and _reads_gradients(number):
+            raise NoGradient(CAPTURED_GRADIENT)
+        return number, NONE
     mods = Mods(frozen(score_mod), frozen(mask_mod))
-    refuse_captured_gradients(_captured(mods.score_mod, mods.mask_mod))
+    mods.snapshot = mods.read_now()
+    refuse_captured_gradients(mods.snapshot.arrays)
     if is_recorded():
-        return _number_in_graph(mods.score_mod, -1, mods.mask_mod, -1), NONE
+        number = _number_in_graph(mods.score_mod, -1, mods.mask_mod, -1)
+        _table[number].snapshot, _table[number].recorded = mods.snapshot, True
+        return number, NONE
     return _enter(mods), mods
-
-
-def _captured(*mods: Any) -> list[Any]:
-    """The arrays that the functions of a call read."""
-    functions = [unwrapped(mod)[0] for mod in mods if mod is not None]
-    return list(captures(functions).arrays.values())
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _reads_gradients_in_graph(score_mod: Any, mask_mod: Any) -> bool:
-    return any([getattr(array, "requires_grad", False) for array in _captured(score_mod, mask_mod)])
 
 
 def _constant_part(mod: Any) -> tuple[Any, int]:
@@ -124,6 +174,20 @@ def _constant_part(mod: Any) -> tuple[Any, int]:
 def arrays_of(*mods: Any) -> list[Tensor]:
     """The tensors that an operator is given beside the number of two functions."""
     return [array for mod in mods if isinstance(mod, ArrayMod) for array in mod.arrays]
+
+
+def watched(number: int, *given: Tensor | None) -> list[Tensor]:
+    """The tensor of `_changes_on`, where an operator of a compiled graph has gradients and functions that read
+    something; else nothing. torch saves its version in the forward pass and compares it in the backward pass. An
+    exported program has none."""
+    if not number or not torch.compiler.is_dynamo_compiling() or torch.compiler.is_exporting():
+        return []
+    if not torch.is_grad_enabled():
+        return []
+    if not any([t is not None and t.requires_grad for t in given]) or not _may_change(number):
+        return []
+    device = given[0].device  # type: ignore[union-attr]
+    return [_changes_on(number, str(device))]
 
 
 def mods_of(number: int) -> Mods:

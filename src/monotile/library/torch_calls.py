@@ -15,6 +15,10 @@ from ..runtime.arrays import check_one_library
 
 Array = Any
 F = TypeVar("F", bound=Callable[..., Any])
+CAPTURED_GRADIENT = (
+    "score_mod or mask_mod reads a tensor that requires grad, and attention has no gradient for it; "
+    "pass it detached (bias.detach()), or as an additive mask, which has one"
+)
 
 
 def is_tensor(array: Array) -> bool:
@@ -131,25 +135,19 @@ def refuse_gradients(function: str, *given: Array | None, cure: str = USE_ATTENT
     refuse_tangents(function, *given)
     if not torch.is_grad_enabled():
         return
-    if any([isinstance(t, torch.Tensor) and t.requires_grad for t in given]):
+    if any([getattr(t, "requires_grad", False) for t in given]):
         raise NoGradient(f"{function} has no gradient, and a tensor given to it requires grad; {cure}")
 
 
-def refuse_captured_gradients(captured: Iterable[Array]) -> None:
-    """Raise an error where a mod reads a tensor with a gradient or a tangent: neither is computed."""
+def refuse_captured_gradients(captured: Iterable[Array], *, computed: bool = False) -> None:
+    """Raise an error where a mod reads a tensor with a gradient or a tangent: neither is computed. `computed`: the call
+    is one with gradients, though torch tracks none here."""
     torch = sys.modules.get("torch")
     if torch is None:
         return
     refuse_tangents("a score_mod or mask_mod", *captured)
-    if torch.is_grad_enabled() and any([getattr(a, "requires_grad", False) for a in captured]):
-        raise no_captured_gradient()
-
-
-def no_captured_gradient() -> NoGradient:
-    return NoGradient(
-        "score_mod or mask_mod reads a tensor that requires grad, and attention has no gradient for it; "
-        "pass it detached (bias.detach()), or as an additive mask, which has one"
-    )
+    if (computed or torch.is_grad_enabled()) and any([getattr(a, "requires_grad", False) for a in captured]):
+        raise NoGradient(CAPTURED_GRADIENT)
 
 
 def refuse_tangents(function: str, *given: Array | None) -> None:

@@ -20,7 +20,7 @@ from ..errors import MaskShape, NoGradient
 from . import backward, ops
 from .inputs import read_window
 from .leading import broadcast_lead
-from .mod_table import arrays_of, mods_of, number_of
+from .mod_table import arrays_of, mods_of, number_of, watched
 from .torch_calls import is_refused_by_class, no_forward_mode, no_rule
 
 OPTIONS = "str causal, int? left, int? right, float? scale, float? softcap, int mods, str? backend, int? threads"
@@ -89,7 +89,8 @@ def attention(
     left, right = (None, None) if window is None else read_window(window)
     number, mods = number_of(score_mod, mask_mod)
     given = Given(q, k, v, mask, sinks, str(causal), left, right, mods=number, **options)
-    o, lse = call_operator("attention", _Attention, given[:-1], given[:5], arrays_of(score_mod, mask_mod))
+    read = arrays_of(score_mod, mask_mod) + watched(number, q, k, v, mask, sinks)
+    o, lse = call_operator("attention", _Attention, given[:-1], given[:5], read)
     del mods  # an entry of the table until here
     if lead is not None:
         o, lse = o.unflatten(0, lead), lse.unflatten(0, lead)
@@ -134,6 +135,7 @@ def call_operator(
 
 def _forward(*args: Any) -> tuple[Tensor, Tensor]:
     given = Given(*args)
+    mods_of(given.mods).note_run(given.read)
     found: tuple[Tensor, Tensor] = ops.attention(**given.arrays, **given.options, return_lse=True)
     return found
 
@@ -158,7 +160,8 @@ def register(name: str, run: Any, shapes: Any, derivative: tuple[Any, Any]) -> N
 
 def _backward(do: Tensor, o: Tensor, lse: Tensor, dlse: Tensor, mask_grad: bool, *args: Any) -> tuple[Tensor, ...]:
     given = Given(*args)
-    found = backward.attention_backward(do, *given[:3], o, lse, dlse=dlse, mask_grad=mask_grad, **given.options)
+    with mods_of(given.mods).as_called():
+        found = backward.attention_backward(do, *given[:3], o, lse, dlse=dlse, mask_grad=mask_grad, **given.options)
     return tuple(given.q.new_empty(0) if gradient is None else gradient for gradient in found)
 
 

@@ -25,7 +25,8 @@ def attention_varlen_backward(
 ) -> Gradients:  # fmt: skip
     """Return the gradients of `attention_varlen` with these arguments, where it returned `o` and `lse`.
 
-    torch tensors that require grad need no call of it: `attention_varlen` is differentiable there.
+    torch tensors that require grad need no call of it: `attention_varlen` is differentiable there. The gradients
+    themselves have none: call it under `torch.no_grad()`, or in the backward of a `torch.autograd.Function`.
 
     Args:
         do: gradient of the output (Tq, Hq, Dv).
@@ -52,7 +53,8 @@ def attention_varlen_backward(
     check_bools(deterministic=deterministic)
     scale, window, softcap, negative = read_scoring(causal, scale, window, softcap)
     arrays = q, k, v, do, o, lse, q_offsets, k_offsets, dlse, sinks
-    torch_calls.refuse_tangents("attention_varlen_backward", *arrays)
+    if torch_calls.is_tensor(q):
+        torch_calls.refuse_gradients("attention_varlen_backward", *arrays)
     layouts = tensors.layouts(arrays)
     if check:
         check_offsets(q, k, q_offsets, k_offsets)

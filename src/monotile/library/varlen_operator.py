@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import ArgumentKind, BadOption
 from . import varlen, varlen_backward
 from .inputs import read_window
-from .mod_table import arrays_of, mods_of, number_of
+from .mod_table import arrays_of, mods_of, number_of, watched
 from .torch_operator import (
     LIBRARY,
     OPTIONS,
@@ -70,13 +70,15 @@ def attention_varlen(
     left, right = (None, None) if window is None else read_window(window)
     number, mods = number_of(score_mod, mask_mod)
     given = VarlenArguments(q, k, v, q_offsets, k_offsets, sinks, str(causal), left, right, mods=number, **options)
-    o, lse = call_operator("attention_varlen", _Varlen, given[:-1], given[:6], arrays_of(score_mod, mask_mod))
+    read = arrays_of(score_mod, mask_mod) + watched(number, q, k, v, sinks)
+    o, lse = call_operator("attention_varlen", _Varlen, given[:-1], given[:6], read)
     del mods  # an entry of the table until here
     return (o, lse) if return_lse else o
 
 
 def _forward(*args: Any) -> tuple[Tensor, Tensor]:
     given = VarlenArguments(*args)
+    mods_of(given.mods).note_run(given.read)
     found: tuple[Tensor, Tensor] = varlen.attention_varlen(*given[:5], **given.options, return_lse=True)
     return found
 
@@ -89,7 +91,8 @@ def _forward_shapes(*args: Any) -> tuple[Tensor, Tensor]:
 def _backward(do: Tensor, o: Tensor, lse: Tensor, dlse: Tensor, *args: Any) -> tuple[Tensor, ...]:
     given = VarlenArguments(*args)
     q, k, v, *offsets = given[:5]
-    found = varlen_backward.attention_varlen_backward(do, q, k, v, o, lse, *offsets, dlse=dlse, **given.options)
+    with mods_of(given.mods).as_called():
+        found = varlen_backward.attention_varlen_backward(do, q, k, v, o, lse, *offsets, dlse=dlse, **given.options)
     return tuple(q.new_empty(0) if gradient is None else gradient for gradient in found[:4])
 
 

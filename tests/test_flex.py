@@ -74,6 +74,13 @@ def stepped(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return torch.floor(4 * score) / 4 + 0.1 * torch.round(score) + torch.nn.functional.sigmoid(score)
 
 
+def counted(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    """Comparisons as 0 and 1, beside floats, whole numbers and constants."""
+    near = (q_idx - kv_idx < 9) * 0.5 - 0.25 * (q_idx == kv_idx)
+    return score * (1 - (kv_idx == 7)) + near + (q_idx > kv_idx) / 4 + ENABLED * score + (h + (q_idx > 5)) * 0.125
+
+
+ENABLED = True
 MASKS = {
     "causal": causal,
     "causal window": and_masks(causal, window),
@@ -88,7 +95,9 @@ def without_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchs, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
 
 
-@pytest.mark.parametrize("score_mod", [relative, alibi, capped, hiding, distance, hiding_by_a_tensor, filled, stepped])
+@pytest.mark.parametrize(
+    "score_mod", [relative, alibi, capped, hiding, distance, hiding_by_a_tensor, filled, stepped, counted]
+)
 def test_score_mods(score_mod: Any) -> None:
     wanted = torchs.flex_attention(Q, K, V, score_mod, enable_gqa=True, scale=0.2)
     assert torch.allclose(flex_attention(Q, K, V, score_mod, enable_gqa=True, scale=0.2), wanted, atol=1e-5)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import monotile
-from monotile.errors import MonotileError, NoGradient
+from monotile.errors import CapturedChanged, MonotileError, NoGradient
 from monotile.language import tanh, where
 from usable import DEVICE, ON_GPU
 
@@ -219,6 +219,84 @@ def test_export() -> None:
     tensors = tuple(t.detach() for t in leaves())
     exported = torch.export.export(Model(), tensors)
     assert torch.equal(exported.module()(*tensors), monotile.attention(*tensors, causal=True))
+
+
+CALLS: dict[str, Any] = {
+    "attention": lambda q, k, v: monotile.attention(q, k, v, causal=True),
+    "attention with a mod": lambda q, k, v: monotile.attention(q, k, v, score_mod=lambda s, b, h, i, j: s * 0.5),
+    "attention_varlen": lambda q, k, v: monotile.attention_varlen(
+        *[t[0].transpose(0, 1) for t in (q, k, v)], torch.tensor([0, 9]), torch.tensor([0, 13])
+    ),
+    "decode_partials": lambda q, k, v: monotile.decode_partials(q, k, v, splits=2).o,
+    "merge": lambda q, k, v: monotile.merge(k, v[..., 0], v[..., 1].exp())[0],
+}
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+@pytest.mark.parametrize("case", CALLS)
+def test_make_fx(case: str, mode: str) -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    tensors = [t.detach() for t in leaves()]
+    graph = make_fx(CALLS[case], tracing_mode=mode)(*tensors)
+    assert f"torch.ops.monotile.{case.split()[0]}.default" in graph.code
+    again = [t * 0.7 for t in tensors]
+    assert torch.equal(graph(*again), CALLS[case](*again))
+
+
+def test_dispatch_modes_see_the_operator() -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Listing(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    tensors = [t.detach() for t in leaves()]
+    with Listing():
+        found = monotile.attention(*tensors)
+    assert seen == ["monotile.attention.default"] and torch.equal(found, monotile.attention(*tensors))
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("case", ["attention", "attention with a mod", "attention_varlen"])
+def test_torch_jit_trace(case: str) -> None:
+    tensors = [t.detach() for t in leaves()]
+    traced = torch.jit.trace(CALLS[case], tensors)
+    again = [t * 0.7 for t in tensors]
+    assert torch.equal(traced(*again), CALLS[case](*again))
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+def test_what_torch_jit_trace_would_not_record() -> None:
+    tensors = [t.detach() for t in leaves()]
+    for case in ("decode_partials", "merge"):
+        with pytest.raises(MonotileError, match=r"torch\.jit\.trace would not record"):
+            torch.jit.trace(CALLS[case], tensors)
+    with pytest.raises(MonotileError, match="up to 4"):
+        torch.jit.trace(lambda *t: monotile.attention(*t), [t[None] for t in tensors])
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+def test_gradients_of_a_recorded_mod() -> None:
+    """The graph reads arrays as they are when it runs; it has gradients until they change."""
+    tensors, bias = leaves(), torch.randn(13)
+
+    def biased(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return score * bias[j]
+
+    def call(q: Any, k: Any, v: Any) -> Any:
+        return monotile.attention(q, k, v, score_mod=biased)
+
+    traced = torch.jit.trace(call, tensors, check_trace=False)
+    close(gradients(weighted(traced(*tensors)), tensors), gradients(weighted(call(*tensors)), tensors))
+    bias += 1.0
+    found = traced(*tensors)
+    assert torch.equal(found, call(*tensors))
+    with pytest.raises(CapturedChanged, match="record it again"):
+        gradients(weighted(found), tensors)
 
 
 @pytest.mark.parametrize("grad", [False, True])

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
-from monotile.errors import BadOption, HeadsDoNotDivide, MaskShape, MonotileError
+from monotile.errors import ArgumentKind, BadOption, HeadsDoNotDivide, MaskShape, MonotileError
 from usable import DEVICE, ON_GPU
 
 torch: Any = pytest.importorskip("torch", reason="these are tests of monotile.torch")
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left  # noqa: E402
+
 import monotile.torch  # noqa: E402
 
 if ON_GPU:
@@ -116,6 +120,152 @@ def test_heads_of_keys_and_values_that_differ(keys: int, values: int) -> None:
 def test_torch_is_back_after_an_error() -> None:
     with pytest.raises(ZeroDivisionError), monotile.torch.sdpa():
         _ = 1 // 0
+    assert F.scaled_dot_product_attention is torchs
+
+
+# ---- masks and classes that say what torch's function means ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("lengths", [(7, 9), (9, 9), (1, 9)], ids=str)
+@pytest.mark.parametrize("make", [causal_upper_left, causal_lower_right])
+def test_causal_biases(make: Any, lengths: tuple[int, int]) -> None:
+    bias, q = make(*lengths), draw(1, 2, lengths[0], 8)
+    k, v = draw(1, 2, lengths[1], 8), draw(1, 2, lengths[1], 8) * 2.0
+    wanted = torchs(q, k, v, attn_mask=bias)
+    found = [monotile.torch.scaled_dot_product_attention(q, k, v, bias)]
+    with monotile.torch.sdpa():
+        found.append(F.scaled_dot_product_attention(q, k, v, attn_mask=bias))
+    compiled = torch.compile(monotile.torch.scaled_dot_product_attention, fullgraph=True, backend="aot_eager")
+    found.append(compiled(q, k, v, bias))
+    for o in found:
+        assert type(o) is torch.Tensor and (o - wanted).abs().max() < 1e-5
+
+
+def test_a_causal_bias_of_other_lengths() -> None:
+    """torch does not read the lengths of one that begins at the upper left."""
+    q, k = draw(1, 2, 7, 8), draw(1, 2, 9, 8)
+    found = monotile.torch.scaled_dot_product_attention(q, k, k, causal_upper_left(20, 30))
+    assert (found - torchs(q, k, k, causal_upper_left(20, 30))).abs().max() < 1e-5
+    with pytest.raises(MaskShape, match="3 queries and 9 keys"):
+        monotile.torch.scaled_dot_product_attention(q, k, k, causal_lower_right(3, 9))
+    with pytest.raises(BadOption, match="is_causal"):
+        monotile.torch.scaled_dot_product_attention(q, k, k, causal_lower_right(7, 9), is_causal=True)
+
+
+@pytest.mark.parametrize("function", [monotile.attention, monotile.decode_partials])
+def test_a_causal_bias_is_no_mask_elsewhere(function: Any) -> None:
+    q, k = draw(1, 2, 7, 8), draw(1, 2, 9, 8)
+    function(q, k, k, mask=torch.ones(7, 9, dtype=torch.bool))  # a plan of such a call is kept
+    with pytest.raises(ArgumentKind, match="causal='lower_right'"):
+        function(q, k, k, mask=causal_lower_right(7, 9))
+
+
+class Handled(torch.Tensor):
+    """A tensor that says what torch's function means on it, as torch's guide to extending it does."""
+
+    seen: ClassVar[list[Any]] = []
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torchs:
+            cls.seen.append((len(args), kwargs))
+            return "handled"
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def test_a_class_with_a_torch_function_is_asked() -> None:
+    q = draw(1, 2, 5, 8)
+    special = q.as_subclass(Handled)
+    with monotile.torch.sdpa():
+        assert F.scaled_dot_product_attention(special, q, q) == "handled"
+        assert F.scaled_dot_product_attention(q, q, q, torch.ones(5, 5).as_subclass(Handled), scale=2.0) == "handled"
+    assert Handled.seen[0] == (3, {}) and Handled.seen[1][1]["scale"] == 2.0
+    with torch._C.DisableTorchFunctionSubclass():
+        assert torch.equal(monotile.torch.scaled_dot_product_attention(special, q, q), monotile.attention(q, q, q))
+
+
+def test_classes_without_one_are_computed() -> None:
+    class Named(torch.Tensor):
+        pass
+
+    q = draw(1, 2, 5, 8)
+    found = monotile.torch.scaled_dot_product_attention(q.as_subclass(Named), q, q)
+    assert type(found) is Named and torch.equal(torch.Tensor(found), monotile.attention(q, q, q))
+    with torch.device(DEVICE), monotile.torch.sdpa():  # a mode, which sees every function of torch's
+        assert torch.equal(F.scaled_dot_product_attention(q, q, q), monotile.attention(q, q, q))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("function", [monotile.attention, monotile.torch.scaled_dot_product_attention])
+def test_a_class_that_takes_no_operator(function: Any) -> None:
+    q = draw(1, 2, 5, 8)
+    with pytest.raises(ArgumentKind, match="MaskedTensor"):
+        function(q, torch.masked.masked_tensor(q, q > 0), q)
+
+
+@pytest.mark.parametrize("wrong", [None, [1.0], np.ones((1, 2, 5, 8), np.float32)], ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize("n", range(3))
+def test_what_is_no_tensor(wrong: Any, n: int) -> None:
+    from monotile.flash_attn import flash_attn_func
+    from monotile.flex import flex_attention
+
+    given = [draw(1, 2, 5, 8)] * 3
+    given[n] = wrong
+    for function in (monotile.torch.scaled_dot_product_attention, flex_attention, flash_attn_func):
+        with pytest.raises(ArgumentKind, match="must be a torch tensor"):
+            function(*given)
+
+
+# ---- regions ---------------------------------------------------------------------------------------------------------
+
+
+def test_regions_that_overlap() -> None:
+    first, second = monotile.torch.sdpa(), monotile.torch.sdpa()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert F.scaled_dot_product_attention is monotile.torch.scaled_dot_product_attention
+    second.__exit__(None, None, None)
+    assert F.scaled_dot_product_attention is torchs
+
+
+def test_regions_of_several_threads() -> None:
+    together, wrong = threading.Barrier(4), []
+
+    def work() -> None:
+        together.wait()
+        for _ in range(300):
+            with monotile.torch.sdpa():
+                if F.scaled_dot_product_attention is not monotile.torch.scaled_dot_product_attention:
+                    wrong.append(threading.get_ident())
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and F.scaled_dot_product_attention is torchs
+
+
+def test_a_region_in_a_compiled_graph() -> None:
+    """Around a compiled call it is part of what torch compiles for; inside one torch goes on without compiling it."""
+    q = draw(1, 2, 5, 8)
+
+    def model(q: Any) -> Any:
+        return F.scaled_dot_product_attention(q, q, q)
+
+    def inside(q: Any) -> Any:
+        with monotile.torch.sdpa():
+            return model(q)
+
+    graphs: list[Any] = []
+    compiled = torch.compile(model, fullgraph=True, backend=lambda graph, _: graphs.append(graph.code) or graph)
+    with monotile.torch.sdpa():
+        assert (compiled(q) - model(q)).abs().max() < 1e-5
+    assert "monotile.attention" in graphs[0]
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="around the call"):
+        torch.compile(inside, backend="aot_eager", fullgraph=True)(q)
+    assert torch.equal(torch.compile(inside, backend="aot_eager")(q), inside(q))
     assert F.scaled_dot_product_attention is torchs
 
 

@@ -328,7 +328,30 @@ def test_what_is_refused() -> None:
     _, ours = pair(transformers.AutoModelForCausalLM, "llama", attention_dropout=0.1)
     with pytest.raises(BadOption, match="no dropout"):
         ours.train()(tokens())
+
+
+@pytest.mark.parametrize("name", ["bloom", "deberta", "deberta-v2", "xlm", "fsmt", "openai-gpt", "falcon", "gptj"])
+def test_models_that_compute_by_themselves(name: str) -> None:
+    config = transformers.CONFIG_MAPPING[name]()
+    sizes = {"hidden_size": 32, "d_model": 32, "n_embd": 32, "emb_dim": 32, "vocab_size": 64, "src_vocab_size": 64}
+    sizes |= dict.fromkeys(("num_hidden_layers", "encoder_layers", "decoder_layers", "n_layer", "n_layers"), 1)
+    sizes |= dict.fromkeys(("num_attention_heads", "n_head", "n_heads"), 4) | {"rotary_dim": 4, "tgt_vocab_size": 64}
+    for option, size in sizes.items():
+        if hasattr(config, option):
+            setattr(config, option, size)
+    said = "table of its own" if name in ("falcon", "gptj") else "computes attention by itself"
+    with pytest.raises(BadOption, match=said):
+        transformers.AutoModel.from_config(config, attn_implementation="monotile")
+    model = transformers.AutoModel.from_config(config, attn_implementation="eager")
+    with pytest.raises(BadOption, match=said):
+        model.set_attn_implementation(attn_implementation="monotile")
+    model.set_attn_implementation("eager")
+
+
+def test_a_mask_for_a_model_that_computes_by_itself() -> None:
+    """Its configuration may name an implementation that Transformers did not check."""
     bloom = transformers.CONFIG_MAPPING["bloom"](**{**SIZES, "n_layer": 2, "n_head": 4})
-    other = transformers.AutoModelForCausalLM.from_config(bloom, attn_implementation="monotile")
+    model = transformers.AutoModelForCausalLM.from_config(bloom, attn_implementation="eager")
+    model.config._attn_implementation = "monotile"
     with pytest.raises(BadOption, match="eager"):
-        other(tokens())
+        model(tokens())

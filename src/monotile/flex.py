@@ -19,7 +19,7 @@ from .frontend.functions import is_function
 from .library.block_maps import depends_on
 from .library.block_mask import BlockMask, block_mask
 from .library.entry import attention
-from .library.readable import check_readable
+from .library.readable import check_kinds, check_readable
 from .library.torch_calls import with_clear_errors
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ def flex_attention(
 ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, AuxOutput]:  # fmt: skip
     """`torch.nn.attention.flex_attention.flex_attention`. `block_mask` is what `create_block_mask` gives, here or in
     torch. `kernel_options` tune torch's kernels and are not read."""
+    if not type(query) is type(key) is type(value) is Tensor:
+        check_kinds(query=query, key=key, value=value)
     if return_lse and return_aux is not None:
         raise BadOption("return_lse and return_aux are given together; use return_aux=AuxRequest(lse=True)")
     if return_aux is not None and return_aux.max_scores:

@@ -77,11 +77,21 @@ def hidden(s, b, h, i, j):
     return where((i + j) % 3 == 0, tanh(s), -inf)
 
 
+def counted(s, b, h, i, j):
+    """A bool beside a number is 0 or 1 in a function that is called for each element."""
+    return (s * (i < j) + (i == j) * 0.5) * 3.0 - (j > 4) + (i + (j > 2)) / (2 - (i > 3))
+
+
+def counted_slope(s, i, j):
+    return 3.0 * (i < j) + 0.0 * s
+
+
 SCORE_MODS: dict[str, tuple[Callable[..., Any], Callable[[Array, Array, Array], Array]]] = {
     "alibi": (alibi, lambda s, i, j: np.ones_like(s)),
     "table_bias": (table_bias, lambda s, i, j: np.full_like(s, 0.5)),
     "table_factor": (table_factor, lambda s, i, j: TABLE[i, j]),
     "positions_only": (positions_only, lambda s, i, j: np.zeros_like(s)),
+    "counted": (counted, counted_slope),
     "hidden": (hidden, lambda s, i, j: np.where((i + j) % 3 == 0, 1 - np.tanh(s) ** 2, 0)),
 }
 
@@ -93,6 +103,8 @@ def test_score_mod(name: str, backend: str) -> None:
     scores(x, y, d, mod=mod, backend=backend)
     i, j = np.arange(7)[:, None], np.arange(9)[None, :]
     np.testing.assert_allclose(d, slope(x, i, j), rtol=1e-6, atol=1e-6)
+    if name == "counted":
+        np.testing.assert_allclose(y, counted(x, 1, 3, i, j), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(("k", "expected"), [(0, [0, 0, 0]), (1, [5.656854] * 3), (6, [0, 5.656854, 5.656854])])

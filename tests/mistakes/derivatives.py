@@ -27,6 +27,11 @@ def a_transpose_in_a_function_of_elements(x, y):
     y[0:8, 0:8] = elementwise(lambda s: s + s.T)(x[0:8, 0:8])
 
 
+@mistake(UndefinedForDType, "(s > 0.0) + (s < 1.0)", "'+' is not defined for bool", "cast the bool")
+def a_sum_of_bools_in_a_function_of_elements(x, y):
+    y[0:8, 0:16] = elementwise(lambda s: s * ((s > 0.0) + (s < 1.0)))(x[0:8, 0:16])
+
+
 @mistake(NotDifferentiable, "max(s, axis=0)", "'max' depends on", "outside")
 def derivative_of_a_maximum_along_an_axis(x, y):
     y[0:8, 0:16] = grad(lambda s: s - max(s, axis=0))(x[0:8, 0:16])

@@ -34,11 +34,12 @@ def flash_attn_with_kvcache(
     there, and rotated with q by rotary_cos and rotary_sin (positions, rotary size / 2), in pairs of neighbours or of
     halves. What would lie outside the cache or in a page that is none is not stored, as by `paged_append`. Keys before
     `cache_leftpad` are hidden. The number of splits is monotile's choice."""
-    check_tensors(
-        q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
-        cache_seqlens=cache_seqlens if isinstance(cache_seqlens, Tensor) else None, cache_batch_idx=cache_batch_idx,
-        cache_leftpad=cache_leftpad, block_table=block_table, alibi_slopes=alibi_slopes,
-    )  # fmt: skip
+    optional = {
+        "k": k, "v": v, "rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "cache_batch_idx": cache_batch_idx,
+        "cache_seqlens": cache_seqlens if isinstance(cache_seqlens, Tensor) else None, "cache_leftpad": cache_leftpad,
+        "block_table": block_table, "alibi_slopes": alibi_slopes,
+    }  # fmt: skip
+    check_tensors(optional, q=q, k_cache=k_cache, v_cache=v_cache)
     torch_calls.refuse_gradients("flash_attn_with_kvcache", q, k_cache, v_cache, k, v)
     for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
         check_rank(name, tensor, 4)

@@ -24,7 +24,7 @@ def flash_attn_func(
     the last key. With `return_attn_probs` also the logsumexp (B, H, Nq), and None for the weights, which FlashAttention
     gives with dropout alone. Every result is deterministic."""
     refuse_dropout(dropout_p)
-    check_tensors(q=q, k=k, v=v, alibi_slopes=alibi_slopes)
+    check_tensors({"alibi_slopes": alibi_slopes}, q=q, k=k, v=v)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         check_rank(name, tensor, 4)
     wanted = Wanted(softmax_scale, causal, window_size, softcap, alibi_slopes)

@@ -34,10 +34,8 @@ def flash_attn_varlen_func(
     `return_attn_probs` also the logsumexp (H, sum of lengths), and None for the weights. With `block_table` (sequences,
     pages) k and v are pages (pages, page size, Hkv, D)."""
     refuse_dropout(dropout_p)
-    check_tensors(
-        q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, alibi_slopes=alibi_slopes,
-        block_table=block_table,
-    )  # fmt: skip
+    optional = {"alibi_slopes": alibi_slopes, "block_table": block_table}
+    check_tensors(optional, q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     check_rank("q", q, 3)
     rows = PackedRanges.of(q, cu_seqlens_q, cu_seqlens_k)
     wanted = Wanted(softmax_scale, causal, window_size, softcap, alibi_slopes)

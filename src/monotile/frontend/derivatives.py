@@ -62,10 +62,11 @@ def call_elementwise(target: TransformedFunction) -> Callable[..., Any]:
 
 
 def _result(s: ExpressionBuilder, function: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Call a function. Where a kernel of the library calls a mod that does not fit, the error shows the mod, not the
-    library's line."""
+    """Call a function, in which a bool beside a number is 0 or 1. Where a kernel of the library calls a mod that does
+    not fit, the error shows the mod, not the library's line."""
     loc = s.builder.loc
     of_library = str(s.globals.get("__name__")).startswith("monotile.") and isinstance(function, types.FunctionType)
+    outer, s.builder.counts_bools = s.builder.counts_bools, True
     try:
         value = s.call(function, args, named)
     except WrongCall as error:
@@ -78,6 +79,8 @@ def _result(s: ExpressionBuilder, function: Any, args: tuple[Any, ...], named: d
             return value
         wanted, cure = MASK_RESULT if len(args) == MASK_ARGUMENTS else SCORE_RESULT
         found = f"{wanted}, found {describe(value)}"
+    finally:
+        s.builder.counts_bools = outer
     s.builder.loc = place(function_node(function), function.__code__.co_filename)
     failed = s.fail(WrongCall, found, cure)
     s.builder.loc = loc

@@ -51,6 +51,7 @@ class Builder:
         self._has_grid = False
         self.globals_read: list[GlobalRead] = []
         self.captured: dict[int, Tensor] = {}  # tensors that stand for captured arrays, by the array's id
+        self.counts_bools = False  # in a mod: a bool beside a number is 0 or 1
         self.flat: set[Value] = set()  # results of piecewise constant functions: their derivative is zero
         self.numbers: dict[Any, Value] = {}  # scalars that stand for captured numbers, by where these are bound
 
@@ -113,6 +114,8 @@ class Builder:
             kind, left, right = {"gt": "lt", "ge": "le"}[kind], right, left
         if kind in ("shl", "shr"):
             return bits.shift(self, kind, left, right)
+        if self.counts_bools and kind in composed.COUNTING:
+            left, right = composed.counted(self, left, right), composed.counted(self, right, left)
         if kind == "div":  # true division: a quotient of integers is a float32, as in Python
             left, right = self._fractional(left), self._fractional(right)
         a, b = self._pair(kind, left, right)

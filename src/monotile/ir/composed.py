@@ -10,6 +10,7 @@ from ..dtypes import bfloat16, bool_, float32, int8, int32, uint8
 from ..errors import ShapeMismatch, UndefinedForDType, UnsupportedPython
 from .ops import Type, Value
 
+COUNTING = ("add", "sub", "mul", "div")  # of a bool and a number, where `Builder.counts_bools`
 MAX_POWER = 64
 POWER_CURE = f"use whole powers up to {MAX_POWER}, sqrt(x), 1 / sqrt(x), or exp2(y * log2(x)) for x > 0"
 WHOLE = 2.0**23  # float32 numbers from here up are whole
@@ -142,3 +143,16 @@ def integer_dot(b: Any, x: Value, y: Value) -> Value:
 
 def multiplies_integers(x: Value, y: Value) -> bool:
     return all(v.dtype in (int8, uint8) for v in (x, y))
+
+
+def counted(b: Any, operand: Any, other: Any) -> Any:
+    """Convert a bool to 0 or 1 in the type of the number beside it; leave two bools as they are."""
+    if isinstance(other, Value):
+        kind = other.dtype
+    else:
+        kind = bool_ if isinstance(other, bool) else int32 if isinstance(other, int) else float32
+    if kind is bool_:
+        return operand
+    if isinstance(operand, Value):
+        return b.cast(operand, dtypes.computed(kind)) if operand.dtype is bool_ else operand
+    return int(operand) if isinstance(operand, bool) else operand

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import NoGradient
+from ..errors import CapturedChanged, NoGradient
 from ..launch.captures import frozen
 from .block_mask import unwrapped
 from .snapshots import Snapshot
-from .torch_calls import CAPTURED_GRADIENT, refuse_captured_gradients
+from .torch_calls import CAPTURED_GRADIENT, is_recorded, refuse_captured_gradients
 
 Mod = Callable[..., Any]
 
@@ -56,6 +56,7 @@ class Mods:
     def __init__(self, score_mod: Any, mask_mod: Any) -> None:
         self.score_mod, self.mask_mod = score_mod, mask_mod
         self.snapshot: Snapshot | None = None
+        self.recorded = False  # by make_fx or torch.jit.trace, with the snapshot of then
         self.changes: dict[str, Tensor] = {}  # by device; the version of each counts changes between runs of a graph
 
     def read_now(self) -> Snapshot:
@@ -88,7 +89,13 @@ class Mods:
         refuse_captured_gradients(self.snapshot.arrays, computed=True)
 
     def as_called(self) -> contextlib.AbstractContextManager[None]:
-        """A context in which the functions read what they read in the call whose gradients are computed."""
+        """A context in which the functions read what they read in the call whose gradients are computed. A recorded
+        graph does not tell its runs apart: it has gradients as long as nothing has changed."""
+        if self.recorded and self.snapshot and not self.snapshot.is_current():
+            raise CapturedChanged(
+                "something that score_mod or mask_mod reads has changed since make_fx or torch.jit.trace recorded the "
+                "call; record it again before its gradients are computed"
+            )
         return self.snapshot.restored() if self.snapshot else UNCHANGED
 
 
@@ -153,6 +160,10 @@ def number_of(score_mod: Any, mask_mod: Any) -> tuple[int, Mods]:
     mods = Mods(frozen(score_mod), frozen(mask_mod))
     mods.snapshot = mods.read_now()
     refuse_captured_gradients(mods.snapshot.arrays)
+    if is_recorded():
+        number = _number_in_graph(mods.score_mod, -1, mods.mask_mod, -1)
+        _table[number].snapshot, _table[number].recorded = mods.snapshot, True
+        return number, NONE
     return _enter(mods), mods
 
 

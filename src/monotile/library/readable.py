@@ -4,6 +4,7 @@ null address; kernels refuse it, but offsets, tables and what is appended or cas
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from ..errors import ArgumentKind
@@ -13,14 +14,21 @@ from . import torch_calls
 Array = Any
 
 
-def check_tensors(**given: Array | None) -> None:
-    """Raise an error for an argument that is no torch tensor, or has no elements that can be read."""
+def check_tensors(optional: Mapping[str, Array | None] | None = None, /, **given: Array) -> None:
+    """Raise an error for an argument that is no torch tensor, or has no elements that can be read. Those of `optional`
+    may be None."""
+    optional = {name: t for name, t in (optional or {}).items() if t is not None}
+    check_kinds(**given, **optional)
+    check_readable(**given, **optional)
+
+
+def check_kinds(**given: Array) -> None:
+    """Raise an error for an argument that is no torch tensor."""
     torch = sys.modules["torch"]
     for name, tensor in given.items():
-        if tensor is not None and not isinstance(tensor, torch.Tensor):
-            cure = f"pass a torch tensor, such as torch.as_tensor({name})"
+        if not isinstance(tensor, torch.Tensor):
+            cure = "pass a torch tensor" if tensor is None else f"pass a torch tensor, such as torch.as_tensor({name})"
             raise ArgumentKind(f"{name!r} must be a torch tensor, found {type(tensor).__name__}; {cure}")
-    check_readable(**given)
 
 
 def check_readable(**given: Array | None) -> None:

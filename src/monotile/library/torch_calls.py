@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from ..errors import ArgumentKind, NoGradient
+from ..errors import ArgumentKind, ArgumentRank, NoGradient
 from ..runtime import tensors
 from ..runtime.arrays import check_one_library
 
@@ -26,16 +26,23 @@ def is_tensor(array: Array) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
+def is_causal_bias(array: Array) -> bool:
+    """True for a `torch.nn.attention.bias.CausalBias`: two lengths, and memory that holds nothing."""
+    return type(array).__name__ == "CausalBias"
+
+
 def is_plain(q: Array, k: Array, v: Array, mask: Array | None, sinks: Array | None) -> bool:
     """True if a call on tensors surely needs nothing but its arithmetic: the common case, in few questions. Others ask
     `refuse_tangents`, `in_autocast` and `needs_operator`."""
     torch = sys.modules["torch"]
-    Tensor = torch.Tensor
+    Tensor, state = torch.Tensor, torch._C
     if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor or torch.compiler.is_compiling():
         return False
-    if torch._C._are_functorch_transforms_active() or torch._C._is_any_autocast_enabled() or q.is_meta:
+    if state._are_functorch_transforms_active() or state._is_any_autocast_enabled() or q.is_meta:
         return False
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+    if state._len_torch_dispatch_stack() or state._is_tracing():
+        return False
+    if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
         return False
     if torch.autograd.forward_ad._current_level >= 0:
         return False
@@ -43,15 +50,28 @@ def is_plain(q: Array, k: Array, v: Array, mask: Array | None, sinks: Array | No
 
 
 def is_traced(first: Array, *others: Array) -> bool:
-    """True for tensors of a trace, which have shapes and no contents: in torch.compile and export, fake or meta."""
+    """True for tensors of a trace: in torch.compile, export and make_fx, fake or meta."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(first, torch.Tensor):
         return False
     if torch.compiler.is_compiling():
         return True
-    if not first.is_meta and type(first).__name__ != "FakeTensor":
+    if not first.is_meta and type(first).__name__ != "FakeTensor" and not _in_make_fx():
         return False
     return _are_alike([t for t in (first, *others) if isinstance(t, torch.Tensor)])
+
+
+def is_recorded() -> bool:
+    """True where a graph is recorded that outlives the call, by make_fx or torch.jit.trace."""
+    return bool(sys.modules["torch"]._C._is_tracing()) or _in_make_fx()
+
+
+def _in_make_fx() -> bool:
+    if not sys.modules["torch"]._C._len_torch_dispatch_stack():
+        return False
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    return get_proxy_mode() is not None
 
 
 def in_autocast(*given: Array) -> tuple[Array, ...]:
@@ -64,11 +84,14 @@ def in_autocast(*given: Array) -> tuple[Array, ...]:
 
 
 def needs_operator(*given: Array | None) -> bool:
-    """True if a call on tensors has to be an operator of torch's: gradients, a trace, or tensors of a subclass."""
+    """True if a call on tensors has to be an operator of torch's: gradients, a trace, a dispatch mode, or tensors of a
+    subclass."""
     torch = sys.modules["torch"]
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or torch._C._is_tracing():
         return True
     found = [t for t in given if isinstance(t, torch.Tensor)]
+    if torch._C._len_torch_dispatch_stack():
+        return _are_alike(found)
     if torch.is_grad_enabled() and any([t.requires_grad for t in found]):
         return _are_alike(found)
     if any([type(t) is not torch.Tensor and type(t) is not torch.nn.Parameter for t in found]):
@@ -87,6 +110,9 @@ def check_operator_arguments(**given: Array | None) -> None:
             continue
         if not isinstance(array, torch.Tensor):
             raise ArgumentKind(f"{name!r} must be an array, found {type(array).__name__}; pass a torch tensor")
+        if array.dim() > 4 and torch._C._is_tracing():
+            found = f"up to 4 dimensions, {name!r} has {array.dim()}"
+            raise ArgumentRank(f"torch.jit.trace records attention of {found}; flatten the first, or use torch.export")
 
 
 def _are_alike(given: list[Any]) -> bool:
@@ -145,6 +171,16 @@ def no_forward_mode(function: str) -> NoGradient:
     )
 
 
+def is_refused_by_class(error: TypeError) -> bool:
+    """True for torch's error where no class of the arguments takes an operator."""
+    return "__torch_dispatch__" in str(error)
+
+
+def no_rule(function: str, given: Iterable[Any]) -> ArgumentKind:
+    kinds = ", ".join(sorted({type(t).__name__ for t in given if is_tensor(t)}))
+    return ArgumentKind(f"{function} has no rule for tensors of the classes {kinds}; pass plain ones")
+
+
 def with_clear_errors(function: F) -> F:
     """A function under another library's name. What torch refuses to prepare (a view of a nested, sparse or freed
     tensor) gets the error that reading it gives."""
@@ -161,5 +197,9 @@ def with_clear_errors(function: F) -> F:
                 if isinstance(given, torch.Tensor):
                     tensors.read(name, given)
             raise
+        except TypeError as error:
+            if not is_refused_by_class(error):
+                raise
+            raise no_rule(function.__name__, (*args, *options.values())) from error
 
     return checked  # type: ignore[return-value]

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentKind, MaskShape, NoGradient
+from ..errors import MaskShape, NoGradient
 from . import backward, ops
 from .inputs import read_window
 from .leading import broadcast_lead
 from .mod_table import arrays_of, mods_of, number_of, watched
-from .torch_calls import no_forward_mode
+from .torch_calls import is_refused_by_class, no_forward_mode, no_rule
 
 OPTIONS = "str causal, int? left, int? right, float? scale, float? softcap, int mods, str? backend, int? threads"
 ARRAYS = "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? sinks"
@@ -127,9 +127,10 @@ def call_operator(
         return function.apply(*given)
     try:
         return operator(*given)
-    except NotImplementedError as error:
-        kinds = ", ".join(sorted({type(t).__name__ for t in arrays if t is not None}))
-        raise ArgumentKind(f"{name} has no rule for tensors of the classes {kinds}; pass plain ones") from error
+    except (NotImplementedError, TypeError) as error:
+        if isinstance(error, TypeError) and not is_refused_by_class(error):
+            raise
+        raise no_rule(name, arrays) from error
 
 
 def _forward(*args: Any) -> tuple[Tensor, Tensor]:

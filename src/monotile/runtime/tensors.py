@@ -149,9 +149,9 @@ def layouts(arrays: Sequence[Any]) -> Layouts:
 
 
 def _is_in_memory(tensor: Any) -> bool:
-    """False for a strided tensor without a block of memory for its elements: fake, meta, freed or nested, or one that
-    a transform of torch.func has wrapped."""
-    if tensor.is_nested or type(tensor).__name__ == "FakeTensor":
+    """False for a strided tensor without a block of memory for its elements: fake, meta, freed or nested, a CausalBias,
+    or one that a transform of torch.func has wrapped."""
+    if tensor.is_nested or type(tensor).__name__ in ("FakeTensor", "CausalBias"):
         return False
     if sys.modules["torch"]._C._functorch.is_functorch_wrapped_tensor(tensor):
         return False
@@ -281,6 +281,12 @@ def _read_torch(torch: Any, name: str, tensor: Any) -> View:
     if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
         cure = f"pass {name}.to_dense().resolve_conj().resolve_neg()"
         raise ArgumentKind(f"{name!r} is not an ordinary strided tensor; {cure}")
+    if type(tensor).__name__ == "CausalBias":
+        cure = "pass causal='upper_left' or causal='lower_right' instead"
+        raise ArgumentKind(f"{name!r} is a CausalBias of torch, which has lengths and no elements; {cure}")
+    if torch._C._is_tracing():
+        cure = "use torch.export; attention and attention_varlen can be traced, where all arrays are tensors"
+        raise ArgumentKind(f"torch.jit.trace would not record this call, which reads {name!r} itself; {cure}")
     if not _is_in_memory(tensor):
         why = "it is on the meta device, belongs to a trace or to torch.func, or its storage was freed"
         raise ArgumentKind(f"{name!r} has no memory: {why}; pass a tensor that holds its elements")

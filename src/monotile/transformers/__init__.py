@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from typing import Any
 
 from ..errors import BadOption
 from .forward import attention_forward
 from .masks import make_mask
 from .paged import NAME, continuous_batching, paged_forward
+from .replaceable import check_model
 
 __all__ = ["continuous_batching", "register"]
 _names: set[str] = set()  # that are registered
@@ -37,29 +37,21 @@ def register(name: str = "monotile") -> None:
     AttentionInterface.register(NAME, paged_forward)
     AttentionMaskInterface.register(NAME, flash_attention_mask)
     if not _names:
-        PreTrainedModel.get_correct_attn_implementation = _checked(PreTrainedModel.get_correct_attn_implementation)
+        for method in ("get_correct_attn_implementation", "set_attn_implementation"):
+            setattr(PreTrainedModel, method, _checked(getattr(PreTrainedModel, method)))
     _names.add(name)
 
 
-def _checked(check: Any) -> Any:
-    """Transformers' check of an implementation that a model is asked for, with an error for models that look it up in a
-    table of their own classes: built with another name they raise a KeyError, switched to it they go on with eager."""
+def _checked(method: Any) -> Any:
+    """A method of Transformers' models that takes an implementation when they are loaded or switched, with an error for
+    models that would go on with attention of their own."""
 
-    @functools.wraps(check)
-    def get_correct_attn_implementation(self: Any, requested_attention: str | None, *args: Any, **options: Any) -> Any:
-        if requested_attention in _names:
-            for known in _own_tables(type(self)):
-                cure = 'load it with "sdpa" and run it in a region of monotile.torch.sdpa()'
-                raise BadOption(
-                    f"{type(self).__name__} chooses its attention from a table of its own, {', '.join(known)}; "
-                    + (cure if "sdpa" in known else 'load it with attn_implementation="eager"')
-                )
-        return check(self, requested_attention, *args, **options)
+    @functools.wraps(method)
+    def checked(self: Any, *args: Any, **options: Any) -> Any:
+        given = inspect.signature(method).bind(self, *args, **options).args
+        requested = given[1].get("") if isinstance(given[1], dict) else given[1]
+        if requested in _names:
+            check_model(self)
+        return method(self, *args, **options)
 
-    return get_correct_attn_implementation
-
-
-def _own_tables(model: type) -> list[dict[str, type]]:
-    """Return the tables of attention classes by implementation in the module of a model."""
-    names = vars(sys.modules[model.__module__])
-    return [table for name, table in names.items() if name.endswith("ATTENTION_CLASSES") and isinstance(table, dict)]
+    return checked

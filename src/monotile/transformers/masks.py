@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import BadOption, KernelError
+from ..errors import KernelError
 from ..library.block_maps import depends_on
+from .replaceable import check_config, models_of
 
 MaskFunction = Callable[..., Any]
 
@@ -104,7 +105,7 @@ def make_mask(
         skips["allow_is_bidirectional_skip"] = allow_is_bidirectional_skip
         mask: Tensor | None = sdpa_mask(**skips, **given)
         return mask
-    _check_replaceable(config)
+    check_config(config)
     given.setdefault("mask_function", causal_mask_function)
     if allow_is_causal_skip and given["mask_function"] is causal_mask_function and _sees_all(**given):
         return None
@@ -134,26 +135,8 @@ def make_mask(
 def _layers_are_causal(config: type) -> bool:
     """True if the layers of a model surely have a true `is_causal` where they are causal: `sdpa` needs it, and in
     models that do not take `sdpa` layers of decoders may say the contrary."""
-    models = _models_of(config)
+    models = models_of(config)
     return bool(models) and all(model._supports_sdpa for model in models)
-
-
-def _models_of(config: type) -> tuple[Any, ...]:
-    from transformers import MODEL_MAPPING
-
-    models = MODEL_MAPPING.get(config, ())
-    return tuple(models) if isinstance(models, tuple | list) else (models,)
-
-
-@cache
-def _check_replaceable(config: type) -> None:
-    """Raise an error for a model whose attention cannot be replaced: it would read this mask with another meaning."""
-    for model in _models_of(config):
-        if not model._can_set_attn_implementation():
-            raise BadOption(
-                f"{model.__name__} computes attention by itself and takes no other implementation; load it with "
-                'attn_implementation="eager"'
-            )
 
 
 # ---- from functions to options ---------------------------------------------------------------------------------------

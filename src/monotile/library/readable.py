@@ -17,13 +17,19 @@ Array = Any
 def check_tensors(optional: Mapping[str, Array | None] | None = None, /, **given: Array) -> None:
     """Raise an error for an argument that is no torch tensor, or has no elements that can be read. Those of `optional`
     may be None."""
-    optional = {name: t for name, t in (optional or {}).items() if t is not None}
-    check_kinds(**given, **optional)
-    check_readable(**given, **optional)
+    for name, tensor in (optional or {}).items():
+        if tensor is not None:
+            given[name] = tensor
+    _check_kinds(given)
+    check_readable(**given)
 
 
 def check_kinds(**given: Array) -> None:
     """Raise an error for an argument that is no torch tensor."""
+    _check_kinds(given)
+
+
+def _check_kinds(given: Mapping[str, Array]) -> None:
     torch = sys.modules["torch"]
     for name, tensor in given.items():
         if not isinstance(tensor, torch.Tensor):

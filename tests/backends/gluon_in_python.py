@@ -231,7 +231,7 @@ WORDS: dict[str, Any] = {
     "NVMMADistributedLayout": nothing, "NVMMASharedLayout": TileLayout, "SliceLayout": nothing,
     "DotOperandLayout": nothing, "BlockedLayout": nothing,
     "int1": torch.bool, "int8": torch.int8, "uint8": torch.uint8, "int32": torch.int32, "int64": torch.int64,
-    "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16,
+    "float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16,
 }  # fmt: skip
 
 HELPERS: dict[str, Any] = {  # functions of inline assembly, by how their names begin

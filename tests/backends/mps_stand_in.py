@@ -186,6 +186,7 @@ def torch() -> types.ModuleType:
         "autograd": types.SimpleNamespace(forward_ad=types.SimpleNamespace(_current_level=-1)),
         "_C": types.SimpleNamespace(
             _are_functorch_transforms_active=lambda: False, _is_any_autocast_enabled=lambda: False,
+            _len_torch_dispatch_stack=lambda: 0, _is_tracing=lambda: False,
             _functorch=types.SimpleNamespace(is_functorch_wrapped_tensor=lambda t: False),
         ),
     }  # fmt: skip

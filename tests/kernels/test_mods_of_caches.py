@@ -118,6 +118,7 @@ def late(b: Any, h: Any, i: Any, j: Any) -> Any:
     return j >= 900
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.skipif(ON_GPU, reason="about this machine's memory")
 @pytest.mark.parametrize("backend", [name for name in usable(*IN_MEMORY) if name != "interpreter"])
 @pytest.mark.parametrize("queries", [1, 300])

@@ -13,7 +13,7 @@ from monotile.language import dot, exp2, fma, full, inf, log2, maximum, minimum,
 LOG2E = 1.4426950408889634
 LN2 = 0.6931471805599453
 NATURAL_SCALE = 1.0
-LARGEST = 3.4e38  # a little less than the largest float32
+LARGEST = 3.4028234663852886e38  # the largest float32
 
 
 class State(NamedTuple):

@@ -19,7 +19,7 @@ FLOPS_PER_THREAD = 2_000_000
 BYTES_PER_THREAD = 256_000
 STRIPS = (8, 4)  # rows of a mask read at a time: as many memory streams as a core follows
 TILE_BYTES = 32768
-MAPPED_PARTS = 2  # programs for each core, where a block map says which keys are visible
+HEADS_OF_A_CORE = 2  # that keep it busy, whichever keys a block map shows
 PARTS_OF_A_CORE = 32  # into which ragged or paged keys are divided
 MAX_SLOTS = 64  # cores beyond these get no splits of their own
 # Of the time model, in units of one row with one key (row_costs.py): what a program costs beside its keys (for a row),
@@ -150,10 +150,10 @@ def _streamed(problem: AttentionProblem, keys_per_split: int | None, costs: RowC
     divided = chosen.divided(problem, KEYS_PER_SPLIT // run)
     if not divided.splits:
         return chosen
-    splits, low, end = divided.splits, *problem.visible_range
-    if problem.has_block_map:  # what it shows may lie in few splits: the others would be programs for nothing
-        splits = min(splits, cdiv(MAPPED_PARTS * cores(), problem.batch * problem.kv_heads))
-    return chosen.divided(problem, cdiv(cdiv(end, run) - low // run, splits))  # of like sizes
+    if problem.has_block_map and problem.kv_heads >= HEADS_OF_A_CORE * cores():
+        return chosen  # what the map shows may lie in few splits: the others would be programs for nothing
+    low, end = problem.visible_range
+    return chosen.divided(problem, cdiv(cdiv(end, run) - low // run, divided.splits))  # of like sizes
 
 
 def _run(problem: AttentionProblem, costs: RowCosts) -> int:

@@ -24,6 +24,7 @@ from .moving_tiles import (
     strips,
     transposed_loads,
 )
+from .row_tables import find_row_gathers
 from .target import STREAMED_ROWS, Target
 
 
@@ -35,13 +36,14 @@ class Layout:
         self._users = uses(kernel.body)
         self._required: dict[Value, Axis] = {}
         self._preferred = self._vote()
+        self.row_gathers = find_row_gathers(self._ops, axes, kernel)
         self.panel_axis: Axis | None = None
         self._memory_sums = {dot for dot in dots_added_to_memory(kernel) if self._is_panel_sum(dot)}
         self.panel_axis = self._choose_panel_axis(kernel)
         self.panel = self._panel_lanes()
         self.panel_sums = {dot for dot in self._dots if self.axes.dots[dot][1] is self.panel_axis is not None}
-        self.streamed: dict[Op, Op] = {}  # dots whose tile with the lanes is streamed, and its load
-        self.stream_ops: set[Op] = set()  # elementwise ops between such a load and its dot
+        self.streamed: dict[Op, Op] = {}  # dots whose tile with the lanes is streamed, and its load or gather of rows
+        self.stream_ops: set[Op] = set()  # elementwise ops between such a load and its dot, and of a gather's rows
         self.stream_loads: set[Op] = set()  # such loads, and spread loads that these ops read as well
         for dot in self._dots:
             lane = self.lane(dot.result)
@@ -49,7 +51,7 @@ class Layout:
             load = loads[0] if loads else None
             if load is not None:
                 self.streamed[dot] = load
-                self.stream_ops |= set(ops)
+                self.stream_ops |= set(ops).union(*(self.row_gathers[o].ops for o in loads if o.kind == "gather"))
                 self.stream_loads |= set(loads)
             for operand in dot.operands:
                 base = unviewed(operand)
@@ -76,7 +78,8 @@ class Layout:
         self.narrow = {op for op in self.eager if self._stays_bfloat16(op)}
         self.in_place = {op for op in self.eager if self._may_stay_in_place(op, kernel)}
         self.stepped = {op for op in self.in_place if self._contracted_by_rows(op)}
-        self.eager |= {o for o in self._ops if o.kind == "gather" and o.result.shape and self._keep_gather(o, kernel)}
+        gathers = {op for op in self._ops if op.kind == "gather" and op.result.shape} - self.stream_loads
+        self.eager |= {op for op in gathers if self._keep_gather(op, kernel)}
         self.isolated = {op for op in self._ops if op.kind == "store" and self._stores_transposed(op)}
         self.isolated |= {op for op in self._ops if op.kind in MOVES}
 
@@ -139,7 +142,9 @@ class Layout:
         return few and found is not None and self.contiguous_axis(found[0][0]) is lane
 
     def contiguous_axis(self, op: Op) -> Axis | None:
-        """Return the axis of a load's or store's tile that is contiguous in its tensor."""
+        """Return the axis of a load's, store's or row gather's tile that is contiguous in its tensor."""
+        if op.kind == "gather":
+            return self.row_gathers[op].columns
         value = op.result if op.kind == "load" else op.operands[0]
         tiled = [d for d, extent in enumerate(op.attrs["extents"]) if extent is not None]
         unit = op.attrs["tensor"].unit
@@ -195,7 +200,7 @@ class Layout:
                 return True
             if op is None or op not in home or len(self._users[value]) != 1:
                 return False
-            if op.kind == "load":
+            if op.kind == "load" or op in self.row_gathers:
                 loads[op] = None
                 return True
             ops[op] = None

@@ -19,10 +19,12 @@ from .panel_sums import emit_in_panel, panel_nests
 from .point import Point
 from .program_order import comes_longest_first, emit_longest_first, emit_positions
 from .row_skipping import SkippableRows, find_skippable_rows, visible_rows
+from .row_tables import emit_row_table, scalars_of
 from .scalars import Scalars
 from .target import Target
+from .tile_rows import TableRows
 from .tiled_dots import TiledDotEmitter
-from .vectors import register_type
+from .vectors import STORED, register_type
 
 COUNTABLE = ELEMENTWISE | {"const", "dim", "param"}  # ops that the size of a grid may be computed from
 
@@ -256,6 +258,13 @@ class Lowering(LoopState):
                     self.ev.scalars[op.result] = self.tensors.read(op, Point({}, edge=True))
                 elif op in self.layout.ahead:
                     self._look_ahead(op)
+            elif op in self.layout.stream_loads:
+                if not all(v in self.ev.scalars for v in scalars_of(op, self.layout.row_gathers[op].ops)):
+                    left.append(op)
+                    continue
+                self._define_rows(op)
+                if op in self.layout.ahead:
+                    self._look_ahead(op)
             elif op.results and not op.result.shape and op.kind not in ("reduce",):
                 if all(v in self.ev.scalars for v in op.operands):
                     self.scalar(op)
@@ -264,15 +273,25 @@ class Lowering(LoopState):
         return left
 
     def _look_ahead(self, op: Op) -> None:
-        """Emit the address that a load has in the next iteration, by the scalars that it depends on."""
+        """Emit the address that a load, or each row of a gather, has in the next iteration, by the scalars that it
+        depends on."""
         place, scalars, tiles = self.layout.ahead[op], self.ev.scalars, self.tensors.tiles
         self.ev.scalars, self.tensors.tiles = dict(scalars), dict(tiles)
         counter = scalars[place.counter]
         self.ev.scalars[place.counter] = self.e.binary("add", counter, Reg(str(place.step), "i32"))
         self._emit_ready(list(place.scalars))
-        self.tensors.define(op, [self.index(v) for v in starts(op)], self.tensors.spans(op, self.index))
-        self.tensors.next_base[op] = self.tensors.tiles[op].base
+        if op.kind == "gather":
+            self._define_rows(op)
+        else:
+            self.tensors.define(op, [self.index(v) for v in starts(op)], self.tensors.spans(op, self.index))
+        self.tensors.next_rows[op] = self.tensors.tiles[op].rows
         self.ev.scalars, self.tensors.tiles = scalars, tiles
+
+    def _define_rows(self, op: Op) -> None:
+        """Emit the addresses of the rows that a gather reads."""
+        gather = self.layout.row_gathers[op]
+        table = emit_row_table(self.ev, op, gather)
+        self.tensors.define_rows(op, TableRows(self.scratch, table, STORED[op.attrs["tensor"].dtype.name]))
 
     def _program(self, op: Op) -> None:
         """Split the program's number into the positions of the grid."""

@@ -16,6 +16,7 @@ from .emit import Index
 from .fuse import Nest
 from .point import Panel, Point
 from .spread_reads import spread_position
+from .tile_rows import StridedRows, TableRows
 from .tiles import Tile
 from .vectors import BYTES
 
@@ -28,17 +29,15 @@ BURST = 8  # lines requested at once: requests faster than memory answers are dr
 
 @dataclass(frozen=True)
 class NextTile:
-    """The tile that is streamed next: its address, the stride and the number of its rows, and their elements. The same
-    of the tile before it, whose lines are requested again `rows_ahead` rows before they are read."""
+    """The tile that is streamed next: where its rows are, their number and their elements. And where those are of the
+    tile before it, whose lines are requested again `rows_ahead` rows before they are read."""
 
-    base: str
+    at: StridedRows | TableRows
     element: str
-    stride: Index
     rows: int
     columns: int
     spread: Spread | None  # of its columns
-    current_base: str
-    current_stride: Index
+    current: StridedRows | TableRows
     rows_ahead: int = 0
 
     @property
@@ -106,11 +105,11 @@ class PrefetchEmitter(DotEmitter):
 
     def _prefetch_byte(self, tile: NextTile, n: Index) -> None:
         """Prefetch the line of the tile's nth byte."""
-        e, at = self.e, n
-        if tile.stride != tile.columns:
-            row = e.mul(self._div(n, tile.row_bytes), e.mul(tile.stride, BYTES[tile.element]))
-            at = e.add(row, self._mod(n, tile.row_bytes))
-        self._prefetch(e.element(tile.base, at, "i8"))
+        e = self.e
+        if isinstance(tile.at, StridedRows) and tile.at.stride == tile.columns:
+            self._prefetch(e.element(tile.at.base, n, "i8"))
+        else:
+            self._prefetch(tile.at.byte(e, self._div(n, tile.row_bytes), self._mod(n, tile.row_bytes)))
 
     def _constant_lanes(self, pt: Point) -> int:
         """Return the part of a point's position along the lanes that is known at compile time."""
@@ -134,11 +133,10 @@ class PrefetchEmitter(DotEmitter):
         strided = tile.dims[-1].stride != 1 and current.dims[-1].stride != 1
         if [(d.extent, d.spread) for d in tile.dims] != [(d.extent, d.spread) for d in current.dims] or strided:
             return None
-        base = self.ev.tensors.next_base.get(op) if self._comes_around(op, load) else None
-        base = base or e.element(tile.base, self._offset(tile, shift), tile.element)
+        at = self.ev.tensors.next_rows.get(op) if self._comes_around(op, load) else None
+        at = at or self._shifted(tile, shift)
         rows, columns = tile.dims[0], tile.dims[-1]
-        before = current.base, current.dims[0].stride
-        found = NextTile(base, tile.element, rows.stride, rows.extent, columns.extent, columns.spread, *before)
+        found = NextTile(at, tile.element, rows.extent, columns.extent, columns.spread, current.rows)
         fmas = height * LINE * found.columns // (found.row_bytes * e.lanes * (2 if paired else 1))  # for each line
         if not FEWEST_FMAS <= fmas <= MOST_FMAS or load.result.dtype not in FLOATS:
             return found
@@ -210,6 +208,13 @@ class PrefetchEmitter(DotEmitter):
             if self._constant_lanes(pt) * BYTES[tile.element] % LINE == 0:
                 self._prefetch(self.e.element(self.ev.tensors.address(load, pt), offset, tile.element))
 
+    def _shifted(self, tile: Tile, shift: tuple[int, ...]) -> StridedRows | TableRows:
+        """Return the rows of the tile that is shifted so far along each dimension."""
+        if tile.table is not None:
+            return tile.table
+        base = self.e.element(tile.base, self._offset(tile, shift), tile.element)
+        return StridedRows(base, tile.dims[0].stride, tile.element)
+
     def _offset(self, tile: Tile, shift: tuple[int, ...]) -> Index:
         """Return the distance in memory to the tile that is shifted so far along each dimension."""
         offset: Index = 0
@@ -232,7 +237,7 @@ class PrefetchEmitter(DotEmitter):
     def _prefetch_line(self, tile: NextTile, row: Index, column: Index, offset: int) -> None:
         at = self._line_at(tile, column, offset)
         if at is not None:
-            self._prefetch(self.e.element(tile.base, self.e.add(self.e.mul(row, tile.stride), at), tile.element))
+            self._prefetch(tile.at.address(self.e, row, at))
 
     def _prefetch_again(self, tile: NextTile, row: Index, column: Index, offset: int) -> None:
         """Prefetch the line that is read `rows_ahead` rows after this one: of this tile, or of the next."""
@@ -240,9 +245,11 @@ class PrefetchEmitter(DotEmitter):
         if at is None:
             return
         ahead = e.add(row, tile.rows_ahead)
-        here = e.element(tile.current_base, e.mul(ahead, tile.current_stride), tile.element)
-        there = e.element(tile.base, e.mul(e.sub(ahead, tile.rows), tile.stride), tile.element)
-        inside = e.compare("slt", ahead, tile.rows)
+        inside, behind = e.compare("slt", ahead, tile.rows), e.sub(ahead, tile.rows)
+        if isinstance(tile.at, TableRows) or isinstance(tile.current, TableRows):  # a table has no other rows
+            behind = e.op(f"select i1 {inside}, i64 0, i64 {behind}")
+            ahead = e.op(f"select i1 {inside}, i64 {ahead}, i64 0")
+        here, there = tile.current.start(e, ahead), tile.at.start(e, behind)
         self._prefetch(e.element(e.op(f"select i1 {inside}, ptr {here}, ptr {there}"), at, tile.element), 1)
 
     def _line_at(self, tile: NextTile, column: Index, offset: int) -> Index | None:

@@ -20,11 +20,12 @@ from .moving_tiles import (
     blocks,
     bytes_read,
     order_streamed_loads,
+    places_ahead,
     shift_per_iteration,
     strips,
     transposed_loads,
 )
-from .row_tables import find_row_gathers
+from .row_tables import RowGather, find_row_gathers
 from .target import STREAMED_ROWS, Target
 
 
@@ -36,14 +37,14 @@ class Layout:
         self._users = uses(kernel.body)
         self._required: dict[Value, Axis] = {}
         self._preferred = self._vote()
-        self.row_gathers = find_row_gathers(self._ops, axes, kernel)
+        self.row_gathers = find_row_gathers(self._ops, axes, kernel)  # later those whose rows have a table
         self.panel_axis: Axis | None = None
         self._memory_sums = {dot for dot in dots_added_to_memory(kernel) if self._is_panel_sum(dot)}
         self.panel_axis = self._choose_panel_axis(kernel)
         self.panel = self._panel_lanes()
         self.panel_sums = {dot for dot in self._dots if self.axes.dots[dot][1] is self.panel_axis is not None}
         self.streamed: dict[Op, Op] = {}  # dots whose tile with the lanes is streamed, and its load or gather of rows
-        self.stream_ops: set[Op] = set()  # elementwise ops between such a load and its dot, and of a gather's rows
+        self.stream_ops: set[Op] = set()  # elementwise ops between such a load and its dot
         self.stream_loads: set[Op] = set()  # such loads, and spread loads that these ops read as well
         for dot in self._dots:
             lane = self.lane(dot.result)
@@ -51,7 +52,7 @@ class Layout:
             load = loads[0] if loads else None
             if load is not None:
                 self.streamed[dot] = load
-                self.stream_ops |= set(ops).union(*(self.row_gathers[o].ops for o in loads if o.kind == "gather"))
+                self.stream_ops |= set(ops)
                 self.stream_loads |= set(loads)
             for operand in dot.operands:
                 base = unviewed(operand)
@@ -80,6 +81,10 @@ class Layout:
         self.stepped = {op for op in self.in_place if self._contracted_by_rows(op)}
         gathers = {op for op in self._ops if op.kind == "gather" and op.result.shape} - self.stream_loads
         self.eager |= {op for op in gathers if self._keep_gather(op, kernel)}
+        self.row_gathers = {op: g for op, g in self.row_gathers.items() if self._has_table(op, g)}
+        self.narrow |= {op for op in self.row_gathers.keys() & self.eager if self._stays_bfloat16(op)}
+        self.ahead |= places_ahead(loops, self.row_gathers.keys() - self.stream_loads, kernel)
+        self.inlined = self.stream_ops.union(*(gather.ops for gather in self.row_gathers.values()))
         self.isolated = {op for op in self._ops if op.kind == "store" and self._stores_transposed(op)}
         self.isolated |= {op for op in self._ops if op.kind in MOVES}
 
@@ -293,6 +298,10 @@ class Layout:
 
     def _keep_gather(self, op: Op, kernel: Kernel) -> bool:
         return op.attrs["tensor"].index in kernel.written or self._feeds_dot(op.result)
+
+    def _has_table(self, op: Op, gather: RowGather) -> bool:
+        """True if the addresses of a gather's rows are kept: it is streamed, or copied row by row."""
+        return op in self.stream_loads or (op in self.eager and self.lane(op.result) is gather.columns)
 
     def _feeds_dot(self, value: Value) -> bool:
         return any(unviewed(v) is value for dot in self._dots for v in dot.operands)

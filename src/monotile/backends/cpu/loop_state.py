@@ -20,7 +20,7 @@ class LoopState(Scalars):
         self.layout = Layout(kernel, self.axes, target)
         layout = self.layout
         self.fusion = Fusion(
-            kernel, self.axes, layout.lane, layout.eager, layout.isolated, layout.stream_ops, layout.panel_sums
+            kernel, self.axes, layout.lane, layout.eager, layout.isolated, layout.inlined, layout.panel_sums
         )
         self.local = self._find_local()
         self.targets: dict[Block, tuple[Value | None, ...]] = {}  # whose storage takes the yields of a block

@@ -258,7 +258,7 @@ class Lowering(LoopState):
                     self.ev.scalars[op.result] = self.tensors.read(op, Point({}, edge=True))
                 elif op in self.layout.ahead:
                     self._look_ahead(op)
-            elif op in self.layout.stream_loads:
+            elif op in self.layout.row_gathers:
                 if not all(v in self.ev.scalars for v in scalars_of(op, self.layout.row_gathers[op].ops)):
                     left.append(op)
                     continue

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import prod
 
@@ -35,6 +35,18 @@ def order_streamed_loads(
                     shift = shift_per_iteration(loads[0], body.params[0], loop.attrs["step"])
                     following[loads[-1]] = loads[0], shift
     return following, ahead
+
+
+def places_ahead(loops: Sequence[Op], gathers: Collection[Op], kernel: Kernel) -> dict[Op, PlaceAhead]:
+    """Return how the rows of gathers that are copied follow from the counter of the loop around them."""
+    found: dict[Op, PlaceAhead] = {}
+    for loop in loops:
+        for ops, known in _paths(loop.blocks[0].ops, []):
+            for op in (o for o in ops if o in gathers):
+                place = find_place_ahead(op, loop, [*known, *ops], kernel)
+                if place is not None:
+                    found[op] = place
+    return found
 
 
 def _paths(ops: list[Op], known: list[Op]) -> Iterator[tuple[list[Op], list[Op]]]:

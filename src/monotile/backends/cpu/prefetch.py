@@ -41,6 +41,11 @@ class NextTile:
     rows_ahead: int = 0
 
     @property
+    def apart(self) -> bool:
+        """True if rows do not follow each other in memory: the line that one ends in may be no other row's."""
+        return not isinstance(self.at, StridedRows) or self.at.stride != self.columns
+
+    @property
     def row_bytes(self) -> int:
         """Return the bytes of a row in memory."""
         return self.columns * BYTES[self.element]
@@ -71,7 +76,8 @@ class PrefetchEmitter(DotEmitter):
         for i in range(steps):
             for pt in points:
                 assert pt.lane is not None
-                self._prefetch_again(next_tile, self.e.add(k, i), pt.at[pt.lane], self._constant_lanes(pt))
+                lanes = self.e.lanes if pt is points[-1] else None
+                self._prefetch_again(next_tile, self.e.add(k, i), pt.at[pt.lane], self._constant_lanes(pt), lanes)
 
     def _prefetch_in_order(self, tile: NextTile, size: int, steps: int, points: list[Point], k: Index) -> None:
         """Prefetch as many bytes as are read, in the order of memory; `size` are read at each position. Short pieces of
@@ -87,6 +93,8 @@ class PrefetchEmitter(DotEmitter):
         first = e.add(skipped, e.mul(k, size))
         for begin in range(0, steps * size, LINE):
             self._prefetch_byte(tile, e.add(first, begin))
+            if tile.apart and size >= 2 * LINE and (begin + LINE) % size == 0:
+                self._prefetch_byte(tile, e.add(first, begin + LINE - 1))
 
     def _prefetch_same(self, next_tile: NextTile, steps: int, read_once: bool, points: list[Point], k: Index) -> None:
         """Prefetch the same rows of the next tile. A request made while memory is busy may be dropped: where this tile
@@ -100,13 +108,14 @@ class PrefetchEmitter(DotEmitter):
                 rows.append(row ^ half if isinstance(row, int) else e.op(f"xor i64 {row}, {half}"))
             for pt in points:
                 assert pt.lane is not None
+                lanes = e.lanes if pt is points[-1] else None
                 for at in rows:
-                    self._prefetch_line(next_tile, at, pt.at[pt.lane], self._constant_lanes(pt))
+                    self._prefetch_line(next_tile, at, pt.at[pt.lane], self._constant_lanes(pt), lanes)
 
     def _prefetch_byte(self, tile: NextTile, n: Index) -> None:
         """Prefetch the line of the tile's nth byte."""
         e = self.e
-        if isinstance(tile.at, StridedRows) and tile.at.stride == tile.columns:
+        if isinstance(tile.at, StridedRows) and not tile.apart:
             self._prefetch(e.element(tile.at.base, n, "i8"))
         else:
             self._prefetch(tile.at.byte(e, self._div(n, tile.row_bytes), self._mod(n, tile.row_bytes)))
@@ -195,6 +204,10 @@ class PrefetchEmitter(DotEmitter):
     # ---- transposed tiles, and strips --------------------------------------------------------------------------------
 
     def prefetch_next(self, load: Op, points: list[Point]) -> None:
+        rows = self.ev.tensors.next_rows.get(load)
+        if isinstance(rows, TableRows):
+            self._prefetch_looked_up(load, rows, points)
+            return
         shift, at, lane = self.layout.next_iteration.get(load), points[0].at, points[0].lane
         if shift is None:
             return
@@ -207,6 +220,13 @@ class PrefetchEmitter(DotEmitter):
         for pt in points:
             if self._constant_lanes(pt) * BYTES[tile.element] % LINE == 0:
                 self._prefetch(self.e.element(self.ev.tensors.address(load, pt), offset, tile.element))
+
+    def _prefetch_looked_up(self, load: Op, rows: TableRows, points: list[Point]) -> None:
+        """Prefetch the lines that a gather of rows, which are copied, reads at these points in the next iteration."""
+        gather, element = self.layout.row_gathers[load], self.ev.tensors.tiles[load].element
+        for pt in points:
+            if pt.lane is gather.columns and self._constant_lanes(pt) * BYTES[element] % LINE == 0:
+                self._prefetch(rows.address(self.e, pt.at[gather.rows], pt.at[gather.columns]))
 
     def _shifted(self, tile: Tile, shift: tuple[int, ...]) -> StridedRows | TableRows:
         """Return the rows of the tile that is shifted so far along each dimension."""
@@ -227,22 +247,25 @@ class PrefetchEmitter(DotEmitter):
         locality = ("i32", str(4 - level))
         self.e.call("void", "llvm.prefetch.p0", ("ptr", pointer), ("i32", "0"), locality, ("i32", "1"))
 
-    def prefetch_ahead(self, next_tile: NextTile | None, row: Index, column: Index, offset: int) -> None:
+    def prefetch_ahead(
+        self, next_tile: NextTile | None, row: Index, column: Index, offset: int, last: int | None
+    ) -> None:
         """Prefetch the line at a position of the next tile and, again, one that is read soon. `offset` is the part of
-        the column that is known at compile time: only the column at which a line begins requests it."""
+        the column that is known at compile time: only the column at which a line begins requests it. `last` is the
+        number of columns from there on, where no others are read with them: if rows are apart, the line of the last one
+        is requested, too."""
         if next_tile is not None:
-            self._prefetch_line(next_tile, row, column, offset)
-            self._prefetch_again(next_tile, row, column, offset)
+            self._prefetch_line(next_tile, row, column, offset, last)
+            self._prefetch_again(next_tile, row, column, offset, last)
 
-    def _prefetch_line(self, tile: NextTile, row: Index, column: Index, offset: int) -> None:
-        at = self._line_at(tile, column, offset)
-        if at is not None:
+    def _prefetch_line(self, tile: NextTile, row: Index, column: Index, offset: int, last: int | None) -> None:
+        for at in self._lines_at(tile, column, offset, last):
             self._prefetch(tile.at.address(self.e, row, at))
 
-    def _prefetch_again(self, tile: NextTile, row: Index, column: Index, offset: int) -> None:
+    def _prefetch_again(self, tile: NextTile, row: Index, column: Index, offset: int, last: int | None) -> None:
         """Prefetch the line that is read `rows_ahead` rows after this one: of this tile, or of the next."""
-        e, at = self.e, self._line_at(tile, column, offset) if tile.rows_ahead else None
-        if at is None:
+        e, places = self.e, self._lines_at(tile, column, offset, last) if tile.rows_ahead else []
+        if not places:
             return
         ahead = e.add(row, tile.rows_ahead)
         inside, behind = e.compare("slt", ahead, tile.rows), e.sub(ahead, tile.rows)
@@ -250,16 +273,22 @@ class PrefetchEmitter(DotEmitter):
             behind = e.op(f"select i1 {inside}, i64 0, i64 {behind}")
             ahead = e.op(f"select i1 {inside}, i64 {ahead}, i64 0")
         here, there = tile.current.start(e, ahead), tile.at.start(e, behind)
-        self._prefetch(e.element(e.op(f"select i1 {inside}, ptr {here}, ptr {there}"), at, tile.element), 1)
+        start = e.op(f"select i1 {inside}, ptr {here}, ptr {there}")
+        for at in places:
+            self._prefetch(e.element(start, at, tile.element), 1)
 
-    def _line_at(self, tile: NextTile, column: Index, offset: int) -> Index | None:
-        """Return the column at which a line begins in memory; None where none begins."""
+    def _lines_at(self, tile: NextTile, column: Index, offset: int, last: int | None) -> list[Index]:
+        """Return the columns whose lines are requested at a column: its own if a line begins there, and that of the
+        last of `last` columns."""
         if tile.spread is not None:
             if offset * tile.spread.factor % tile.spread.divisor:
-                return None
+                return []
             offset = tile.spread.at(offset)
             column = spread_position(self.e, tile.spread, column)
-        return None if offset * BYTES[tile.element] % LINE else column
+        found = [] if offset * BYTES[tile.element] % LINE else [column]
+        if last is not None and tile.apart and tile.spread is None:
+            found.append(self.e.add(column, last - 1))
+        return found
 
 
 def _nothing(k: Index) -> None:

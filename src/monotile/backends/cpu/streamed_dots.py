@@ -211,7 +211,8 @@ class StreamedDotEmitter(PrefetchEmitter):
             for s in starts:
                 k = e.add(first, s)
                 for i in positions if rows.start == 0 else ():  # once for all rows
-                    self.prefetch_ahead(dot.next_tile, e.add(start, i), k, s)
+                    last = width if s == starts[-1] else None
+                    self.prefetch_ahead(dot.next_tile, e.add(start, i), k, s, last)
                 places = [
                     Point(lane_operand.at(e.add(start, i), k), lane_operand.contracted, valid, dot.edge)
                     for i in positions

@@ -71,6 +71,11 @@ class CpuChoices(Choices):
         """Streamed rows that see all keys: these count in runs."""
         return 1 if choice.row_block > STREAMED_ROWS or problem.has_positions else choice.key_block
 
+    def page_block(self, page: int, block: int, *, quantized: bool = False) -> int:
+        """Blocks as of dense keys: rows of several pages are read by a table of their addresses. Codes are unpacked
+        where they lie one after the other."""
+        return super().page_block(page, block) if quantized else block
+
     def balance(self, problem: AttentionProblem) -> tuple[int, int]:
         return PARTS_OF_A_CORE * cores(), KEYS_PER_SPLIT
 

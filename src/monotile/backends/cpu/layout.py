@@ -239,14 +239,9 @@ class Layout:
         as_scratch = (tensor.dtype.name == "float32" or op in self.narrow) and "spread" not in op.attrs
         if len(self.axes.of(value)) != 2 or not as_scratch or tensor.index in kernel.written:
             return False
-        if (
-            lane is None
-            or lane is self.panel_axis
-            or lane is not self.contiguous_axis(op)
-            or lane.extent % self.target.lanes
-        ):
+        if lane in (None, self.panel_axis) or lane is not self.contiguous_axis(op):
             return False
-        return self._only_dots(value)
+        return lane.extent % self.target.lanes == 0 and self._only_dots(value)
 
     @property
     def skipped_rows(self) -> int:

@@ -19,12 +19,11 @@ from .panel_sums import emit_in_panel, panel_nests
 from .point import Point
 from .program_order import comes_longest_first, emit_longest_first, emit_positions
 from .row_skipping import SkippableRows, find_skippable_rows, visible_rows
-from .row_tables import emit_row_table, scalars_of
+from .row_tables import scalars_of
 from .scalars import Scalars
 from .target import Target
-from .tile_rows import TableRows
 from .tiled_dots import TiledDotEmitter
-from .vectors import STORED, register_type
+from .vectors import register_type
 
 COUNTABLE = ELEMENTWISE | {"const", "dim", "param"}  # ops that the size of a grid may be computed from
 
@@ -211,7 +210,8 @@ class Lowering(LoopState):
                 if self._skippable is None:
                     work()
                     return
-                low, high = self._visible_rows(self._skippable, number, lanes)
+                first = self.e.mul(number, self.layout.panel)
+                low, high = visible_rows(self.ev, self._skippable, first, lanes, self.layout.skipped_rows)
                 self.nests.active_rows = (self._skippable.axis, low, high)
                 self.e.when(self.e.compare("slt", low, high), work)
                 self.nests.active_rows = None
@@ -232,17 +232,6 @@ class Lowering(LoopState):
             self.nests.emit(nest, None)
             waiting = self._emit_ready(waiting)
 
-    def _visible_rows(self, skippable: SkippableRows, panel: Index, lanes: int) -> tuple[Index, Index]:
-        """Emit the range of rows that some lane of a panel may see."""
-        e = self.e
-        rests: list[Index] = []
-        for limit in skippable.limits:
-            rest: Index = limit.rest.const
-            for value, factor in limit.rest.terms.items():
-                rest = e.add(rest, e.mul(self.index(value), factor))
-            rests.append(rest)
-        return visible_rows(e, skippable, rests, e.mul(panel, self.layout.panel), lanes, self.layout.skipped_rows)
-
     def _emit_ready(self, waiting: list[Op]) -> list[Op]:
         """Emit every waiting scalar and tile address whose inputs are known; return the rest."""
         left = []
@@ -262,7 +251,7 @@ class Lowering(LoopState):
                 if not all(v in self.ev.scalars for v in scalars_of(op, self.layout.row_gathers[op].ops)):
                     left.append(op)
                     continue
-                self._define_rows(op)
+                self.define_rows(op)
                 if op in self.layout.ahead:
                     self._look_ahead(op)
             elif op.results and not op.result.shape and op.kind not in ("reduce",):
@@ -281,17 +270,11 @@ class Lowering(LoopState):
         self.ev.scalars[place.counter] = self.e.binary("add", counter, Reg(str(place.step), "i32"))
         self._emit_ready(list(place.scalars))
         if op.kind == "gather":
-            self._define_rows(op)
+            self.define_rows(op)
         else:
             self.tensors.define(op, [self.index(v) for v in starts(op)], self.tensors.spans(op, self.index))
         self.tensors.next_rows[op] = self.tensors.tiles[op].rows
         self.ev.scalars, self.tensors.tiles = scalars, tiles
-
-    def _define_rows(self, op: Op) -> None:
-        """Emit the addresses of the rows that a gather reads."""
-        gather = self.layout.row_gathers[op]
-        table = emit_row_table(self.ev, op, gather)
-        self.tensors.define_rows(op, TableRows(self.scratch, table, STORED[op.attrs["tensor"].dtype.name]))
 
     def _program(self, op: Op) -> None:
         """Split the program's number into the positions of the grid."""

@@ -36,4 +36,6 @@ def find_place_ahead(load: Op, loop: Op, ops: list[Op], kernel: Kernel) -> Place
             return None
     if any(v in body.params[1:] for op in (*scalars, load) for v in op.operands):
         return None
-    return PlaceAhead(body.params[0], loop.attrs["step"], tuple(op for op in scalars if not op.result.shape), tuple(ops))
+    return PlaceAhead(
+        body.params[0], loop.attrs["step"], tuple(op for op in scalars if not op.result.shape), tuple(ops)
+    )

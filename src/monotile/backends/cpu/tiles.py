@@ -139,8 +139,8 @@ class Tensors:
 
     def _locate(self, tile: Tile, pt: Point) -> tuple[str, Dim | None, Reg | None]:
         """Return the address of the point's first element, the dimension of the lanes, and the mask of the elements
-        inside the tensor; None if all are. Where there are none, the address is another one in the tensor: a masked access of a page
-        that is not there takes hundreds of cycles, though it reads and writes nothing."""
+        inside the tensor; None if all are. Where none are, the address is another one in the tensor: a masked access of
+        a page that is not there takes hundreds of cycles, though it reads and writes nothing."""
         e = self.e
         if tile.table is not None:
             row, column = (pt.at[d.axis] for d in tile.dims if d.axis is not None)

@@ -24,6 +24,7 @@ LINE = 64  # bytes of a cache line
 # FMAs per cache line of a streamed tile between which lines are requested twice: with fewer the hardware's prefetcher
 # keeps up, with more, or where codes are converted, arithmetic is the limit.
 FEWEST_FMAS, MOST_FMAS = 3, 8
+LONG_PIECE = 4 * LINE  # bytes of a row, with which one more line is few
 BURST = 8  # lines requested at once: requests faster than memory answers are dropped
 
 
@@ -76,8 +77,12 @@ class PrefetchEmitter(DotEmitter):
         for i in range(steps):
             for pt in points:
                 assert pt.lane is not None
-                lanes = self.e.lanes if pt is points[-1] else None
-                self._prefetch_again(next_tile, self.e.add(k, i), pt.at[pt.lane], self._constant_lanes(pt), lanes)
+                self._prefetch_again(next_tile, self.e.add(k, i), pt.at[pt.lane], self._constant_lanes(pt))
+        width, last = len(points) * self.e.lanes, points[-1]
+        if width >= next_tile.columns or width * next_tile.row_bytes >= LONG_PIECE * next_tile.columns:
+            assert last.lane is not None
+            for i in range(steps):
+                self.prefetch_end(next_tile, self.e.add(k, i), self.e.add(last.at[last.lane], self.e.lanes))
 
     def _prefetch_in_order(self, tile: NextTile, size: int, steps: int, points: list[Point], k: Index) -> None:
         """Prefetch as many bytes as are read, in the order of memory; `size` are read at each position. Short pieces of
@@ -93,8 +98,6 @@ class PrefetchEmitter(DotEmitter):
         first = e.add(skipped, e.mul(k, size))
         for begin in range(0, steps * size, LINE):
             self._prefetch_byte(tile, e.add(first, begin))
-            if tile.apart and size >= 2 * LINE and (begin + LINE) % size == 0:
-                self._prefetch_byte(tile, e.add(first, begin + LINE - 1))
 
     def _prefetch_same(self, next_tile: NextTile, steps: int, read_once: bool, points: list[Point], k: Index) -> None:
         """Prefetch the same rows of the next tile. A request made while memory is busy may be dropped: where this tile
@@ -108,9 +111,8 @@ class PrefetchEmitter(DotEmitter):
                 rows.append(row ^ half if isinstance(row, int) else e.op(f"xor i64 {row}, {half}"))
             for pt in points:
                 assert pt.lane is not None
-                lanes = e.lanes if pt is points[-1] else None
                 for at in rows:
-                    self._prefetch_line(next_tile, at, pt.at[pt.lane], self._constant_lanes(pt), lanes)
+                    self._prefetch_line(next_tile, at, pt.at[pt.lane], self._constant_lanes(pt))
 
     def _prefetch_byte(self, tile: NextTile, n: Index) -> None:
         """Prefetch the line of the tile's nth byte."""
@@ -247,48 +249,50 @@ class PrefetchEmitter(DotEmitter):
         locality = ("i32", str(4 - level))
         self.e.call("void", "llvm.prefetch.p0", ("ptr", pointer), ("i32", "0"), locality, ("i32", "1"))
 
-    def prefetch_ahead(
-        self, next_tile: NextTile | None, row: Index, column: Index, offset: int, last: int | None
-    ) -> None:
+    def prefetch_ahead(self, next_tile: NextTile | None, row: Index, column: Index, offset: int) -> None:
         """Prefetch the line at a position of the next tile and, again, one that is read soon. `offset` is the part of
-        the column that is known at compile time: only the column at which a line begins requests it. `last` is the
-        number of columns from there on, where no others are read with them: if rows are apart, the line of the last one
-        is requested, too."""
+        the column that is known at compile time: only the column at which a line begins requests it."""
         if next_tile is not None:
-            self._prefetch_line(next_tile, row, column, offset, last)
-            self._prefetch_again(next_tile, row, column, offset, last)
+            self._prefetch_line(next_tile, row, column, offset)
+            self._prefetch_again(next_tile, row, column, offset)
 
-    def _prefetch_line(self, tile: NextTile, row: Index, column: Index, offset: int, last: int | None) -> None:
-        for at in self._lines_at(tile, column, offset, last):
+    def prefetch_end(self, next_tile: NextTile | None, row: Index, end: Index) -> None:
+        """Prefetch the line that the columns before `end` end in, where rows are apart: none may begin in it."""
+        if next_tile is not None and next_tile.apart and next_tile.spread is None:
+            last = self.e.add(end, -1)
+            self._prefetch(next_tile.at.address(self.e, row, last))
+            if next_tile.rows_ahead:
+                self._request_again(next_tile, row, last)
+
+    def _prefetch_line(self, tile: NextTile, row: Index, column: Index, offset: int) -> None:
+        at = self._line_at(tile, column, offset)
+        if at is not None:
             self._prefetch(tile.at.address(self.e, row, at))
 
-    def _prefetch_again(self, tile: NextTile, row: Index, column: Index, offset: int, last: int | None) -> None:
+    def _prefetch_again(self, tile: NextTile, row: Index, column: Index, offset: int) -> None:
+        at = self._line_at(tile, column, offset) if tile.rows_ahead else None
+        if at is not None:
+            self._request_again(tile, row, at)
+
+    def _request_again(self, tile: NextTile, row: Index, at: Index) -> None:
         """Prefetch the line that is read `rows_ahead` rows after this one: of this tile, or of the next."""
-        e, places = self.e, self._lines_at(tile, column, offset, last) if tile.rows_ahead else []
-        if not places:
-            return
-        ahead = e.add(row, tile.rows_ahead)
+        e, ahead = self.e, self.e.add(row, tile.rows_ahead)
         inside, behind = e.compare("slt", ahead, tile.rows), e.sub(ahead, tile.rows)
         if isinstance(tile.at, TableRows) or isinstance(tile.current, TableRows):  # a table has no other rows
             behind = e.op(f"select i1 {inside}, i64 0, i64 {behind}")
             ahead = e.op(f"select i1 {inside}, i64 {ahead}, i64 0")
         here, there = tile.current.start(e, ahead), tile.at.start(e, behind)
         start = e.op(f"select i1 {inside}, ptr {here}, ptr {there}")
-        for at in places:
-            self._prefetch(e.element(start, at, tile.element), 1)
+        self._prefetch(e.element(start, at, tile.element), 1)
 
-    def _lines_at(self, tile: NextTile, column: Index, offset: int, last: int | None) -> list[Index]:
-        """Return the columns whose lines are requested at a column: its own if a line begins there, and that of the
-        last of `last` columns."""
+    def _line_at(self, tile: NextTile, column: Index, offset: int) -> Index | None:
+        """Return the column at which a line begins in memory; None where none begins."""
         if tile.spread is not None:
             if offset * tile.spread.factor % tile.spread.divisor:
-                return []
+                return None
             offset = tile.spread.at(offset)
             column = spread_position(self.e, tile.spread, column)
-        found = [] if offset * BYTES[tile.element] % LINE else [column]
-        if last is not None and tile.apart and tile.spread is None:
-            found.append(self.e.add(column, last - 1))
-        return found
+        return None if offset * BYTES[tile.element] % LINE else column
 
 
 def _nothing(k: Index) -> None:

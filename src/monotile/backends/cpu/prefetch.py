@@ -24,7 +24,7 @@ LINE = 64  # bytes of a cache line
 # FMAs per cache line of a streamed tile between which lines are requested twice: with fewer the hardware's prefetcher
 # keeps up, with more, or where codes are converted, arithmetic is the limit.
 FEWEST_FMAS, MOST_FMAS = 3, 8
-LONG_PIECE = 4 * LINE  # bytes of a row, with which one more line is few
+LONG_PIECE = 2 * LINE  # bytes of a row, with which one more line is few
 BURST = 8  # lines requested at once: requests faster than memory answers are dropped
 
 

@@ -126,6 +126,18 @@ def _facts(call: Any) -> Any:
     return [(s.launch, s.bound, s.pick(range(99)), s.scalars, s.numbers, s.threads) for s in call.steps]
 
 
+def test_caches_that_take_turns_are_planned_once(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On either side of the number of keys from which on they are split."""
+    planned: list[int] = []
+    monkeypatch.setattr(calls.CallBuilder, "__init__", _counting(planned, calls.CallBuilder.__init__))
+    q, k, v = qkv(1, 730, Hq=4, Hkv=2)
+    for n in range(490, 510):
+        for keys in (n, n + 200):
+            found = monotile.attention(q, k[:, :, :keys], v[:, :, :keys])
+            close(found, reference.attention(q, k[:, :, :keys], v[:, :, :keys])[0])
+    assert len(planned) == 2
+
+
 def test_few_steps_make_calls(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two caches that grow in turns, one in seventeen; of caches of any length, each makes one call."""
     made: list[int] = []

@@ -22,7 +22,8 @@ from ..runtime.tensors import View
 from .launches import LaunchStep, PlannedLaunch
 
 AHEAD = 16  # calls that are made with the next one of a growing cache: they take a tenth of the time of a first one
-MOST_ENDS = 16
+MOST_ENDS = 16  # of growing caches that take turns
+MOST_CHOICES = 8  # of calls alike: keys in different numbers of splits
 K, V = ("input", 1), ("input", 2)  # places of keys and values among the arrays of a call
 
 
@@ -52,7 +53,7 @@ class GrowingCall:
     def __init__(self, prepared: Any, builder: Any) -> None:
         self.prepared, self.builder = prepared, builder
         self._step = builder.choices.keys_of_a_choice(builder.growth.problem, builder.growth.choice)
-        # Numbers of keys after which a cache that grows needs the next call: as many as sequences that take turns.
+        # The greatest numbers of keys that calls were made for: caches that grow by a key ask for the next one.
         self.ends = deque([builder.growth.problem.keys], maxlen=MOST_ENDS)
         self._same: dict[int, bool] = {}  # by blocks of keys: whether the choice is that of the prepared call
         self._launches = _growing_launches(builder.launches)
@@ -103,12 +104,13 @@ def _growing_launches(launches: Sequence[PlannedLaunch]) -> list[GrowingLaunch]:
 
 
 class Families:
-    """Calls from which others are made, by what these have in common: by `family_key` and by `signature_key`."""
+    """Calls from which others are made, by what these have in common: by `family_key` and by `signature_key`. Each has
+    a few choices, since sequences of different lengths may take turns; those made last come first."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._by_views: dict[Any, GrowingCall] = {}
-        self._by_signatures: dict[Any, GrowingCall] = {}
+        self._by_views: dict[Any, list[GrowingCall]] = {}
+        self._by_signatures: dict[Any, list[GrowingCall]] = {}
 
     def clear(self) -> None:
         self._by_views.clear()
@@ -118,43 +120,58 @@ class Families:
         """Return the call with these signatures, made of one that was seen, and behind it the next calls of a cache
         that grows by a key at a time, with theirs. An empty list where the call has to be planned."""
         alike = signature_key(signatures, options) if self._by_signatures else None
-        family = None if alike is None else self._by_signatures.get(alike[0])
-        if alike is None or family is None:
+        if alike is None:
             return []
-        (key, keys), made = alike, []
-        for n in range(keys, keys + (1 + AHEAD if keys - 1 in family.ends else 1)):
-            if n > keys:
-                signatures = [signatures[0], longer(signatures[1]), longer(signatures[2]), *signatures[3:]]
-                if signature_key(signatures, options) != (key, n):
-                    break
-            call = family.with_keys(n, *[lengths_and_strides(signatures[at]) for at in (1, 2)])
-            if call is None:
-                break
-            made.append((signatures, call))
-        if made:
-            family.ends.append(keys + len(made) - 1)
-        return made
+        for family in self._by_signatures.get(alike[0], ()):
+            made = _grown_of(family, alike, signatures, options)
+            if made:
+                return made
+        return []
 
     def grown_views(self, key: Any, views: Mapping[str, View | None]) -> tuple[Any, GrowingCall | None]:
-        """The same by views, and what it was made of."""
-        family, k, v = self._by_views.get(key), views.get("k"), views.get("v")
-        if family is None or k is None or v is None:
+        """Return the call on these views, made of one that was seen, and what it was made of."""
+        k, v = views.get("k"), views.get("v")
+        if k is None or v is None:
             return None, None
-        return family.with_keys(k.shape[2], k.shape + k.strides, v.shape + v.strides), family
+        for family in self._by_views.get(key, ()):
+            made = family.with_keys(k.shape[2], k.shape + k.strides, v.shape + v.strides)
+            if made is not None:
+                return made, family
+        return None, None
 
     def add(self, key: Any, family: GrowingCall) -> GrowingCall:
-        if len(self._by_views) >= self._most:
-            self._by_views.clear()
-        self._by_views[key] = family
+        self._add(self._by_views, key, family)
         return family
 
     def add_signatures(self, signatures: Sequence[Any], options: tuple[Any, ...], family: GrowingCall | None) -> None:
         alike = signature_key(signatures, options) if family is not None else None
-        if alike is None or family is None:
-            return
-        if len(self._by_signatures) >= self._most:
-            self._by_signatures.clear()
-        self._by_signatures[alike[0]] = family
+        if alike is not None and family is not None:
+            self._add(self._by_signatures, alike[0], family)
+
+    def _add(self, families: dict[Any, list[GrowingCall]], key: Any, family: GrowingCall) -> None:
+        if len(families) >= self._most:
+            families.clear()
+        others = [other for other in families.get(key, ()) if other is not family]
+        families[key] = [family, *others[: MOST_CHOICES - 1]]
+
+
+def _grown_of(
+    family: GrowingCall, alike: tuple[Any, int], signatures: Sequence[Any], options: tuple[Any, ...]
+) -> list[tuple[Sequence[Any], Any]]:
+    """Return the calls that `Families.grown` does, of one family."""
+    (key, keys), made = alike, []
+    for n in range(keys, keys + (1 + AHEAD if keys - 1 in family.ends else 1)):
+        if n > keys:
+            signatures = [signatures[0], longer(signatures[1]), longer(signatures[2]), *signatures[3:]]
+            if signature_key(signatures, options) != (key, n):
+                break
+        call = family.with_keys(n, *[lengths_and_strides(signatures[at]) for at in (1, 2)])
+        if call is None:
+            break
+        made.append((signatures, call))
+    if made:
+        family.ends.append(keys + len(made) - 1)
+    return made
 
 
 def signature_key(signatures: Sequence[Any], options: tuple[Any, ...]) -> tuple[Any, int] | None:

@@ -62,19 +62,18 @@ def _counting(planned: list[int], plain: Any) -> Any:
     return counted
 
 
-def layouts_of(whole: Any, most: int) -> dict[str, Callable[[int], Any]]:
-    """Caches of `whole` (2, 4, keys, D) by the number of keys, up to `most`."""
-    return {
-        "contiguous": lambda n: np.ascontiguousarray(whole[:, :2, :n]),
-        "slice": lambda n: whole[:, :2, :n],
-        "every other head": lambda n: whole[:, ::2, :n],
-        "transposed": lambda n: np.ascontiguousarray(whole[:, :2, :n].swapaxes(1, 2)).swapaxes(1, 2),
-        "repeated": lambda n: np.broadcast_to(whole[:1, :1, :n], (2, 2, n, 24)),
-        "backwards": lambda n: whole[:, :2, most - n :][:, :, ::-1],
-        "every other key": lambda n: whole[:, :2, : 2 * n : 2],
-        "one array": lambda n: np.ascontiguousarray(whole[:1, :1, :n]),
-        "all heads": lambda n: whole[:, :, :n],
-    }
+# Caches of n keys, of an array (2, 4, keys, D).
+LAYOUTS: dict[str, Callable[[Any, int], Any]] = {
+    "contiguous": lambda whole, n: np.ascontiguousarray(whole[:, :2, :n]),
+    "slice": lambda whole, n: whole[:, :2, :n],
+    "every other head": lambda whole, n: whole[:, ::2, :n],
+    "transposed": lambda whole, n: np.ascontiguousarray(whole[:, :2, :n].swapaxes(1, 2)).swapaxes(1, 2),
+    "repeated": lambda whole, n: np.broadcast_to(whole[:1, :1, :n], (2, 2, n, whole.shape[3])),
+    "backwards": lambda whole, n: whole[:, :2, whole.shape[2] - n :][:, :, ::-1],
+    "every other key": lambda whole, n: whole[:, :2, : 2 * n : 2],
+    "one head": lambda whole, n: np.ascontiguousarray(whole[:1, :1, :n]),
+    "all heads": lambda whole, n: whole[:, :, :n],
+}
 
 
 def queries(rng: Any, k: Any) -> Any:
@@ -85,40 +84,47 @@ def test_grown_calls_are_those_that_a_plan_makes(function: Any) -> None:
     """By layouts of caches: their own memory, the beginning of a larger one, transposed, repeated, and backwards."""
     rng = np.random.default_rng(0)
     whole = rng.standard_normal((2, 4, 300, 24), dtype=np.float32)
-    for layout in layouts_of(whole, 300).values():
+    for layout in LAYOUTS.values():
         for options in ({}, {"causal": True}, {"window": (40, 0)}):
             function.families.clear()
             function.calls.clear()
-            q = queries(rng, layout(2))
+            q = queries(rng, layout(whole, 2))
             for n in (2, 3, 127, 128, 129, 130, 140):
-                k, v = layout(n), layout(n)[..., ::1]
+                k, v = layout(whole, n), layout(whole, n)[..., ::1]
                 found = monotile.attention(q, k, v, **options)
                 close(found, reference.attention(q, k, v, **options)[0])
 
 
-def test_calls_made_ahead_are_those_that_a_plan_makes(function: Any) -> None:
+@pytest.mark.parametrize(("window", "threads", "in_keys"), [(None, None, False), ((40, 0), 1, True)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_calls_made_ahead_are_those_that_a_plan_makes(
+    function: Any, layout: str, window: Any, threads: int | None, in_keys: bool
+) -> None:
     """Where a cache grows by a key at a time: up to the end of the memory it is a part of, where its strides become
-    those of a contiguous array, and where keys begin to be split."""
+    those of a contiguous array, and where keys begin to be split. Values have a size of their own, or are in the
+    keys."""
     rng = np.random.default_rng(0)
-    whole = rng.standard_normal((2, 4, 530, 24), dtype=np.float32)
-    for layout in layouts_of(whole, 530).values():
-        for window, threads in ((None, None), ((40, 0), 1)):
-            function.families.clear()
-            function.calls.clear()
-            q = queries(rng, layout(2))
-            lengths = [n for n in (*range(2, 40), *range(500, 531)) if layout(n).shape[2] == n]
-            for n in lengths:
-                k, v = layout(n), layout(n)[..., ::1]
-                found = monotile.attention(q, k, v, window=window, threads=threads)
-                close(found, reference.attention(q, k, v, window=window)[0])
-            grown = dict(function.calls)
-            function.calls.clear()
-            for n in lengths:
-                function.families.clear()
-                monotile.attention(q, layout(n), layout(n)[..., ::1], window=window, threads=threads)
-            assert function.calls.keys() <= grown.keys() and len(grown) < len(function.calls) + 3 * (AHEAD + 1)
-            for key, planned in function.calls.items():
-                assert _facts(planned) == _facts(grown[key])
+    keys, values = (rng.standard_normal((2, 4, 530, size), dtype=np.float32) for size in (24, 16))
+    parts = LAYOUTS[layout]
+    q = queries(rng, parts(keys, 2))
+
+    def call(n: int) -> tuple[Any, Any, Any]:
+        k = parts(keys, n)
+        v = k[..., :16] if in_keys else parts(values, n)
+        return k, v, monotile.attention(q, k, v, window=window, threads=threads)
+
+    lengths = [n for n in (*range(2, 40), *range(500, 531)) if parts(keys, n).shape[2] == n]
+    for n in lengths:
+        k, v, found = call(n)
+        close(found, reference.attention(q, k, v, window=window)[0])
+    grown = dict(function.calls)
+    function.calls.clear()
+    for n in lengths:
+        function.families.clear()
+        call(n)
+    assert function.calls.keys() <= grown.keys() and len(grown) < len(function.calls) + 3 * (AHEAD + 1)
+    for key, planned in function.calls.items():
+        assert _facts(planned) == _facts(grown[key])
 
 
 def _facts(call: Any) -> Any:

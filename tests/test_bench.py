@@ -118,7 +118,8 @@ def test_a_row_is_checked_and_timed(shape: AttentionShape, monkeypatch: pytest.M
     limits._read_source.cache_clear()
     assert json.loads(json.dumps(found)) == found and "wrong" not in found
     assert found["rounds"] == 2 and 0 < found["error"] <= found["allowed"]
-    assert all({"best_s", "median_s", "cpu_s", "spread"} <= times.keys() for times in found["times"].values())
+    numbers = {"best_s", "median_s", "spread"} | (set() if sys.platform == "win32" else {"cpu_s"})
+    assert all(numbers <= times.keys() for times in found["times"].values())
     assert found["times"].keys() - {"monotile"} == found["ratios"].keys()
     if peers.torch_version() is not None:
         assert found["torch"]["failed"] == {} and max(found["torch"]["errors"].values()) < 0.05

@@ -21,6 +21,7 @@ from monotile.runtime import cache, cache_limit
 KEY = cache.fingerprint("a key")
 PAYLOAD = bytes(range(256)) * 40
 SOURCES = str(Path(cache.__file__).parents[2])
+has_modes = pytest.mark.skipif(os.name != "posix", reason="this system's files have no owner and mode")
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +48,7 @@ def test_stored_payload_comes_back() -> None:
     assert cache.load(KEY, "o") == b""
 
 
+@has_modes
 def test_directory_and_files_are_private(folder: Path) -> None:
     cache.store(KEY, "o", PAYLOAD)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -55,7 +57,8 @@ def test_directory_and_files_are_private(folder: Path) -> None:
 
 def test_default_directory_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MONOTILE_CACHE_DIR")
-    monkeypatch.setenv("HOME", str(tmp_path))
+    for variable in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(variable, str(tmp_path))
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert cache.directory() == tmp_path / ".cache/monotile"
@@ -121,6 +124,7 @@ def test_foreign_things_are_absent_and_replaced(folder: Path) -> None:
     assert list(folder.iterdir()) == [path], "a failed store must not leave its temporary file"
 
 
+@has_modes
 @pytest.mark.parametrize("mode", [0o777, 0o720, 0o702])
 def test_directory_others_may_write_to_is_refused(folder: Path, mode: int) -> None:
     folder.mkdir()
@@ -137,6 +141,7 @@ def test_directory_others_may_write_to_is_refused(folder: Path, mode: int) -> No
     (used / f"{KEY}.o").unlink()
 
 
+@has_modes
 def test_directory_of_another_user_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.mkdir(mode=0o700)
     monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
@@ -144,6 +149,7 @@ def test_directory_of_another_user_is_refused(folder: Path, monkeypatch: pytest.
         assert cache.directory() != folder
 
 
+@has_modes
 def test_temporary_directory_goes_with_its_process(folder: Path) -> None:
     folder.mkdir()
     folder.chmod(0o777)
@@ -191,12 +197,14 @@ def test_directory_removed_while_running(folder: Path) -> None:
 
 
 def test_many_processes_write_one_key(folder: Path) -> None:
+    """Windows does not open a file while it is replaced: then it counts as absent."""
     code = (
         "import sys; from monotile.runtime import cache\n"
         "seen = 0\n"
         "for i in range(150):\n"
         "    cache.store('shared', 'o', bytes([i % 251]) * (1 + 997 * int(sys.argv[1])))\n"
         "    found = cache.load('shared', 'o')\n"
+        "    if found is None and sys.platform == 'win32': continue\n"
         "    assert found is not None and len(set(found)) == 1 and len(found) % 997 == 1\n"
     )
     writers = [subprocess.Popen([*command(code), str(i)], env=environment()) for i in range(4)]
@@ -256,6 +264,7 @@ def test_unchanged_source_is_not_read_again(package: Path, monkeypatch: pytest.M
     assert loaded_later(monkeypatch, seconds=6) == first
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not say when a file's times were set")
 def test_edit_that_hides_is_noticed(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Same length, same time of the last change: an edit whose time stamp was put back."""
     first = loaded_later(monkeypatch, seconds=5)

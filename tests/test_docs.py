@@ -50,7 +50,7 @@ def test_every_op_is_in_the_description_of_the_ir() -> None:
 
 def test_every_page_is_listed() -> None:
     text = (DOCS / "README.md").read_text()
-    pages = [str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md") if page != DOCS / "README.md"]
+    pages = [page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md") if page != DOCS / "README.md"]
     assert [page for page in pages if f"({page})" not in text] == []
 
 

@@ -19,12 +19,14 @@ import numpy as np
 import pytest
 
 import monotile
+from backends import alarm
 from monotile.backends.cpu import jit, machine_code, pool, processors
 from monotile.backends.cpu.host import host
 from monotile.backends.cpu.pool_native import FAN_OUT, native_text
 from monotile.errors import BadThreadCount, InternalError
 
 SOURCES = str(Path(pool.__file__).parents[3])
+can_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 
 # args: [0] programs, [1] loop iterations per program, [2] scratch bytes, [8 + p] what program p leaves.
 # `count` adds one to its place; `mark` leaves its scratch address if what it wrote there is still there after a while.
@@ -365,14 +367,14 @@ def interrupt(signal_number: int, frame: object) -> None:
 @pytest.mark.parametrize("threads", [1, 2, 4])
 def test_interrupt_stops_a_long_launch(threads: int) -> None:
     args = arguments(100_000, MILLISECOND)
-    previous = signal.signal(signal.SIGALRM, interrupt)
+    previous = signal.signal(alarm.SIGNAL, interrupt)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.15)
+        alarm.set_alarm(0.15)
         with pytest.raises(KeyboardInterrupt):
             launch("count", args, threads)
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
+        alarm.set_alarm(0)
+        signal.signal(alarm.SIGNAL, previous)
     done = int(args[8:].sum())
     assert 0 < done < 100_000
     time.sleep(0.05)
@@ -383,20 +385,20 @@ def test_interrupt_stops_a_long_launch(threads: int) -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_interrupts_at_every_moment(threads: int) -> None:
     """Whatever an interrupt hits, ownership of the team is given back and nothing runs on."""
-    previous = signal.signal(signal.SIGALRM, interrupt)
+    previous = signal.signal(alarm.SIGNAL, interrupt)
     try:
         for delay_us in range(1, 400, 7):
             args = arguments(200, 300)
             try:
-                signal.setitimer(signal.ITIMER_REAL, delay_us * 1e-6)
+                alarm.set_alarm(delay_us * 1e-6)
                 launch("count", args, threads)
-                signal.setitimer(signal.ITIMER_REAL, 0)
+                alarm.set_alarm(0)
             except KeyboardInterrupt:
                 pass
             assert set(args[8:].tolist()) <= {0, 1}
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
+        alarm.set_alarm(0)
+        signal.signal(alarm.SIGNAL, previous)
     owners = [team._shared.owner for team in (pool._teams.with_workers(), *pool._teams.without_workers)]
     assert not any(owners)
 
@@ -404,13 +406,13 @@ def test_interrupts_at_every_moment(threads: int) -> None:
 def test_launch_within_an_interrupted_launch() -> None:
     """A signal handler may itself launch, on the thread whose launch it interrupts."""
     inner: list[list[int]] = []
-    previous = signal.signal(signal.SIGALRM, lambda *_: inner.append(launch("count", arguments(10), 2)))
+    previous = signal.signal(alarm.SIGNAL, lambda *_: inner.append(launch("count", arguments(10), 2)))
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        alarm.set_alarm(0.02)
         assert launch("count", arguments(400, MILLISECOND), 2) == [1] * 400
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
+        alarm.set_alarm(0)
+        signal.signal(alarm.SIGNAL, previous)
     assert inner == [[1] * 10]
 
 
@@ -435,6 +437,7 @@ def child_works() -> bool:
     return False
 
 
+@can_fork
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # newer Pythons warn about any fork beside threads
 def test_fork() -> None:
     launch("count", arguments(10), 3)
@@ -442,6 +445,7 @@ def test_fork() -> None:
     assert launch("count", arguments(100), 3) == [1] * 100
 
 
+@can_fork
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_fork_while_another_thread_launches() -> None:
     args = arguments(300, MILLISECOND)
@@ -491,6 +495,7 @@ def test_bad_thread_argument(threads: int) -> None:
         launch("count", arguments(2), threads)
 
 
+@can_fork
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_attention_in_a_forked_child() -> None:
     """As in a worker process of a data loader: prepared calls are inherited, threads are not."""

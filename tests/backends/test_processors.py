@@ -19,10 +19,11 @@ SOURCES = str(Path(processors.__file__).parents[3])
 
 @pytest.fixture(autouse=True)
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A machine with eight processors, no control groups and no topology; nothing chosen by environment or torch."""
+    """Linux with eight processors, no control groups and no topology; nothing chosen by environment or torch."""
     monkeypatch.delenv("MONOTILE_THREADS", raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     monkeypatch.setattr(processors, "_MOUNTS", str(tmp_path / "mountinfo"))
     monkeypatch.setattr(processors, "_GROUPS", str(tmp_path / "cgroup"))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from monotile.dtypes import bool_, float16, float32, int32, int64
-from monotile.ir import Block, Kernel, Op, Type, Value, verify
+from monotile.ir import Block, Kernel, Op, Tensor, Type, Value, verify
 from monotile.ir.builder import Builder
 
 from .arguments import CARRIED, EXACT, HELD, SIDES, STEPS, Program
@@ -231,6 +231,9 @@ class Generator(Operations):
         readable = [a for a in readable if a.tensor.dtype.is_float]
         if not readable or self.chance(0.05):
             return b.full(1.0, shape)
+        whole = [a.tensor for a in readable if a.tensor.unit == 1 and a.tensor.dims[1] in range(shape[1], 1 << 20)]
+        if whole and self.chance(0.5):
+            return self.looked_up(self.pick(whole), shape, row)
         tensor = self.pick(readable).tensor
         transposed = self.chance(0.3)
         extents, starts = (shape[::-1], (column, row)) if transposed else (shape, (row, column))
@@ -242,6 +245,21 @@ class Generator(Operations):
         value = value if self.chance(0.5) else b.cast(value, float32)
         self.bound[value] = HELD
         return self.held(value, 8) if self.chance(0.3) else value
+
+    def looked_up(self, tensor: Tensor, shape: tuple[int, int], row: Value) -> Value:
+        """Gather whole rows of a tensor: in another order, or by a table of integers. Some may be outside."""
+        b = self.b
+        places = b.binary("mod", b.binary("add", b.binary("mul", b.arange(shape[0]), self.pick((1, 3, 5))), row), 7)
+        tables = [a.tensor for a in self.arguments if a.tensor.rank == 1 and a.tensor.dtype in (int32, int64)]
+        tables = [t for t in tables if not any(a.output and a.tensor is t for a in self.arguments)]
+        if tables and self.chance(0.7):
+            table = self.pick(tables)
+            kind = Type(table.dtype, (shape[0],))
+            places = b.emit("gather", (places,), kind, tensor=table).result
+        rows, columns = b.expand(places, 1), b.expand(b.arange(shape[1]), 0)
+        value = b.emit("gather", (rows, columns), Type(tensor.dtype, shape), tensor=tensor).result
+        self.bound[value] = HELD
+        return value
 
     def attention(self) -> None:
         """Build two dots in a loop with carried state, as in attention."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import sys
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from arrays import Array
 from kernels.cases import check, check_output, equal, normal, qkv
 from monotile import backends
 from monotile.backends.choices import AttentionChoice, AttentionProblem
+from monotile.backends.cpu import windows
 from monotile.backends.cpu.choices import CpuChoices
 from monotile.kernels.reference import attention as reference
 from monotile.library import ops
@@ -194,7 +196,10 @@ def unreadable(array: Array, row: int) -> Array:
     copy = np.frombuffer(memory, array.dtype).reshape(array.shape)
     copy[:] = array
     size = row * array.nbytes // len(array) // mmap.PAGESIZE * mmap.PAGESIZE
-    ctypes.CDLL(None).mprotect(ctypes.c_void_p(copy.ctypes.data), ctypes.c_size_t(size), 0)
+    if sys.platform == "win32":
+        assert windows.kernel32().VirtualProtect(copy.ctypes.data, size, 0x01, ctypes.byref(ctypes.c_uint32()))
+    else:
+        assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(copy.ctypes.data), ctypes.c_size_t(size), 0) == 0
     KEPT.append(memory)
     return copy
 

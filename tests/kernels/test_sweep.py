@@ -168,6 +168,6 @@ def test_a_process_that_dies_is_replaced() -> None:
 
 
 def test_time_may_run_out() -> None:
-    runner = Runner(Sweep(12, SEED, per_family=4, seconds=1e-9), lambda outcome: None, broken_work)
+    runner = Runner(Sweep(12, SEED, per_family=4, seconds=-1.0), lambda outcome: None, broken_work)
     runner.run()
     assert not runner.outcomes and runner.not_run == 12

@@ -188,10 +188,10 @@ class Choices:
         chosen = AttentionChoice({"BR": rows, "BK": keys, "packed": few or fixed or problem.packs(rows)})
         return chosen.divided(problem, KEYS_PER_SPLIT // keys) if few and not fixed else chosen
 
-    def page_block(self, page: int, block: int, *, quantized: bool = False) -> int:
-        """Keys of a block where keys are in pages, and `block` is best for dense ones. A block that divides the page is
+    def page_block(self, page: int, dense: AttentionChoice, *, quantized: bool = False) -> int:
+        """Keys of a block where keys are in pages, and `dense` is best for dense ones. A block that divides the page is
         read like dense keys, another one by looking up each key."""
-        whole = page & -page  # the greatest power of two that divides it
+        whole, block = page & -page, dense.key_block  # the greatest power of two that divides it
         return min(whole, block) if whole >= WHOLE_PAGE and block % min(whole, block) == 0 else block
 
     def balance(self, problem: AttentionProblem) -> tuple[int, int]:

@@ -160,7 +160,7 @@ def _row_blocks(problem: AttentionProblem, choice: AttentionChoice, places: Plac
 def _choose(builder: CallBuilder, problem: AttentionProblem, page: int) -> AttentionChoice:
     """Return the blocks for pages; whether keys are split is that of dense ones."""
     choice = builder.choices.attention(problem)
-    block = builder.choices.page_block(page, choice.key_block, quantized=problem.quantized)
+    block = builder.choices.page_block(page, choice, quantized=problem.quantized)
     return replace(choice, blocks={**choice.blocks, "BK": block}, first_block=0, blocks_per_split=0)
 
 

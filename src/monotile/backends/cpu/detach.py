@@ -39,13 +39,18 @@ def detach_streams(kernel: Kernel) -> None:
     for dot in [o for o in walk(kernel.body) if o.kind == "dot" and o.operands[0].shape[0] <= STREAMED_ROWS]:
         chain = _chain(dot.operands[1], homes.get(dot), kernel.written)
         if taken.isdisjoint(chain):
-            taken.update(op for op in chain if op.kind == "load")
+            taken.update(op for op in chain if op.kind == "load" or (op.kind == "gather" and is_tile(op.result)))
             continue
         mapping: dict[Value, Value] = {}
         block = homes[dot]
         at = block.ops.index(dot)
         block.ops[at:at] = [clone(made, mapping) for made in chain]
         dot.operands = (dot.operands[0], mapping[dot.operands[1]], *dot.operands[2:])
+
+
+def is_tile(value: Value) -> bool:
+    """True for a value of two sides that are not 1."""
+    return len(value.shape) == 2 and min(value.shape) > 1
 
 
 def _chain(value: Value, home: Block | None, written: frozenset[int]) -> list[Op]:

@@ -17,6 +17,7 @@ from .axes import Axis
 from .dot_results import DotResults, finish_rows
 from .emit import Index, Reg
 from .fuse import Nest, unviewed
+from .in_place import read_in_place
 from .layout import Layout
 from .long_sums import CHUNK, sum_loop
 from .nests import NestEmitter
@@ -99,27 +100,10 @@ class DotEmitter(NestEmitter):
             self.dot(nest, nest.dot, panel, edge)
 
     def read_in_place(self, nest: Nest, inside: str | None, copy: Callable[[], None]) -> bool:
-        """Read a tile from its tensor if memory holds it as scratch would; the kernel tests strides and bounds. Rows
-        that dots step over one at a time may be any distance apart."""
         load = nest.made[0] if nest.made else None
         if load is None or load not in self.layout.in_place:
             return False
-        e, tile, buffer = self.e, self.ev.tensors.tiles[load], self.ev.buffers[load.result]
-        tests = [inside] if inside is not None else []
-        differing = [(d.axis, d.stride) for d in tile.dims if d.axis and d.stride != buffer.strides[d.axis]]
-        distances = {axis: s for axis, s in differing if load in self.layout.stepped and axis is not buffer.lane}
-        tests += [e.compare("eq", s, buffer.strides[axis]) for axis, s in differing if axis not in distances]
-        in_place = e.all(tests)
-        if in_place is None:
-            buffer.pointer = tile.base
-        else:
-            e.when(in_place, lambda: None, copy)
-            buffer.pointer = e.op(f"select i1 {in_place}, ptr {tile.base}, ptr {buffer.name}")
-            distances = {
-                axis: e.op(f"select i1 {in_place}, i64 {s}, i64 {buffer.strides[axis]}")
-                for axis, s in distances.items()
-            }
-        buffer.strides |= distances
+        read_in_place(self.ev, load, inside, copy, stepped=load in self.layout.stepped)
         return True
 
     def operands(self, nest: Nest, dot: Op) -> tuple[DotOperand, DotOperand, Axis | None]:

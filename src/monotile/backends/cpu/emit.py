@@ -67,8 +67,9 @@ class Emitter:
     def op(self, text: str) -> str:
         """Append an instruction and return its result. The same instruction again is the same register wherever the
         first one has run: LLVM would take as long to find that out as to do anything else."""
-        if text.startswith(IMPURE):
-            return self._result(text)
+        return self._result(text) if text.startswith(IMPURE) else self._once(text)
+
+    def _once(self, text: str) -> str:
         for known in self._known:
             if text in known:
                 return known[text]
@@ -160,6 +161,10 @@ class Emitter:
 
     def load(self, pointer: str, type_: str, align: int) -> str:
         return self.op(f"load {type_}, ptr {pointer}, align {align}")
+
+    def load_once(self, pointer: str, type_: str, align: int) -> str:
+        """Load what does not change while the same register is in use for it."""
+        return self._once(f"load {type_}, ptr {pointer}, align {align}")
 
     def store(self, value: str, pointer: str, type_: str, align: int) -> None:
         self.do(f"store {type_} {value}, ptr {pointer}, align {align}")

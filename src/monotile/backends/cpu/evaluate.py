@@ -110,7 +110,7 @@ class Evaluator:
                 return Reg("<" + ", ".join(f"i32 {n}" for n in alike) + ">", "i32", True)
         if op.kind == "bitand" and (fields := self._fields(value, pt)) is not None:
             return self.tensors.read_fields(fields, pt)
-        if op.kind == "load":
+        if op.kind == "load" or op in self.tensors.tiles:
             return self.tensors.read(op, pt)
         if op.kind == "gather":
             spans = self.tensors.spans(op, self.index)

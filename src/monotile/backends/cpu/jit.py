@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 from functools import cache
 from typing import Any
 
@@ -96,7 +97,9 @@ def _target_machine(processor: Host) -> Any:
 def _linker() -> Any:
     # LLJIT loads an object in 1.1 ms from a cold process, MCJIT in 1.8 ms. JITLink keeps the sections of an object
     # together, which the small code model needs, and is the one linker that is sound on Apple's processors.
-    return llvm.binding().create_lljit_compiler(_target_machine(host()), use_jit_link=True, suppress_errors=True)
+    return llvm.binding().create_lljit_compiler(
+        _target_machine(host()), use_jit_link=sys.platform != "win32", suppress_errors=True
+    )
 
 
 def _optimised(text: str, machine: Any) -> Any:

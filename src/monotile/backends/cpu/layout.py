@@ -20,10 +20,12 @@ from .moving_tiles import (
     blocks,
     bytes_read,
     order_streamed_loads,
+    places_ahead,
     shift_per_iteration,
     strips,
     transposed_loads,
 )
+from .row_tables import RowGather, find_row_gathers
 from .target import STREAMED_ROWS, Target
 
 
@@ -35,12 +37,13 @@ class Layout:
         self._users = uses(kernel.body)
         self._required: dict[Value, Axis] = {}
         self._preferred = self._vote()
+        self.row_gathers = find_row_gathers(self._ops, axes, kernel)  # later those whose rows have a table
         self.panel_axis: Axis | None = None
         self._memory_sums = {dot for dot in dots_added_to_memory(kernel) if self._is_panel_sum(dot)}
         self.panel_axis = self._choose_panel_axis(kernel)
         self.panel = self._panel_lanes()
         self.panel_sums = {dot for dot in self._dots if self.axes.dots[dot][1] is self.panel_axis is not None}
-        self.streamed: dict[Op, Op] = {}  # dots whose tile with the lanes is streamed, and its load
+        self.streamed: dict[Op, Op] = {}  # dots whose tile with the lanes is streamed, and its load or gather of rows
         self.stream_ops: set[Op] = set()  # elementwise ops between such a load and its dot
         self.stream_loads: set[Op] = set()  # such loads, and spread loads that these ops read as well
         for dot in self._dots:
@@ -76,7 +79,12 @@ class Layout:
         self.narrow = {op for op in self.eager if self._stays_bfloat16(op)}
         self.in_place = {op for op in self.eager if self._may_stay_in_place(op, kernel)}
         self.stepped = {op for op in self.in_place if self._contracted_by_rows(op)}
-        self.eager |= {o for o in self._ops if o.kind == "gather" and o.result.shape and self._keep_gather(o, kernel)}
+        gathers = {op for op in self._ops if op.kind == "gather" and op.result.shape} - self.stream_loads
+        self.eager |= {op for op in gathers if self._keep_gather(op, kernel)}
+        self.row_gathers = {op: g for op, g in self.row_gathers.items() if self._has_table(op, g)}
+        self.narrow |= {op for op in self.row_gathers.keys() & self.eager if self._stays_bfloat16(op)}
+        self.ahead |= places_ahead(loops, self.row_gathers.keys() - self.stream_loads, kernel)
+        self.inlined = self.stream_ops.union(*(gather.ops for gather in self.row_gathers.values()))
         self.isolated = {op for op in self._ops if op.kind == "store" and self._stores_transposed(op)}
         self.isolated |= {op for op in self._ops if op.kind in MOVES}
 
@@ -139,7 +147,9 @@ class Layout:
         return few and found is not None and self.contiguous_axis(found[0][0]) is lane
 
     def contiguous_axis(self, op: Op) -> Axis | None:
-        """Return the axis of a load's or store's tile that is contiguous in its tensor."""
+        """Return the axis of a load's, store's or row gather's tile that is contiguous in its tensor."""
+        if op.kind == "gather":
+            return self.row_gathers[op].columns
         value = op.result if op.kind == "load" else op.operands[0]
         tiled = [d for d, extent in enumerate(op.attrs["extents"]) if extent is not None]
         unit = op.attrs["tensor"].unit
@@ -195,7 +205,7 @@ class Layout:
                 return True
             if op is None or op not in home or len(self._users[value]) != 1:
                 return False
-            if op.kind == "load":
+            if op.kind == "load" or op in self.row_gathers:
                 loads[op] = None
                 return True
             ops[op] = None
@@ -229,14 +239,9 @@ class Layout:
         as_scratch = (tensor.dtype.name == "float32" or op in self.narrow) and "spread" not in op.attrs
         if len(self.axes.of(value)) != 2 or not as_scratch or tensor.index in kernel.written:
             return False
-        if (
-            lane is None
-            or lane is self.panel_axis
-            or lane is not self.contiguous_axis(op)
-            or lane.extent % self.target.lanes
-        ):
+        if lane in (None, self.panel_axis) or lane is not self.contiguous_axis(op):
             return False
-        return self._only_dots(value)
+        return lane.extent % self.target.lanes == 0 and self._only_dots(value)
 
     @property
     def skipped_rows(self) -> int:
@@ -288,6 +293,10 @@ class Layout:
 
     def _keep_gather(self, op: Op, kernel: Kernel) -> bool:
         return op.attrs["tensor"].index in kernel.written or self._feeds_dot(op.result)
+
+    def _has_table(self, op: Op, gather: RowGather) -> bool:
+        """True if the addresses of a gather's rows are kept: it is streamed, or copied row by row."""
+        return op in self.stream_loads or (op in self.eager and self.lane(op.result) is gather.columns)
 
     def _feeds_dot(self, value: Value) -> bool:
         return any(unviewed(v) is value for dot in self._dots for v in dot.operands)

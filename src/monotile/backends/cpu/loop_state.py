@@ -6,10 +6,12 @@ from ...ir import Block, Kernel, Op, Value, walk
 from .amx import BFLOAT16
 from .fuse import Fusion, Nest, Segment, unviewed
 from .layout import Layout
+from .row_tables import emit_row_table
 from .scalars import Scalars
 from .scratch import Buffer
 from .target import Target
-from .vectors import register_type
+from .tile_rows import TableRows
+from .vectors import STORED, register_type
 
 
 class LoopState(Scalars):
@@ -20,10 +22,15 @@ class LoopState(Scalars):
         self.layout = Layout(kernel, self.axes, target)
         layout = self.layout
         self.fusion = Fusion(
-            kernel, self.axes, layout.lane, layout.eager, layout.isolated, layout.stream_ops, layout.panel_sums
+            kernel, self.axes, layout.lane, layout.eager, layout.isolated, layout.inlined, layout.panel_sums
         )
         self.local = self._find_local()
         self.targets: dict[Block, tuple[Value | None, ...]] = {}  # whose storage takes the yields of a block
+
+    def define_rows(self, op: Op) -> None:
+        """Emit the addresses of the rows that a gather reads."""
+        table = emit_row_table(self.ev, op, self.layout.row_gathers[op])
+        self.tensors.define_rows(op, TableRows(self.scratch, table, STORED[op.attrs["tensor"].dtype.name]))
 
     def forward_results(self, op: Op, block: Block, later: list[Segment | Op]) -> None:
         """Let a branch write a result that its block only yields straight to the storage of that yield: no copy."""

@@ -19,6 +19,7 @@ from .panel_sums import emit_in_panel, panel_nests
 from .point import Point
 from .program_order import comes_longest_first, emit_longest_first, emit_positions
 from .row_skipping import SkippableRows, find_skippable_rows, visible_rows
+from .row_tables import scalars_of
 from .scalars import Scalars
 from .target import Target
 from .tiled_dots import TiledDotEmitter
@@ -209,7 +210,8 @@ class Lowering(LoopState):
                 if self._skippable is None:
                     work()
                     return
-                low, high = self._visible_rows(self._skippable, number, lanes)
+                first = self.e.mul(number, self.layout.panel)
+                low, high = visible_rows(self.ev, self._skippable, first, lanes, self.layout.skipped_rows)
                 self.nests.active_rows = (self._skippable.axis, low, high)
                 self.e.when(self.e.compare("slt", low, high), work)
                 self.nests.active_rows = None
@@ -230,17 +232,6 @@ class Lowering(LoopState):
             self.nests.emit(nest, None)
             waiting = self._emit_ready(waiting)
 
-    def _visible_rows(self, skippable: SkippableRows, panel: Index, lanes: int) -> tuple[Index, Index]:
-        """Emit the range of rows that some lane of a panel may see."""
-        e = self.e
-        rests: list[Index] = []
-        for limit in skippable.limits:
-            rest: Index = limit.rest.const
-            for value, factor in limit.rest.terms.items():
-                rest = e.add(rest, e.mul(self.index(value), factor))
-            rests.append(rest)
-        return visible_rows(e, skippable, rests, e.mul(panel, self.layout.panel), lanes, self.layout.skipped_rows)
-
     def _emit_ready(self, waiting: list[Op]) -> list[Op]:
         """Emit every waiting scalar and tile address whose inputs are known; return the rest."""
         left = []
@@ -256,6 +247,13 @@ class Lowering(LoopState):
                     self.ev.scalars[op.result] = self.tensors.read(op, Point({}, edge=True))
                 elif op in self.layout.ahead:
                     self._look_ahead(op)
+            elif op in self.layout.row_gathers:
+                if not all(v in self.ev.scalars for v in scalars_of(op, self.layout.row_gathers[op].ops)):
+                    left.append(op)
+                    continue
+                self.define_rows(op)
+                if op in self.layout.ahead:
+                    self._look_ahead(op)
             elif op.results and not op.result.shape and op.kind not in ("reduce",):
                 if all(v in self.ev.scalars for v in op.operands):
                     self.scalar(op)
@@ -264,14 +262,18 @@ class Lowering(LoopState):
         return left
 
     def _look_ahead(self, op: Op) -> None:
-        """Emit the address that a load has in the next iteration, by the scalars that it depends on."""
+        """Emit the address that a load, or each row of a gather, has in the next iteration, by the scalars that it
+        depends on."""
         place, scalars, tiles = self.layout.ahead[op], self.ev.scalars, self.tensors.tiles
         self.ev.scalars, self.tensors.tiles = dict(scalars), dict(tiles)
         counter = scalars[place.counter]
         self.ev.scalars[place.counter] = self.e.binary("add", counter, Reg(str(place.step), "i32"))
         self._emit_ready(list(place.scalars))
-        self.tensors.define(op, [self.index(v) for v in starts(op)], self.tensors.spans(op, self.index))
-        self.tensors.next_base[op] = self.tensors.tiles[op].base
+        if op.kind == "gather":
+            self.define_rows(op)
+        else:
+            self.tensors.define(op, [self.index(v) for v in starts(op)], self.tensors.spans(op, self.index))
+        self.tensors.next_rows[op] = self.tensors.tiles[op].rows
         self.ev.scalars, self.tensors.tiles = scalars, tiles
 
     def _program(self, op: Op) -> None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import prod
 
@@ -28,11 +28,25 @@ def order_streamed_loads(
             for here, there in pairwise(loads):
                 following[here] = (there, (0,) * len(there.result.shape))
             if loads:
-                following[loads[-1]] = (loads[0], shift_per_iteration(loads[0], body.params[0], loop.attrs["step"]))
                 place = find_place_ahead(loads[0], loop, [*known, *ops], kernel)
                 if place is not None:
                     ahead[loads[0]] = place
+                if place is not None or loads[0].kind == "load":
+                    shift = shift_per_iteration(loads[0], body.params[0], loop.attrs["step"])
+                    following[loads[-1]] = loads[0], shift
     return following, ahead
+
+
+def places_ahead(loops: Sequence[Op], gathers: Collection[Op], kernel: Kernel) -> dict[Op, PlaceAhead]:
+    """Return how the rows of gathers that are copied follow from the counter of the loop around them."""
+    found: dict[Op, PlaceAhead] = {}
+    for loop in loops:
+        for ops, known in _paths(loop.blocks[0].ops, []):
+            for op in (o for o in ops if o in gathers):
+                place = find_place_ahead(op, loop, [*known, *ops], kernel)
+                if place is not None:
+                    found[op] = place
+    return found
 
 
 def _paths(ops: list[Op], known: list[Op]) -> Iterator[tuple[list[Op], list[Op]]]:
@@ -74,7 +88,10 @@ def strips(loops: Sequence[Op], rows: Mapping[Op, int]) -> dict[Op, Shift]:
 
 
 def shift_per_iteration(load: Op, counter: Value, step: int) -> Shift:
-    """Return how far a load's tile moves along each of its dimensions in one iteration of a loop."""
+    """Return how far a load's tile moves along each of its dimensions in one iteration of a loop; zeros for a gather,
+    whose rows move each by itself."""
+    if load.kind == "gather":
+        return (0,) * len(load.result.shape)
     distances = []
     for start, extent in zip(starts(load), load.attrs["extents"], strict=True):
         if extent is not None:
@@ -85,7 +102,7 @@ def shift_per_iteration(load: Op, counter: Value, step: int) -> Shift:
 
 def bytes_read(load: Op) -> int:
     """Return the bytes of memory that a load's tile is read from."""
-    count: int = prod(extent or 1 for extent in load.attrs["extents"])
+    count: int = prod(load.result.shape if load.kind == "gather" else (n or 1 for n in load.attrs["extents"]))
     return count * int(load.attrs["tensor"].dtype.bytes)
 
 

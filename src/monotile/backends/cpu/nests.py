@@ -109,7 +109,7 @@ class NestEmitter:
             ):
                 return
             seen.add(value)
-            if op.kind == "load":
+            if op.kind == "load" or op in self.ev.tensors.tiles:
                 found[op] = None
             else:
                 for operand in op.operands:

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...ir import ELEMENTWISE, Kernel, Op, Value, needed, starts
+from ...ir import ELEMENTWISE, SHAPE_ONLY, Kernel, Op, Value, needed, starts
 from ...ir.affine import linear
 
 
 @dataclass(frozen=True)
 class PlaceAhead:
-    """How the place of a load follows from a loop's counter."""
+    """How the place of a load, or of the rows of a gather, follows from a loop's counter."""
 
     counter: Value
     step: int
-    scalars: tuple[Op, ...]  # the ops of the loop that make its starts, in order
+    scalars: tuple[Op, ...]  # the scalar ops of the loop that its positions are made of, in order
     body: tuple[Op, ...]
 
 
@@ -30,10 +30,12 @@ def find_place_ahead(load: Op, loop: Op, ops: list[Op], kernel: Kernel) -> Place
         return None
     scalars = needed(ops, starts(load))
     for op in scalars:
-        plain = op.kind in ELEMENTWISE or op.kind == "const"
+        plain = op.kind in ELEMENTWISE or op.kind in SHAPE_ONLY or op.kind in ("const", "arange")
         read = op.kind in ("load", "gather") and op.attrs["tensor"].index not in kernel.written
-        if op.result.shape or not (plain or read):
+        if (op.result.shape and load.kind == "load") or not (plain or read):
             return None
     if any(v in body.params[1:] for op in (*scalars, load) for v in op.operands):
         return None
-    return PlaceAhead(body.params[0], loop.attrs["step"], tuple(scalars), tuple(ops))
+    return PlaceAhead(
+        body.params[0], loop.attrs["step"], tuple(op for op in scalars if not op.result.shape), tuple(ops)
+    )

@@ -16,6 +16,7 @@ from .emit import Index
 from .fuse import Nest
 from .point import Panel, Point
 from .spread_reads import spread_position
+from .tile_rows import StridedRows, TableRows
 from .tiles import Tile
 from .vectors import BYTES
 
@@ -23,23 +24,27 @@ LINE = 64  # bytes of a cache line
 # FMAs per cache line of a streamed tile between which lines are requested twice: with fewer the hardware's prefetcher
 # keeps up, with more, or where codes are converted, arithmetic is the limit.
 FEWEST_FMAS, MOST_FMAS = 3, 8
+LONG_PIECE = 2 * LINE  # bytes of a row, with which one more line is few
 BURST = 8  # lines requested at once: requests faster than memory answers are dropped
 
 
 @dataclass(frozen=True)
 class NextTile:
-    """The tile that is streamed next: its address, the stride and the number of its rows, and their elements. The same
-    of the tile before it, whose lines are requested again `rows_ahead` rows before they are read."""
+    """The tile that is streamed next: where its rows are, their number and their elements. And where those are of the
+    tile before it, whose lines are requested again `rows_ahead` rows before they are read."""
 
-    base: str
+    at: StridedRows | TableRows
     element: str
-    stride: Index
     rows: int
     columns: int
     spread: Spread | None  # of its columns
-    current_base: str
-    current_stride: Index
+    current: StridedRows | TableRows
     rows_ahead: int = 0
+
+    @property
+    def apart(self) -> bool:
+        """True if rows do not follow each other in memory: the line that one ends in may be no other row's."""
+        return not isinstance(self.at, StridedRows) or self.at.stride != self.columns
 
     @property
     def row_bytes(self) -> int:
@@ -73,6 +78,11 @@ class PrefetchEmitter(DotEmitter):
             for pt in points:
                 assert pt.lane is not None
                 self._prefetch_again(next_tile, self.e.add(k, i), pt.at[pt.lane], self._constant_lanes(pt))
+        width, last = len(points) * self.e.lanes, points[-1]
+        if width >= next_tile.columns or width * next_tile.row_bytes >= LONG_PIECE * next_tile.columns:
+            assert last.lane is not None
+            for i in range(steps):
+                self.prefetch_end(next_tile, self.e.add(k, i), self.e.add(last.at[last.lane], self.e.lanes))
 
     def _prefetch_in_order(self, tile: NextTile, size: int, steps: int, points: list[Point], k: Index) -> None:
         """Prefetch as many bytes as are read, in the order of memory; `size` are read at each position. Short pieces of
@@ -106,11 +116,11 @@ class PrefetchEmitter(DotEmitter):
 
     def _prefetch_byte(self, tile: NextTile, n: Index) -> None:
         """Prefetch the line of the tile's nth byte."""
-        e, at = self.e, n
-        if tile.stride != tile.columns:
-            row = e.mul(self._div(n, tile.row_bytes), e.mul(tile.stride, BYTES[tile.element]))
-            at = e.add(row, self._mod(n, tile.row_bytes))
-        self._prefetch(e.element(tile.base, at, "i8"))
+        e = self.e
+        if isinstance(tile.at, StridedRows) and not tile.apart:
+            self._prefetch(e.element(tile.at.base, n, "i8"))
+        else:
+            self._prefetch(tile.at.byte(e, self._div(n, tile.row_bytes), self._mod(n, tile.row_bytes)))
 
     def _constant_lanes(self, pt: Point) -> int:
         """Return the part of a point's position along the lanes that is known at compile time."""
@@ -134,11 +144,10 @@ class PrefetchEmitter(DotEmitter):
         strided = tile.dims[-1].stride != 1 and current.dims[-1].stride != 1
         if [(d.extent, d.spread) for d in tile.dims] != [(d.extent, d.spread) for d in current.dims] or strided:
             return None
-        base = self.ev.tensors.next_base.get(op) if self._comes_around(op, load) else None
-        base = base or e.element(tile.base, self._offset(tile, shift), tile.element)
+        at = self.ev.tensors.next_rows.get(op) if self._comes_around(op, load) else None
+        at = at or self._shifted(tile, shift)
         rows, columns = tile.dims[0], tile.dims[-1]
-        before = current.base, current.dims[0].stride
-        found = NextTile(base, tile.element, rows.stride, rows.extent, columns.extent, columns.spread, *before)
+        found = NextTile(at, tile.element, rows.extent, columns.extent, columns.spread, current.rows)
         fmas = height * LINE * found.columns // (found.row_bytes * e.lanes * (2 if paired else 1))  # for each line
         if not FEWEST_FMAS <= fmas <= MOST_FMAS or load.result.dtype not in FLOATS:
             return found
@@ -197,6 +206,10 @@ class PrefetchEmitter(DotEmitter):
     # ---- transposed tiles, and strips --------------------------------------------------------------------------------
 
     def prefetch_next(self, load: Op, points: list[Point]) -> None:
+        rows = self.ev.tensors.next_rows.get(load)
+        if isinstance(rows, TableRows):
+            self._prefetch_looked_up(load, rows, points)
+            return
         shift, at, lane = self.layout.next_iteration.get(load), points[0].at, points[0].lane
         if shift is None:
             return
@@ -209,6 +222,20 @@ class PrefetchEmitter(DotEmitter):
         for pt in points:
             if self._constant_lanes(pt) * BYTES[tile.element] % LINE == 0:
                 self._prefetch(self.e.element(self.ev.tensors.address(load, pt), offset, tile.element))
+
+    def _prefetch_looked_up(self, load: Op, rows: TableRows, points: list[Point]) -> None:
+        """Prefetch the lines that a gather of rows, which are copied, reads at these points in the next iteration."""
+        gather, element = self.layout.row_gathers[load], self.ev.tensors.tiles[load].element
+        for pt in points:
+            if pt.lane is gather.columns and self._constant_lanes(pt) * BYTES[element] % LINE == 0:
+                self._prefetch(rows.address(self.e, pt.at[gather.rows], pt.at[gather.columns]))
+
+    def _shifted(self, tile: Tile, shift: tuple[int, ...]) -> StridedRows | TableRows:
+        """Return the rows of the tile that is shifted so far along each dimension."""
+        if tile.table is not None:
+            return tile.table
+        base = self.e.element(tile.base, self._offset(tile, shift), tile.element)
+        return StridedRows(base, tile.dims[0].stride, tile.element)
 
     def _offset(self, tile: Tile, shift: tuple[int, ...]) -> Index:
         """Return the distance in memory to the tile that is shifted so far along each dimension."""
@@ -229,21 +256,34 @@ class PrefetchEmitter(DotEmitter):
             self._prefetch_line(next_tile, row, column, offset)
             self._prefetch_again(next_tile, row, column, offset)
 
+    def prefetch_end(self, next_tile: NextTile | None, row: Index, end: Index) -> None:
+        """Prefetch the line that the columns before `end` end in, where rows are apart: none may begin in it."""
+        if next_tile is not None and next_tile.apart and next_tile.spread is None:
+            last = self.e.add(end, -1)
+            self._prefetch(next_tile.at.address(self.e, row, last))
+            if next_tile.rows_ahead:
+                self._request_again(next_tile, row, last)
+
     def _prefetch_line(self, tile: NextTile, row: Index, column: Index, offset: int) -> None:
         at = self._line_at(tile, column, offset)
         if at is not None:
-            self._prefetch(self.e.element(tile.base, self.e.add(self.e.mul(row, tile.stride), at), tile.element))
+            self._prefetch(tile.at.address(self.e, row, at))
 
     def _prefetch_again(self, tile: NextTile, row: Index, column: Index, offset: int) -> None:
+        at = self._line_at(tile, column, offset) if tile.rows_ahead else None
+        if at is not None:
+            self._request_again(tile, row, at)
+
+    def _request_again(self, tile: NextTile, row: Index, at: Index) -> None:
         """Prefetch the line that is read `rows_ahead` rows after this one: of this tile, or of the next."""
-        e, at = self.e, self._line_at(tile, column, offset) if tile.rows_ahead else None
-        if at is None:
-            return
-        ahead = e.add(row, tile.rows_ahead)
-        here = e.element(tile.current_base, e.mul(ahead, tile.current_stride), tile.element)
-        there = e.element(tile.base, e.mul(e.sub(ahead, tile.rows), tile.stride), tile.element)
-        inside = e.compare("slt", ahead, tile.rows)
-        self._prefetch(e.element(e.op(f"select i1 {inside}, ptr {here}, ptr {there}"), at, tile.element), 1)
+        e, ahead = self.e, self.e.add(row, tile.rows_ahead)
+        inside, behind = e.compare("slt", ahead, tile.rows), e.sub(ahead, tile.rows)
+        if isinstance(tile.at, TableRows) or isinstance(tile.current, TableRows):  # a table has no other rows
+            behind = e.op(f"select i1 {inside}, i64 0, i64 {behind}")
+            ahead = e.op(f"select i1 {inside}, i64 {ahead}, i64 0")
+        here, there = tile.current.start(e, ahead), tile.at.start(e, behind)
+        start = e.op(f"select i1 {inside}, ptr {here}, ptr {there}")
+        self._prefetch(e.element(start, at, tile.element), 1)
 
     def _line_at(self, tile: NextTile, column: Index, offset: int) -> Index | None:
         """Return the column at which a line begins in memory; None where none begins."""

@@ -13,6 +13,7 @@ from ...ir.affine import Linear
 from ...passes.peel import below, conjuncts
 from .axes import Axes, Axis
 from .emit import Emitter, Index
+from .evaluate import Evaluator
 
 
 @dataclass(frozen=True)
@@ -78,12 +79,13 @@ def _row_limit(test: Op, along: int) -> RowLimit | None:
 
 
 def visible_rows(
-    e: Emitter, skippable: SkippableRows, rests: list[Index], first: Index, lanes: int, block_rows: int
+    ev: Evaluator, skippable: SkippableRows, first: Index, lanes: int, block_rows: int
 ) -> tuple[Index, Index]:
-    """Emit the range of rows that `lanes` lanes from `first` on may see, in whole register blocks. `rests` are the
-    scalar parts of the limits."""
+    """Emit the range of rows that `lanes` lanes from `first` on may see, in whole register blocks."""
+    e = ev.e
     low: Index = 0
     high: Index = skippable.axis.extent
+    rests = [_scalar_part(ev, limit.rest) for limit in skippable.limits]
     for limit, rest in zip(skippable.limits, rests, strict=True):
         # The lane that sees most is the one with the smallest factor * lane.
         best = first if limit.factor > 0 else e.add(first, lanes - 1)
@@ -96,6 +98,14 @@ def visible_rows(
     if not isinstance(high, int):
         high = _rounded_down(e, e.add(e.extreme("smax", high, 0), block_rows - 1), block_rows)
     return low, high
+
+
+def _scalar_part(ev: Evaluator, form: Linear) -> Index:
+    """Emit a sum of scalars and a constant."""
+    total: Index = form.const
+    for value, factor in form.terms.items():
+        total = ev.e.add(total, ev.e.mul(ev.index(value), factor))
+    return total
 
 
 def _rounded_down(e: Emitter, row: Index, step: int) -> Index:

@@ -241,6 +241,8 @@ class StreamedDotEmitter(PrefetchEmitter):
         for i in range(0, each, few):
             positions = range(i, i + few)
             body = partial(lambda p, first: steps(p, first, range(0, step, width)), positions)
+            for p in positions if rows.start == 0 else ():
+                self.prefetch_end(dot.next_tile, e.add(start, p), depth)
             mine = [sums[r * each + p] for r in range(len(rows)) for p in positions]
             sum_loop(e, (0, whole, whole), step, CHUNK * width, body, mine)
             if depth - whole:

@@ -19,6 +19,7 @@ from .emit import Emitter, Index, Reg
 from .point import Point
 from .spread_reads import read_fields, read_spread, spread_position
 from .strided import Positions, Walk, places_in_walk, read_walk, walk_along, write_walk
+from .tile_rows import StridedRows, TableRows
 from .vectors import (
     BYTES,
     STORED,
@@ -57,10 +58,16 @@ class Tile:
     dims: list[Dim]
     reachable: str | None  # condition: the scalar positions are inside the tensor; None if they always are
     inside: str | None  # condition: the whole tile is; None if it always is
+    table: TableRows | None = None  # the addresses of its rows, where these lie anywhere
 
     @property
     def element(self) -> str:
         return STORED[self.tensor.dtype.name]
+
+    @property
+    def rows(self) -> StridedRows | TableRows:
+        """Return where the rows of a tile of two dimensions begin."""
+        return self.table or StridedRows(self.base, self.dims[0].stride, self.element)
 
     def bytes_along(self, axis: Axis | None) -> int:
         """Return the bytes of memory that the tile is read from along an axis, if it is contiguous there."""
@@ -76,7 +83,7 @@ class Tensors:
         self.lengths: dict[int, list[Index]] = {}
         self.strides: dict[int, list[Index]] = {}
         self.tiles: dict[Op, Tile] = {}
-        self.next_base: dict[Op, str] = {}  # of loads whose place in the next iteration was looked up
+        self.next_rows: dict[Op, StridedRows | TableRows] = {}  # of tiles whose next place was looked up
         self.scalar_word = len(kernel.tensors)
         word = self.scalar_word + len(kernel.scalars)
         for tensor in kernel.tensors:
@@ -124,14 +131,24 @@ class Tensors:
         base = e.element(self.pointer[tensor.index], offset, STORED[tensor.dtype.name])
         self.tiles[op] = Tile(tensor, base, dims, e.all(single), e.all(whole))
 
+    def define_rows(self, op: Op, table: TableRows) -> None:
+        """Define the tile of a gather of whole rows."""
+        tensor, (rows, columns) = op.attrs["tensor"], self.axes.dims(op.result)
+        dims = [Dim(a, a.extent, s, 0, a.extent, False) for a, s in ((rows, 0), (columns, 1)) if a is not None]
+        self.tiles[op] = Tile(tensor, self.pointer[tensor.index], dims, None, None, table)
+
     def _locate(self, tile: Tile, pt: Point) -> tuple[str, Dim | None, Reg | None]:
         """Return the address of the point's first element, the dimension of the lanes, and the mask of the elements
-        inside the tensor. Where there are none, the address is another one in the tensor: a masked access of a page
-        that is not there takes hundreds of cycles, though it reads and writes nothing."""
+        inside the tensor; None if all are. Where none are, the address is another one in the tensor: a masked access of
+        a page that is not there takes hundreds of cycles, though it reads and writes nothing."""
         e = self.e
+        if tile.table is not None:
+            row, column = (pt.at[d.axis] for d in tile.dims if d.axis is not None)
+            mask = None if pt.valid is None else Reg(lane_mask(e, pt.valid), "i1", True)
+            return tile.table.address(e, row, column), tile.dims[1], mask
         offset: Index = 0
         lane: Dim | None = None
-        mask: Reg | None = None
+        mask = None
         conditions = [tile.reachable] if pt.edge and tile.reachable is not None else []
         some: list[str] = []
         for dim in tile.dims:
@@ -240,7 +257,7 @@ class Tensors:
         e, tensor = self.e, op.attrs["tensor"]
         element = STORED[tensor.dtype.name]
         walk = self._walk(op, positions, pt)
-        offset, inside = self._offset(tensor, positions, spans, walk)
+        offset, inside = self.offset(tensor, positions, spans, walk)
         if not inside.vector and not any(r.vector for r in positions.regs):
             pointer = self._pointer(tensor, offset)
             pointer = e.op(f"select i1 {inside.text}, ptr {pointer}, ptr @zero")
@@ -268,14 +285,14 @@ class Tensors:
         count = e.lanes if pt.valid is None else pt.valid
 
         def whole_vectors() -> None:
-            first = self._offset(tensor, positions, spans, walk)[0]
+            first = self.offset(tensor, positions, spans, walk)[0]
             raw = Reg(read_walk(e, self._pointer(tensor, first), element, walk.step, count), element, True)
             if positions.mask is not None:
                 raw = e.select(e.splat(positions.mask), raw, Reg("zeroinitializer", element, True))
             e.set(found, raw.text)
 
         def one_by_one() -> None:
-            every = self._offset(tensor, positions, spans)[0]
+            every = self.offset(tensor, positions, spans)[0]
             e.set(found, gather_at(e, self._pointer(tensor, e.splat(every)), element, mask.text))
 
         e.when(self._all_inside(positions, spans, walk, walk.step * (count - 1)), whole_vectors, one_by_one)
@@ -290,7 +307,7 @@ class Tensors:
         element = STORED[tensor.dtype.name]
         if pt.lane is None:
             for _, value, positions in stores:
-                offset, inside = self._offset(tensor, positions, spans)
+                offset, inside = self.offset(tensor, positions, spans)
                 raw, pointer = encode(e, tensor.dtype, value).text, self._pointer(tensor, offset)
                 e.when(inside.text, partial(e.store, raw, pointer, element, BYTES[element]))
             return
@@ -299,7 +316,7 @@ class Tensors:
 
         def one_by_one() -> None:
             for raw, (_, _, positions) in zip(raws, stores, strict=True):
-                offset, inside = self._offset(tensor, positions, spans)
+                offset, inside = self.offset(tensor, positions, spans)
                 mask = e.binary("and", e.splat(inside), valid)
                 scatter_at(e, raw, self._pointer(tensor, e.splat(offset)), element, mask.text)
 
@@ -313,7 +330,7 @@ class Tensors:
                 self.write_scatters([store], spans, pt)
             return
         _, _, positions = stores[places.index(0)]
-        offset, inside = self._offset(tensor, positions, spans, walk)
+        offset, inside = self.offset(tensor, positions, spans, walk)
         pointer, step, count = self._pointer(tensor, offset), walk.step, e.lanes if pt.valid is None else pt.valid
         if step == 1:
             masked_store(e, raws[0], pointer, element, e.binary("and", e.splat(inside), valid).text)
@@ -339,7 +356,7 @@ class Tensors:
         steps = f"{self.e.type_of(offset)} {offset.text}"
         return self.e.op(f"getelementptr {STORED[tensor.dtype.name]}, ptr {self.pointer[tensor.index]}, {steps}")
 
-    def _offset(
+    def offset(
         self, tensor: Tensor, positions: Positions, spans: list[tuple[Index, Index]], walk: Walk | None = None
     ) -> tuple[Reg, Reg]:
         """Return the offsets of elements, and the mask of those that are inside the tensor or view. With a walk, the

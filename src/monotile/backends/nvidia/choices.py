@@ -219,10 +219,10 @@ class NvidiaChoices(Choices):
             return up_to(size, cache_table(2 if problem.source == "paged" else 3)) or fitting
         return up_to(size, decode_table(unsplit, single)) or fitting
 
-    def page_block(self, page: int, block: int, *, quantized: bool = False) -> int:
+    def page_block(self, page: int, dense: AttentionChoice, *, quantized: bool = False) -> int:
         """Blocks as of dense keys: rows of several pages are copied to shared memory as those of one are. Codes are
         unpacked where they lie one after the other."""
-        return super().page_block(page, block) if quantized else block
+        return super().page_block(page, dense) if quantized else dense.key_block
 
     def balance(self, problem: AttentionProblem) -> tuple[int, int]:
         """Derived, not measured: four waves, so that the last one is short."""

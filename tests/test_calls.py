@@ -20,7 +20,6 @@ from monotile.kernels.attention import attention as attention_kernel
 from monotile.kernels.merge import merge as merge_kernel
 from monotile.launch import captures
 from monotile.library import calls, ops
-from monotile.library.growth import Families
 from monotile.runtime import tensors
 
 FACTOR = 2.0
@@ -333,64 +332,3 @@ def test_reshaped_views_agree_with_numpy() -> None:
             steps = tuple(s * 4 for s in found.strides)
             np.testing.assert_array_equal(np.lib.stride_tricks.as_strided(source, shape, steps), expected)
     assert copied > 10
-
-
-def test_another_number_of_keys_is_another_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each step of decoding has one key more: where the choice of blocks stays, the call is made of an earlier one. It
-    is as exact, with keys that grow, with a part of an allocated cache, and with splits; mistakes are still found."""
-    planned: list[int] = []
-    monkeypatch.setattr(calls.CallBuilder, "__init__", _counting(planned, calls.CallBuilder.__init__))
-    function = ops.FUNCTIONS["attention"]
-    monkeypatch.setattr(function, "families", Families(8))
-    monkeypatch.setattr(function, "calls", {})
-    q, k, v = qkv(1, 1100, Hq=4, Hkv=2)
-    kinds: list[dict[str, Any]] = [
-        {},
-        {"window": (40, 0), "return_lse": True},
-        {"threads": 1, "sinks": np.ones(4, np.float32)},
-    ]
-    for options in kinds:
-        planned.clear()
-        for Nk in (5, 6, 64, 65, 1000, 1099, 1100):
-            scoring = {name: options[name] for name in ("window", "sinks") if name in options}
-            expected, _ = reference.attention(q, k[:, :, :Nk], v[:, :, :Nk], **scoring)
-            for grown in (np.ascontiguousarray, lambda a: a):
-                keys, values = grown(k[:, :, :Nk]), grown(v[:, :, :Nk])
-                found = monotile.attention(q, keys, values, **options)
-                close(found[0] if options.get("return_lse") else found, expected)
-        assert 2 <= len(planned) <= 9  # of 13 different calls
-    with pytest.raises(errors.LengthsDiffer, match="positions"):
-        monotile.attention(q, k[:, :, :7], v[:, :, :8])
-
-
-def _counting(planned: list[int], plain: Any) -> Any:
-    def counted(self: Any, *args: Any) -> None:
-        planned.append(1)
-        plain(self, *args)
-
-    return counted
-
-
-def test_grown_calls_are_those_that_a_plan_makes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By layouts of caches: their own memory, the beginning of a larger one, transposed, repeated, and backwards."""
-    rng, function = np.random.default_rng(0), ops.FUNCTIONS["attention"]
-    most = 300
-    whole = rng.standard_normal((2, 4, most, 24), dtype=np.float32)
-    layouts = {
-        "contiguous": lambda n: np.ascontiguousarray(whole[:, :2, :n]),
-        "slice": lambda n: whole[:, :2, :n],
-        "every other head": lambda n: whole[:, ::2, :n],
-        "transposed": lambda n: np.ascontiguousarray(whole[:, :2, :n].swapaxes(1, 2)).swapaxes(1, 2),
-        "repeated": lambda n: np.broadcast_to(whole[:1, :1, :n], (2, 2, n, 24)),
-        "backwards": lambda n: whole[:, :2, most - n :][:, :, ::-1],
-        "every other key": lambda n: whole[:, :2, : 2 * n : 2],
-    }
-    q = rng.standard_normal((2, 4, 1, 24), dtype=np.float32)
-    for layout in layouts.values():
-        for options in ({}, {"causal": True}, {"window": (40, 0)}):
-            monkeypatch.setattr(function, "families", Families(8))
-            monkeypatch.setattr(function, "calls", {})
-            for n in (2, 3, 127, 128, 129, 130, 140):
-                k, v = layout(n), layout(n)[..., ::1]
-                found = monotile.attention(q, k, v, **options)
-                close(found, reference.attention(q, k, v, **options)[0])

@@ -312,6 +312,42 @@ def test_masks_become_options() -> None:
     assert packed.causal and packed.mask_mod is documents
 
 
+def test_the_mask_of_a_step() -> None:
+    """One query at the last key needs no mask as long as no token is padding, which each step looks at anew."""
+    causal, windowed = (
+        transformers.masking_utils.causal_mask_function,
+        transformers.masking_utils.sliding_window_causal_mask_function(3),
+    )
+    seen = torch.ones(2, 9, dtype=torch.bool)
+    assert asked(causal, 1, 9, 8, attention_mask=seen) is None
+    seen[1, 4] = False
+    assert (asked(causal, 1, 9, 8, attention_mask=seen).visible.padding == seen).all()
+    seen[1, 4] = True
+    assert asked(causal, 1, 9, 8, attention_mask=seen) is None
+    assert asked(windowed, 1, 9, 8, attention_mask=seen).visible == masks.Visible(9, False, (2, None), None, None)
+    assert asked(windowed, 1, 3, 2, attention_mask=seen[:, :3]) is None
+    assert asked(causal, 1, 20, torch.tensor(8)).visible.keys == 9  # of a static cache
+    assert asked(causal, 1, 9, 8, attention_mask=seen, allow_is_causal_skip=False).visible.hides_nothing
+
+
+def test_the_mask_of_a_trace_is_dense() -> None:
+    """Nothing is read of tensors that torch traces: they may be others in the next call."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    causal = transformers.masking_utils.causal_mask_function
+    with FakeTensorMode():
+        found = asked(causal, 4, 9, 5, attention_mask=torch.ones(2, 9, dtype=torch.bool))
+    assert type(found) is not masks.LazyMask and found.shape == (2, 1, 4, 9)
+    traced: list[Any] = []
+
+    def step(seen: Any) -> Any:
+        traced.append(asked(causal, 4, 9, 5, attention_mask=seen))
+        return traced[-1].clone()
+
+    torch.jit.trace(step, torch.ones(2, 9, dtype=torch.bool))
+    assert type(traced[0]) is torch.Tensor and traced[0].shape == (2, 1, 4, 9)
+
+
 def test_a_mask_that_is_computed_with_is_dense() -> None:
     """A model may slice or combine it: then it is what Transformers makes."""
     made = transformers.masking_utils

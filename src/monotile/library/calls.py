@@ -283,10 +283,11 @@ class LibraryFunction:
         if functions:
             call = given, layouts, options, scale, block_mask
             return with_constants(functions, lambda: self._with_functions(functions, *call))
-        grown = self.families.grown(signatures, options) if key is not None else None
-        if grown is not None:
-            self._keep(key, grown)
-            return grown.run(given, addresses, None, scale)
+        grown = self.families.grown(signatures, options) if key is not None else []
+        for alike, prepared in grown:
+            self._keep((*alike, *options, type(options[-1])), prepared)
+        if grown:
+            return grown[0][1].run(given, addresses, None, scale)
         return self._first(key, given, addresses, None, options, scale)
 
     def _keep(self, key: Any, prepared: PreparedCall) -> None:

@@ -42,7 +42,7 @@ def is_plain(q: Array, k: Array, v: Array, mask: Array | None, sinks: Array | No
         return False
     if state._len_torch_dispatch_stack() or state._is_tracing():
         return False
-    if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return False
     if torch.autograd.forward_ad._current_level >= 0:
         return False

@@ -6,7 +6,8 @@ its description; a model that computes with it gets the dense mask that Transfor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -79,15 +80,25 @@ class MaskRequest(NamedTuple):
     device: Any = "cpu"
 
 
-def _sees_all(
-    q_length: int, kv_length: int, q_offset: Any = 0, kv_offset: int = 0, attention_mask: Any = None, **others: Any
-) -> bool:
+def _sees_all(given: Mapping[str, Any]) -> bool:
     """True for one query at the last of the keys, none of which is padding: each step of decoding."""
-    if q_length != 1 or type(q_offset) is not int or q_offset + 1 != kv_offset + kv_length:
+    keys, first, padding = given["kv_length"], given.get("kv_offset", 0), given.get("attention_mask")
+    last = given.get("q_offset", 0)
+    if given["q_length"] != 1 or type(last) is not int or last + 1 != first + keys:
         return False
-    if attention_mask is None:
+    return padding is None or (first == 0 and padding.shape[1] == keys and bool(padding.all()))
+
+
+def _is_traced(*given: Any) -> bool:
+    """True where Transformers' `is_tracing` is, which takes 15 us in a step of a model: of plain tensors and numbers
+    there is less to ask."""
+    if torch.compiler.is_compiling() or torch._C._is_tracing():
         return True
-    return kv_offset == 0 and attention_mask.shape[1] == kv_length and bool(attention_mask.all())
+    if all([a is None or type(a) is int or type(a) is Tensor for a in given]):
+        return torch.cuda.is_initialized() and bool(torch.cuda.is_current_stream_capturing())
+    from transformers.utils.import_utils import is_tracing
+
+    return any([is_tracing(a) for a in given])
 
 
 def make_mask(
@@ -96,18 +107,16 @@ def make_mask(
     """The mask of a forward pass, in place of Transformers' `sdpa_mask` and with its arguments. None stands for causal
     attention of as many keys as queries, where layers say that they are causal, or of one query to all keys, or for no
     mask in an encoder, where allowed."""
-    from transformers.masking_utils import causal_mask_function, sdpa_mask
-    from transformers.utils.import_utils import is_tracing
-
+    theirs: Any = sys.modules["transformers.masking_utils"]  # an import statement takes 5 us in a step of a model
     config: Any = type(given.get("config"))
-    if is_tracing(given.get("attention_mask")) or is_tracing(given.get("q_offset")):
+    if _is_traced(given.get("attention_mask"), given.get("q_offset")):
         skips = {"allow_is_causal_skip": allow_is_causal_skip and _layers_are_causal(config)}
         skips["allow_is_bidirectional_skip"] = allow_is_bidirectional_skip
-        mask: Tensor | None = sdpa_mask(**skips, **given)
+        mask: Tensor | None = theirs.sdpa_mask(**skips, **given)
         return mask
     check_config(config)
-    given.setdefault("mask_function", causal_mask_function)
-    if allow_is_causal_skip and given["mask_function"] is causal_mask_function and _sees_all(**given):
+    given.setdefault("mask_function", theirs.causal_mask_function)
+    if allow_is_causal_skip and given["mask_function"] is theirs.causal_mask_function and _sees_all(given):
         return None
     request = MaskRequest(**{name: given[name] for name in MaskRequest._fields if name in given})
     visible = describe(request)
@@ -122,7 +131,7 @@ def make_mask(
         return None
 
     def make_dense() -> Tensor:
-        found: Tensor = sdpa_mask(**request._asdict(), allow_is_causal_skip=False)
+        found: Tensor = theirs.sdpa_mask(**request._asdict(), allow_is_causal_skip=False)
         return found
 
     if visible is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import struct
 import sys
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 from ... import ir
 from ...runtime import cache
-from ..base import Backend, Emitted, Program
+from ..base import Backend, Emitted, Program, picker
 from . import loader, machine_code, pool, target
 from .choices import CpuChoices
 from .llvm import Host
@@ -27,18 +28,16 @@ class CpuProgram(Program):
         self.scratch_bytes, self._longest_first = HEADER.unpack_from(payload)
         self._code = machine_code.load(payload[HEADER.size :])
         self._kernel, self._programs = self._code.address("kernel"), self._code.address("programs")
-        self._ranks = [tensor.rank for tensor in kernel.tensors]
+        ranks = [tensor.rank for tensor in kernel.tensors]
         scalars = "".join("f4x" if dtype.is_float else "q" for _, dtype in kernel.scalars)
-        self._pack = struct.Struct(f"={len(self._ranks)}q{scalars}").pack
+        self._pack = struct.Struct(f"={len(ranks)}q{scalars}").pack
+        addresses = itertools.accumulate([1 + 2 * rank for rank in ranks], initial=0)
+        bound = [at + 1 + n for at, rank in zip(addresses, ranks, strict=False) for n in range(2 * rank)]
+        self._bound, self._pack_bound = picker(bound), struct.Struct(f"={len(bound)}q").pack
 
     def bind(self, words: Sequence[int], device: str = "cpu") -> bytes:
         """Return the lengths and strides, which end the argument block."""
-        layouts: list[int] = []
-        at = 0
-        for rank in self._ranks:
-            layouts += words[at + 1 : at + 1 + 2 * rank]
-            at += 1 + 2 * rank
-        return struct.pack(f"={len(layouts)}q", *layouts)
+        return self._pack_bound(*self._bound(words))
 
     def launch(
         self, bound: bytes, arrays: Sequence[Any], addresses: Sequence[int], scalars: Sequence[Any], threads: int | None

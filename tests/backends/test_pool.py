@@ -307,6 +307,35 @@ def test_a_thread_has_the_same_range_in_every_launch() -> None:
 
 
 @pytest.mark.skipif(processors.default_threads() < 2, reason="needs two processors")
+@pytest.mark.usefixtures("fresh_teams")
+def test_a_small_launch_wakes_workers_only_where_others_follow_closely() -> None:
+    """Far from others it is computed by those who are awake: here by the caller alone. Launches without a pause wake
+    the worker, which then takes part."""
+    few = processors.FewThreads(2)
+    assert launch("count", arguments(40, 2000), few) == [1] * 40
+    for _ in range(5):
+        time.sleep(0.002)
+        wait_until_asleep()
+        owners = launch("mark", arguments(40, MILLISECOND // 20, 64), few)
+        assert len(set(owners)) == 1
+        assert pool._teams.with_workers()._shared.slots[1].asleep
+    patience = time.monotonic() + 20
+    while time.monotonic() < patience:
+        if len(set(launch("mark", arguments(40, MILLISECOND // 20, 64), few))) == 2:
+            return
+    raise AssertionError("the worker slept on")
+
+
+def test_a_small_launch_has_no_more_threads_than_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(pool, "default_threads", lambda: 2)
+    monkeypatch.setattr(pool.Team, "launch", lambda self, *given: asked.append(given[4]) or True)
+    launch("count", arguments(40), processors.FewThreads(4))
+    launch("count", arguments(40), processors.FewThreads(1))
+    assert asked == [2, 1]
+
+
+@pytest.mark.skipif(processors.default_threads() < 2, reason="needs two processors")
 def test_longest_first_is_taken_one_by_one() -> None:
     """Two threads at work alternate, so that neither is left with a run of long programs."""
     patience = time.monotonic() + 20  # other work may have one of two processors for a while

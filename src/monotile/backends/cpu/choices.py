@@ -10,13 +10,14 @@ from ..choices import KEYS_PER_SPLIT, AttentionChoice, AttentionProblem, Backwar
 from ..time_model import RowKind
 from .backward_choices import choose_backward
 from .makespan import CpuTimeModel
-from .processors import all_processors, default_threads, l2_bytes, physical_cores
+from .processors import FewThreads, all_processors, default_threads, l2_bytes, physical_cores
 from .row_costs import RowCosts, row_costs
 from .target import STREAMED_ROWS, Target, processor, target
 
-# The least work for which another thread is woken: about twice the cost of waking it.
+# The least work of a thread.
 FLOPS_PER_THREAD = 2_000_000
 BYTES_PER_THREAD = 256_000
+SMALL_WORK = 4  # times that: a second thread saves less than waking it takes, 15 to 30 us in a virtual machine
 STRIPS = (8, 4)  # rows of a mask read at a time: as many memory streams as a core follows
 TILE_BYTES = 32768
 HEADS_OF_A_CORE = 2  # that keep it busy, whichever keys a block map shows
@@ -114,6 +115,8 @@ class CpuChoices(Choices):
     def threads(self, flops: int, bytes_: int) -> int | None:
         """As many as have enough to do; None for the default, which may have changed when the call is repeated."""
         worth = max(1, flops // FLOPS_PER_THREAD, bytes_ // BYTES_PER_THREAD)
+        if 1 < worth <= SMALL_WORK:
+            return FewThreads(worth)
         return None if 1 < worth >= default_threads() else worth
 
 

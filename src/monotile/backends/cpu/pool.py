@@ -7,7 +7,8 @@ A team is one calling thread and its workers. They communicate through a block o
     posted -> running by the worker, which then takes programs until none is left, and goes back to idle
     posted -> idle    by the caller, who finished before the worker woke up and does not wait for it
 
-A worker to which nothing was offered for a while sleeps. The caller wakes the first few, and each of them the next.
+A worker to which nothing was offered for a while sleeps. The caller wakes the first few, and each of them the next. A
+small launch wakes none, unless launches follow each other closely: those that are awake take part.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from ...errors import BadThreadCount
 from ...runtime import cache as disk
 from . import loader, machine_code, memory
 from .host import host
-from .processors import MAX_THREADS, available, default_threads
+from .pool_native import LONGEST_FIRST, SMALL
+from .processors import MAX_THREADS, FewThreads, available, default_threads
 
 # Workers spin for about as long as it takes to wake one (60 us): then neither spinning in vain nor sleeping too soon
 # costs more than twice the best. A worker beyond the number of processors only takes time from the others.
@@ -46,15 +48,18 @@ def run(
 
     `kernel` and `programs` are addresses of `void (ptr args, i64 program, ptr scratch)` and `i64 (ptr args)`. Each
     thread has a range of the programs and helps the others when it is done; programs that come `longest_first` are
-    taken one by one instead, in their order. Exceptions raised by signal handlers, such as KeyboardInterrupt, stop the
-    launch between two programs.
+    taken one by one instead, in their order. FewThreads are no more than by default. Exceptions raised by signal
+    handlers, such as KeyboardInterrupt, stop the launch between two programs.
     """
+    flags = LONGEST_FIRST if longest_first else 0
     if threads is None:
         threads = default_threads()
+    elif type(threads) is FewThreads:
+        threads, flags = min(threads, default_threads()), flags | SMALL
     elif not 1 <= threads <= MAX_THREADS:
         raise BadThreadCount(f"threads is {threads}: expected a whole number from 1 to {MAX_THREADS}")
     teams = _teams
-    if threads > 1 and teams.with_workers().launch(kernel, programs, args, scratch_bytes, threads, longest_first):
+    if threads > 1 and teams.with_workers().launch(kernel, programs, args, scratch_bytes, threads, flags):
         return
     for team in teams.without_workers:
         if team.launch(kernel, programs, args, scratch_bytes, 1):
@@ -89,7 +94,8 @@ class _Team(ctypes.Structure):
 
     _fields_ = (
         ("cancelled", ctypes.c_int64),
-        ("_padding", ctypes.c_int64 * 7),
+        ("ended", ctypes.c_int64),
+        ("_padding", ctypes.c_int64 * 6),
         ("owner", ctypes.c_int64),
         ("programs", ctypes.c_int64),
         ("kernel", ctypes.c_void_p),
@@ -121,14 +127,14 @@ class Team:
         args: int | bytes,
         scratch_bytes: int,
         threads: int,
-        longest_first: bool = False,
+        flags: int = 0,
     ) -> bool:
         """Run a launch to its end. Return False, with nothing done, if another caller owns the team."""
         # The owner is a token in native memory, because an interrupt can arrive between any two steps here: whatever
         # happened before it, cancelling stops this launch if it is running and does nothing otherwise.
         native, team, token = self._native, self._address, next(self._tokens)
         try:
-            status = native.launch(team, kernel, programs, args, scratch_bytes, threads, longest_first, token)
+            status = native.launch(team, kernel, programs, args, scratch_bytes, threads, flags, token)
             while status != _DONE:
                 if status == _BUSY:
                     return False
@@ -136,7 +142,7 @@ class Team:
                     status = native.drive(team)
                 else:
                     threads = min(threads, self._grow(-status, scratch_bytes))
-                    status = native.launch(team, kernel, programs, args, scratch_bytes, threads, longest_first, token)
+                    status = native.launch(team, kernel, programs, args, scratch_bytes, threads, flags, token)
         except BaseException:
             native.cancel(team, token)
             raise

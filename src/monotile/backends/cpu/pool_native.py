@@ -7,15 +7,24 @@ from .pool_system import system_text
 # A sleeping worker is woken by the thread before it in a tree, and a thread has this many behind it: to wake one takes
 # a few microseconds, which the caller cannot spend on each of 63.
 FAN_OUT = 4
+# Flags of a launch.
+LONGEST_FIRST, SMALL = 1, 2
+# A small launch wakes workers if the one before it ended at most this part of a sixteenth of a second ago, about 60 us.
+SOON_SHIFT = 10
 
 
 def native_text(triple: str) -> str:
     """Return the LLVM IR of the pool for a machine."""
-    return _TYPES + system_text(triple) + _POOL.replace("FAN_OUT", str(FAN_OUT))
+    numbers = {"FAN_OUT": FAN_OUT, "LONGEST_FIRST": LONGEST_FIRST, "SMALL": SMALL, "SOON_SHIFT": SOON_SHIFT}
+    text = _POOL
+    for name, number in numbers.items():
+        text = text.replace(name, str(number))
+    return _TYPES + system_text(triple) + text
 
 
 # Fields of a slot: state, asleep, scratch, thread, next and end of the run it has taken, sleeper, next and end of its
-# range. Fields of a team: cancelled, padding, owner, programs, kernel, args, size, ready, scratch_bytes, ranges, slots.
+# range. Fields of a team: cancelled, padding that begins with the time when the last launch ended, owner, programs,
+# kernel, args, size, ready, scratch_bytes, ranges, slots.
 _TYPES = """
 %slot = type { i32, i32, ptr, i64, i64, i64, ptr, i64, i64 }
 %team = type { i64, [7 x i64], i64, i64, ptr, ptr, i64, i64, i64, i64, [1024 x %slot] }
@@ -130,7 +139,7 @@ end:
 }
 
 define i64 @launch(
-    ptr %team, ptr %kernel, ptr %programs, ptr %args, i64 %bytes, i64 %threads, i64 %longest_first, i64 %token
+    ptr %team, ptr %kernel, ptr %programs, ptr %args, i64 %bytes, i64 %threads, i64 %flags, i64 %token
 ) nounwind {
   %owner = getelementptr %team, ptr %team, i32 0, i32 2
   %claim = cmpxchg ptr %owner, i64 0, i64 %token acquire monotonic
@@ -162,6 +171,7 @@ prepare:
   %p.size = getelementptr %team, ptr %team, i32 0, i32 6
   store i64 %wanted, ptr %p.size
   %p.ranges = getelementptr %team, ptr %team, i32 0, i32 9
+  %longest_first = and i64 %flags, LONGEST_FIRST
   %shared = icmp ne i64 %longest_first, 0
   %parts = select i1 %shared, i64 1, i64 %wanted
   %ranges = call i64 @llvm.umax.i64(i64 %parts, i64 1)
@@ -197,7 +207,23 @@ offer:
   %was = atomicrmw xchg ptr %p.state, i32 1 seq_cst
   br label %post
 go:
+  %saving = and i64 %flags, SMALL
+  %is_small = icmp ne i64 %saving, 0
+  br i1 %is_small, label %consider, label %rouse
+consider:
+  ; Waking a worker would take longer than a small launch gains by it, unless the worker stays awake for the next ones.
+  %p.ended = getelementptr %team, ptr %team, i32 0, i32 1, i64 0
+  %ended = load i64, ptr %p.ended
+  %now = call i64 @ticks()
+  %since = sub i64 %now, %ended
+  %slice = call i64 @slice()
+  %soon = lshr i64 %slice, SOON_SHIFT
+  %recent = icmp ult i64 %since, %soon
+  br i1 %recent, label %rouse, label %begin
+rouse:
   call void @wake_others(ptr %team, i64 0)
+  br label %begin
+begin:
   %status = call i64 @drive(ptr %team)
   ret i64 %status
 small:
@@ -263,6 +289,9 @@ withdrawn:
   %i1 = add i64 %i, 1
   br label %next
 release:
+  %p.ended = getelementptr %team, ptr %team, i32 0, i32 1, i64 0
+  %ended = call i64 @ticks()
+  store i64 %ended, ptr %p.ended
   %owner = getelementptr %team, ptr %team, i32 0, i32 2
   store atomic i64 0, ptr %owner release, align 8
   ret i64 0

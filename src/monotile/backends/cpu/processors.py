@@ -19,6 +19,10 @@ _MOUNTS, _GROUPS = "/proc/self/mountinfo", "/proc/self/cgroup"
 _TOPOLOGY = "/sys/devices/system/cpu"
 
 
+class FewThreads(int):
+    """Threads for a small launch, for which none is woken while launches are far apart."""
+
+
 def default_threads() -> int:
     """Return MONOTILE_THREADS, or else the number of usable cores; torch's number of threads where that is less."""
     number, is_chosen = _chosen_threads()

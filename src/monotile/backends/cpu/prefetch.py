@@ -16,7 +16,7 @@ from .emit import Index
 from .fuse import Nest
 from .point import Panel, Point
 from .spread_reads import spread_position
-from .tile_rows import StridedRows, TableRows
+from .tile_rows import Rows, StridedRows, TableRows
 from .tiles import Tile
 from .vectors import BYTES
 
@@ -33,12 +33,12 @@ class NextTile:
     """The tile that is streamed next: where its rows are, their number and their elements. And where those are of the
     tile before it, whose lines are requested again `rows_ahead` rows before they are read."""
 
-    at: StridedRows | TableRows
+    at: Rows
     element: str
     rows: int
     columns: int
     spread: Spread | None  # of its columns
-    current: StridedRows | TableRows
+    current: Rows
     rows_ahead: int = 0
 
     @property
@@ -230,7 +230,7 @@ class PrefetchEmitter(DotEmitter):
             if pt.lane is gather.columns and self._constant_lanes(pt) * BYTES[element] % LINE == 0:
                 self._prefetch(rows.address(self.e, pt.at[gather.rows], pt.at[gather.columns]))
 
-    def _shifted(self, tile: Tile, shift: tuple[int, ...]) -> StridedRows | TableRows:
+    def _shifted(self, tile: Tile, shift: tuple[int, ...]) -> Rows:
         """Return the rows of the tile that is shifted so far along each dimension."""
         if tile.table is not None:
             return tile.table

@@ -2,7 +2,8 @@
 a few positions.
 
 The addresses of such a tile's rows are computed together, a vector of rows at a time, and kept in scratch; then a dot
-streams the tile like any other (streamed_dots.py). A row outside the tensor has the address of a row of zeros."""
+streams the tile like any other (streamed_dots.py), or it is copied row by row. A row outside the tensor has the address
+of a row of zeros."""
 
 from __future__ import annotations
 

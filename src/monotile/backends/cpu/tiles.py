@@ -19,7 +19,7 @@ from .emit import Emitter, Index, Reg
 from .point import Point
 from .spread_reads import read_fields, read_spread, spread_position
 from .strided import Positions, Walk, places_in_walk, read_walk, walk_along, write_walk
-from .tile_rows import StridedRows, TableRows
+from .tile_rows import Rows, StridedRows, TableRows
 from .vectors import (
     BYTES,
     STORED,
@@ -65,7 +65,7 @@ class Tile:
         return STORED[self.tensor.dtype.name]
 
     @property
-    def rows(self) -> StridedRows | TableRows:
+    def rows(self) -> Rows:
         """Return where the rows of a tile of two dimensions begin."""
         return self.table or StridedRows(self.base, self.dims[0].stride, self.element)
 
@@ -83,7 +83,7 @@ class Tensors:
         self.lengths: dict[int, list[Index]] = {}
         self.strides: dict[int, list[Index]] = {}
         self.tiles: dict[Op, Tile] = {}
-        self.next_rows: dict[Op, StridedRows | TableRows] = {}  # of tiles whose next place was looked up
+        self.next_rows: dict[Op, Rows] = {}  # of tiles whose next place was looked up
         self.scalar_word = len(kernel.tensors)
         word = self.scalar_word + len(kernel.scalars)
         for tensor in kernel.tensors:

@@ -202,8 +202,11 @@ def enter() -> None:
     sysconfig.get_platform = lambda: "win-amd64"
     without_posix()
     os.name = "nt"
-    from monotile.backends.cpu import loader
+    from monotile.backends.cpu import host, loader
 
+    host._LIBRARY = "libllvmlite.so"
+    # mov r8, rdx; mov ecx, edi; mov edx, esi: arguments as Linux passes them become those of Windows.
+    host._WINDOWS = "4989d0 89f9 89f2" + host._WINDOWS
     address = loader.Code.address
 
     def bridged(self: loader.Code, name: str) -> int:

@@ -13,6 +13,7 @@ import pytest
 
 from monotile.backends.cpu import macos, processors, windows
 from monotile.backends.cpu.choices import CpuChoices
+from monotile.runtime import machine as this_machine
 
 ON_WINDOWS = sys.platform == "win32"
 SOURCES = str(Path(processors.__file__).parents[3])
@@ -76,6 +77,7 @@ def test_windows_describes_its_processors(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(windows.processors()) == os.cpu_count()
     assert windows.process_affinity() <= windows.processors() == frozenset().union(*windows.cores())
     assert 128 << 10 <= (windows.l2_bytes() or 0) <= 64 << 20
+    assert " Family " not in this_machine.processor.__wrapped__()
 
 
 # ---- quotas ----------------------------------------------------------------------------------------------------------

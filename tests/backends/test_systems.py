@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import platform
 import subprocess
 import sys
 import types
@@ -20,6 +22,7 @@ from monotile.cli.catalogue import kernels
 from monotile.cli.inspection import specialised
 from monotile.cli.request import Request
 from monotile.errors import InternalError
+from monotile.runtime import machine
 
 TESTS = Path(__file__).parents[1]
 ON_X86_LINUX = sys.platform.startswith("linux") and os.uname().machine == "x86_64"
@@ -132,6 +135,26 @@ def test_processors_of_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert processors.physical_cores({0, 1}) == 2 and processors.l2_bytes.__wrapped__() == 512 << 10
     monkeypatch.setattr(Kernel32, "affinity", 0)
     assert processors.available() == processors.all_processors() == set(range(7))
+
+
+def test_name_of_the_processor_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The registry has it; without it, what Python knows."""
+    names = ["Some Processor 9000   ", FileNotFoundError]
+
+    def value(key: object, name: str) -> tuple[str, int]:
+        assert name == "ProcessorNameString"
+        if not isinstance(found := names.pop(0), str):
+            raise found
+        return found, 1
+
+    registry = types.SimpleNamespace(
+        HKEY_LOCAL_MACHINE=2, OpenKey=lambda key, path: contextlib.nullcontext(), QueryValueEx=value
+    )
+    monkeypatch.setitem(sys.modules, "winreg", registry)
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(platform, "processor", lambda: "AMD64 Family 26")
+    ask = machine.processor.__wrapped__
+    assert [ask(), ask()] == ["Some Processor 9000", "AMD64 Family 26"]
 
 
 @pytest.mark.skipif(not (ON_X86_LINUX or sys.platform == "win32"), reason="links an image for x86-64")

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from monotile.backends.cpu import processors
+from monotile.backends.cpu import macos, processors, windows
 from monotile.backends.cpu.choices import CpuChoices
+from monotile.runtime import machine as this_machine
 
+ON_WINDOWS = sys.platform == "win32"
 SOURCES = str(Path(processors.__file__).parents[3])
 
 
@@ -67,6 +69,15 @@ def test_hyperthreads_of_a_core_are_one(machine: Path, monkeypatch: pytest.Monke
 def test_an_unknown_topology_counts_every_processor(machine: Path) -> None:
     write(machine, {"cpu/smt/active": "1\n"})
     assert processors.default_threads() == 8
+
+
+@pytest.mark.skipif(not ON_WINDOWS, reason="asks Windows")
+def test_windows_describes_its_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert len(windows.processors()) == os.cpu_count()
+    assert windows.process_affinity() <= windows.processors() == frozenset().union(*windows.cores())
+    assert 128 << 10 <= (windows.l2_bytes() or 0) <= 64 << 20
+    assert " Family " not in this_machine.processor.__wrapped__()
 
 
 # ---- quotas ----------------------------------------------------------------------------------------------------------
@@ -127,6 +138,7 @@ def test_no_quota_elsewhere(machine: Path, monkeypatch: pytest.MonkeyPatch) -> N
     write(machine, {"cgroup": "0::/\n", "unified/cpu.max": "100000 100000\n", **mounts(machine, V2)})
     assert processors.default_threads() == 1
     monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(macos, "number", lambda name: None)
     processors._chosen_threads.cache_clear()
     assert processors.default_threads() == 8
 
@@ -181,7 +193,7 @@ import numpy as np
 import monotile
 sys.modules["torch"] = torch = types.SimpleNamespace(Tensor=type("Tensor", (), {}))
 q, k, v = (np.ones((1, 8, 600, 64), np.float32) for _ in "qkv")
-from monotile.backends.cpu import processors
+from monotile.backends.cpu import macos, processors, windows
 processors._chosen_threads = lambda: (4, False)
 for number, workers in ((1, 0), (3, 2), (4, 3)):
     torch.get_num_threads = lambda: number

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import platform
 import subprocess
 import sys
+import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from monotile.backends.cpu import image, jit, loader, target, windows
+from monotile.backends.cpu import image, jit, loader, macos, memory, processors, target, windows
 from monotile.backends.cpu.backend import CpuBackend
 from monotile.backends.cpu.compiler import to_llvm
 from monotile.backends.cpu.llvm import Host
@@ -18,6 +22,7 @@ from monotile.cli.catalogue import kernels
 from monotile.cli.inspection import specialised
 from monotile.cli.request import Request
 from monotile.errors import InternalError
+from monotile.runtime import machine
 
 TESTS = Path(__file__).parents[1]
 ON_X86_LINUX = sys.platform.startswith("linux") and os.uname().machine == "x86_64"
@@ -63,6 +68,12 @@ for backend in names:
             assert result.ok, (backend, result)
             print(backend, result.case.name)
 """
+FROM_CACHE = """
+from monotile.backends.cpu import llvm
+llvm.detect_host = None
+assert host.host.__wrapped__() == host.host()
+assert host.processor() == host._cpuid(host._LINUX)
+"""
 THREADS = """
 assert processors.available() == {0, 1, 3} and processors.default_threads() == 2
 q, k, v = (np.random.default_rng(0).standard_normal((1, 4, 700, 64)).astype(np.float32) for _ in "qkv")
@@ -73,7 +84,8 @@ for threads in (2, 3, 5) * 4:
 assert sum(thread.name.startswith("monotile-") for thread in threading.enumerate()) == 4
 calls = windows_stand_in.Kernel32.calls
 assert calls.count("VirtualProtect") == calls.count("FlushInstructionCache") > 1
-assert {"VirtualAlloc", "GetProcessAffinityMask", "GetLogicalProcessorInformation"} <= set(calls)
+assert {"VirtualAlloc", "GetProcessAffinityMask", "GetLogicalProcessorInformationEx"} <= set(calls)
+assert processors.l2_bytes() == 1 << 20
 team = pool.Team()
 team._grow(1, 1 << 12)
 pages = len(windows_stand_in.Kernel32.allocations)
@@ -88,13 +100,61 @@ def test_kernels_run_as_on_windows(tmp_path: Path) -> None:
     found = run(ENTER + CALLS, tmp_path)
     assert found.count("attention") >= 4 and "decode_partials" in found and "merge" in found
     kinds = {path.suffix for path in tmp_path.iterdir()}
-    assert {".cpu", ".pool"} <= kinds and ".host" not in kinds
-    assert run(ENTER + CALLS, tmp_path) == found
+    assert {".cpu", ".pool", ".host"} <= kinds
+    assert run(ENTER + CALLS + FROM_CACHE, tmp_path) == found
 
 
 @needs_x86_linux
 def test_threads_run_as_on_windows(tmp_path: Path) -> None:
     run(ENTER + THREADS, tmp_path)
+
+
+@needs_x86_linux
+def test_processors_of_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two groups of processors, cores of two kinds, and what happens if calls fail."""
+    from backends.windows_stand_in import Kernel32
+
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(windows, "kernel32", Kernel32)
+    assert processors.available() == {0, 1, 3} and processors.all_processors() == {0, 1, 2, 3}
+    assert processors.physical_cores({0, 1}) == 1 and processors.physical_cores({0, 1, 3}) == 2
+    assert windows.l2_bytes() == 1 << 20, "that of the first processor"
+    monkeypatch.setattr(Kernel32, "cores", ((0, 0b11), (0, 0b100), (1, 0b11)))
+    monkeypatch.setattr(Kernel32, "groups", (1,))
+    monkeypatch.setattr(Kernel32, "affinity", 0b01)
+    assert processors.available() == {64} and processors.all_processors() == {0, 1, 2, 64, 65}
+    monkeypatch.setattr(Kernel32, "groups", (0, 1))
+    assert processors.available() == processors.all_processors()
+    assert processors.physical_cores(processors.all_processors()) == 3
+    monkeypatch.setattr(Kernel32, "groups", ())
+    assert processors.available() == {0}
+    monkeypatch.setattr(Kernel32, "cores", ())
+    monkeypatch.setattr(Kernel32, "caches", ())
+    assert processors.physical_cores({0, 1}) == 2 and processors.l2_bytes.__wrapped__() == 512 << 10
+    monkeypatch.setattr(Kernel32, "affinity", 0)
+    assert processors.available() == processors.all_processors() == set(range(7))
+
+
+def test_name_of_the_processor_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The registry has it; without it, what Python knows."""
+    names = ["Some Processor 9000   ", FileNotFoundError]
+
+    def value(key: object, name: str) -> tuple[str, int]:
+        assert name == "ProcessorNameString"
+        if not isinstance(found := names.pop(0), str):
+            raise found
+        return found, 1
+
+    registry = types.SimpleNamespace(
+        HKEY_LOCAL_MACHINE=2, OpenKey=lambda key, path: contextlib.nullcontext(), QueryValueEx=value
+    )
+    monkeypatch.setitem(sys.modules, "winreg", registry)
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(platform, "processor", lambda: "AMD64 Family 26")
+    ask = machine.processor.__wrapped__
+    assert [ask(), ask()] == ["Some Processor 9000", "AMD64 Family 26"]
 
 
 @pytest.mark.skipif(not (ON_X86_LINUX or sys.platform == "win32"), reason="links an image for x86-64")
@@ -134,8 +194,6 @@ def test_windows_on_arm_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_refused_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    from monotile.backends.cpu import memory
-
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setattr(windows, "map_pages", lambda size: None)
     monkeypatch.setattr(windows, "make_executable", lambda address, size: False)
@@ -158,7 +216,8 @@ for name in dir(mmap):
     if name.startswith("MADV_HUGE"):
         delattr(mmap, name)
 import monotile
-from monotile.backends.cpu import loader, processors
+from monotile.backends.cpu import loader, memory, processors
+memory.libc().sysctlbyname = lambda *words: -1
 assert not loader.takes_images() and processors.default_threads() <= os.cpu_count()
 q, k, v = (np.random.default_rng(0).standard_normal((1, 4, 300, 64)).astype(np.float32) for _ in "qkv")
 one, three = (monotile.attention(q, k, v, causal=True, threads=n) for n in (1, 3))
@@ -172,6 +231,32 @@ def test_code_is_linked_by_llvm_as_on_macos(tmp_path: Path) -> None:
     run(MACOS, tmp_path)
     assert all(loader.MAGIC not in path.read_bytes() for path in tmp_path.iterdir())
     run(MACOS, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("known", "cores", "cache"),
+    [
+        ({"hw.perflevel0.l2cachesize": 12 << 20, "hw.perflevel0.cpusperl2": 4, "hw.physicalcpu": 8}, 8, 3 << 20),
+        ({"hw.perflevel0.l2cachesize": 1 << 20, "hw.l2cachesize": 1 << 21}, 8, 1 << 20),
+        ({"hw.l2cachesize": 256 << 10, "hw.physicalcpu": 4}, 4, 256 << 10),
+        ({"hw.l2cachesize": 0, "hw.physicalcpu": 99}, 8, 512 << 10),
+        ({}, 8, 512 << 10),
+    ],
+)
+def test_processors_of_macos(monkeypatch: pytest.MonkeyPatch, known: dict[str, int], cores: int, cache: int) -> None:
+    def sysctlbyname(name: bytes, found: Any, size: Any, new: None, new_size: int) -> int:
+        assert (size._obj.value, new, new_size) == (8, None, 0)
+        if name.decode() not in known:
+            return -1
+        size._obj.value = 4  # most of these numbers have 32 bits
+        ctypes.memmove(found, known[name.decode()].to_bytes(4, "little"), 4)
+        return 0
+
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(memory, "libc", lambda: types.SimpleNamespace(sysctlbyname=sysctlbyname))
+    assert processors.physical_cores(range(8)) == cores
+    assert processors.l2_bytes.__wrapped__() == cache
+    assert macos.number("hw.none") is None
 
 
 # ---- objects and imports ---------------------------------------------------------------------------------------------

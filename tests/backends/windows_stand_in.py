@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import struct
 import sys
 import sysconfig
 from typing import Any
@@ -72,7 +73,14 @@ class Kernel32:
     calls: list[str] = []  # noqa: RUF012
     allocations: dict[int, int] = {}  # noqa: RUF012
     affinity = 0b1011
-    cores = (0b0011, 0b1100)
+    groups = (0,)  # of this process
+    cores = ((0, 0b0011), (0, 0b1100))  # the group of each, and its processors there
+    # level, associativity, bytes of a line, bytes, kind, number of groups, processors, group
+    caches = (
+        (1, 8, 64, 48 << 10, 2, 1, 0b0011, 0),
+        (2, 16, 64, 2 << 20, 0, 1, 0b1100, 0),
+        (2, 8, 64, 1 << 20, 0, 0, 3, 0),
+    )
 
     def VirtualAlloc(self, address: None, size: int, kind: int, protection: int) -> int | None:
         assert (address, kind, protection) == (None, 0x3000, 0x04) and size > 0
@@ -101,14 +109,23 @@ class Kernel32:
         mine._obj.value, everyone._obj.value = self.affinity, 0b1111
         return 1
 
-    def GetLogicalProcessorInformation(self, buffer: Any, size: Any) -> int:
-        needed = 32 * (len(self.cores) + 1)
-        given, size._obj.value = size._obj.value, needed
-        if buffer is None or given < needed:
+    def GetProcessGroupAffinity(self, process: int, count: Any, groups: Any) -> int:
+        if not self.groups:
             return 0
-        cache = (0b1111, 2)  # of RelationCache
-        for entry, (mask, kind) in zip(buffer, [cache, *((core, 0) for core in self.cores)], strict=True):
-            entry.mask, entry.kind = mask, kind
+        assert count._obj.value >= len(self.groups)
+        count._obj.value, groups[: len(self.groups)] = len(self.groups), self.groups
+        return 1
+
+    def GetLogicalProcessorInformationEx(self, kind: int, buffer: Any, size: Any) -> int:
+        bodies = {
+            0: [struct.pack("<BB20xHQH6x", 1, 0, 1, mask, group) for group, mask in self.cores],
+            2: [struct.pack("<BBHIi18xHQH6x", *cache) for cache in self.caches],
+        }[kind]
+        data = b"".join(struct.pack("<II", kind, 8 + len(body)) + body for body in bodies)
+        given, size._obj.value = size._obj.value, len(data)
+        if buffer is None or given < len(data):
+            return 0
+        buffer[: len(data)] = data
         return 1
 
 
@@ -185,8 +202,11 @@ def enter() -> None:
     sysconfig.get_platform = lambda: "win-amd64"
     without_posix()
     os.name = "nt"
-    from monotile.backends.cpu import loader
+    from monotile.backends.cpu import host, loader
 
+    host._LIBRARY = "libllvmlite.so"
+    # mov r8, rdx; mov ecx, edi; mov edx, esi: arguments as Linux passes them become those of Windows.
+    host._WINDOWS = "4989d0 89f9 89f2" + host._WINDOWS
     address = loader.Code.address
 
     def bridged(self: loader.Code, name: str) -> int:

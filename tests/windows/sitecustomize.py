@@ -1,11 +1,13 @@
 """Complex functions for Python in Wine, whose C library only has stubs for some that NumPy calls. NumPy does not import
-without the first two. run.py puts this module where Python imports it when it starts."""
+without the first two. And no WMI, which `platform` asks from Python 3.12 on: it ends the process in Wine 8. run.py puts
+this module where Python imports it when it starts."""
 
 from __future__ import annotations
 
 import cmath
 import ctypes
 import struct
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -76,6 +78,7 @@ def of_floats(function: Callable[..., complex]) -> Callable[..., int]:
     return call
 
 
+sys.modules["_wmi"] = None  # type: ignore[assignment]
 library = ctypes.WinDLL("ucrtbase.dll")  # type: ignore[attr-defined]
 protect = ctypes.WinDLL("kernel32.dll").VirtualProtect  # type: ignore[attr-defined]
 protect.argtypes = (address, ctypes.c_size_t, ctypes.c_uint32, address)

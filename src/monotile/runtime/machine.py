@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import re
 import subprocess
@@ -18,6 +19,8 @@ def processor() -> str:
     """Return the processor's name as the operating system reports it."""
     if sys.platform == "darwin":
         found = _output("sysctl", "-n", "machdep.cpu.brand_string")
+    elif sys.platform == "win32":
+        found = _registered_name()
     else:
         try:
             text = Path("/proc/cpuinfo").read_text()
@@ -26,6 +29,17 @@ def processor() -> str:
         match = re.search(r"^model name\s*:\s*(.+)$", text, re.M)
         found = match[1].strip() if match else None
     return found or platform.processor() or platform.machine()
+
+
+def _registered_name() -> str | None:
+    """Return the processor's name in the registry of Windows, whose platform.processor() is a family and a model."""
+    if sys.platform == "win32":
+        import winreg
+
+        path = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
+        with contextlib.suppress(OSError), winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, path) as key:
+            return str(winreg.QueryValueEx(key, "ProcessorNameString")[0]).strip()
+    return None
 
 
 def slug(*names: str) -> str:

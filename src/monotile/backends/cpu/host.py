@@ -12,18 +12,21 @@ import sys
 from functools import cache
 
 from ...runtime import cache as disk
-from . import llvm, memory
+from . import llvm, memory, windows
 from .llvm import Host
 
 # The leaves of CPUID that LLVM derives names and features from, as (leaf, subleaf).
 _LEAVES = ((0, 0), (1, 0), (7, 0), (7, 1), (0xD, 1), (0x14, 0), (0x19, 0), (0x1E, 1), (0x24, 0))
 _EXTENDED_LEAVES = ((0x80000000, 0), (0x80000001, 0), (0x80000008, 0))
-# cpuid(leaf, subleaf, four words): push rbx; mov eax, edi; mov ecx, esi; mov r8, rdx; cpuid; mov [r8], eax;
+# cpuid(leaf, subleaf, four words): push rbx; leaf to eax, subleaf to ecx, words to r8; cpuid; mov [r8], eax;
 # mov [r8 + 4], ebx; mov [r8 + 8], ecx; mov [r8 + 12], edx; pop rbx; ret
-_CPUID = bytes.fromhex("53 89f8 89f1 4989d0 0fa2 418900 41895804 41894808 4189500c 5b c3")
+_CPUID = "53 {arguments} 0fa2 418900 41895804 41894808 4189500c 5b c3"
+_LINUX = "89f8 89f1 4989d0"  # mov eax, edi; mov ecx, esi; mov r8, rdx
+_WINDOWS = "89c8 89d1"  # mov eax, ecx; mov ecx, edx; the words are in r8
 # xgetbv(0): xor ecx, ecx; xgetbv; shl rdx, 32; or rax, rdx; ret
 _XGETBV = bytes.fromhex("31c9 0f01d0 48c1e220 4809d0 c3")
 _XGETBV_AT = 64
+_LIBRARY = "llvmlite.dll" if sys.platform == "win32" else "libllvmlite.so"
 
 
 # arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) on x86-64
@@ -64,9 +67,11 @@ def _detected() -> Host:
 def processor() -> bytes | None:
     """Identify the processor: equal on two machines only if LLVM finds the same name and features on both; None on
     systems where that is not known."""
+    if sys.platform == "win32":
+        return _cpuid(_WINDOWS) if windows.is_x86() else None
     machine = os.uname().machine if sys.platform.startswith("linux") else ""
     if machine == "x86_64" and sys.maxsize > 2**32:
-        return _cpuid()
+        return _cpuid(_LINUX)
     if machine == "aarch64":
         return _arm_lines()
     return None
@@ -79,7 +84,7 @@ def llvmlite_files() -> str | None:
     if spec is None or spec.origin is None:
         return None
     folder = os.path.dirname(spec.origin)
-    library = os.path.join(folder, "binding", "libllvmlite.so")
+    library = os.path.join(folder, "binding", _LIBRARY)
     try:
         found = os.stat(library)
         with open(os.path.join(folder, "_version.py"), encoding="utf-8") as file:
@@ -94,12 +99,13 @@ def _parse(data: bytes | None) -> Host | None:
     return Host(*parts) if len(parts) == len(Host._fields) else None
 
 
-def _cpuid() -> bytes:
+def _cpuid(arguments: str) -> bytes:
     """Return the CPUID leaves that LLVM reads, and the register state that the system saves (XGETBV)."""
     size = memory.PAGE
     base = memory.map_pages(size)
+    code = bytes.fromhex(_CPUID.format(arguments=arguments))
     try:
-        ctypes.memmove(base, _CPUID, len(_CPUID))
+        ctypes.memmove(base, code, len(code))
         ctypes.memmove(base + _XGETBV_AT, _XGETBV, len(_XGETBV))
         memory.make_executable(base, size)
         words = (ctypes.c_uint32 * 4)()

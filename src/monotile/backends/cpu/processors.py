@@ -17,6 +17,7 @@ from ...errors import BadThreadCount
 MAX_THREADS = 1024
 _MOUNTS, _GROUPS = "/proc/self/mountinfo", "/proc/self/cgroup"
 _TOPOLOGY = "/sys/devices/system/cpu"
+_LEAST_L2 = 512 * 1024
 
 
 class FewThreads(int):
@@ -64,11 +65,17 @@ def available() -> frozenset[int]:
     if sys.platform == "win32":
         from . import windows
 
-        return windows.process_affinity()
+        return windows.process_affinity() or all_processors()
     return all_processors()
 
 
 def all_processors() -> frozenset[int]:
+    if sys.platform == "win32":
+        from . import windows
+
+        found = windows.processors()
+        if found:
+            return found
     return frozenset(range(os.cpu_count() or 1))
 
 
@@ -79,6 +86,10 @@ def physical_cores(processors: Iterable[int]) -> int:
         from . import windows
 
         return sum(1 for core in windows.cores() if core & processors) or len(processors)
+    if sys.platform == "darwin":
+        from . import macos
+
+        return min(macos.number("hw.physicalcpu") or len(processors), len(processors))
     if _line(f"{_TOPOLOGY}/smt/active") != "1":
         return len(processors)
     files = ("core_cpus_list", "thread_siblings_list")  # the older name
@@ -89,8 +100,16 @@ def physical_cores(processors: Iterable[int]) -> int:
 @cache
 def l2_bytes() -> int:
     """Bytes of a core's L2 cache; where the system does not tell, what processors have at least."""
+    if sys.platform == "win32":
+        from . import windows
+
+        return windows.l2_bytes() or _LEAST_L2
+    if sys.platform == "darwin":
+        from . import macos
+
+        return macos.l2_bytes() or _LEAST_L2
     size = _line(f"{_TOPOLOGY}/cpu0/cache/index2/size").removesuffix("K")
-    return int(size) * 1024 if size.isdigit() else 512 * 1024
+    return int(size) * 1024 if size.isdigit() else _LEAST_L2
 
 
 # ---- quotas of control groups ----------------------------------------------------------------------------------------
